@@ -1,0 +1,1 @@
+"""netlimit: who may send or receive how much, kept by the Linux kernel."""

@@ -1,0 +1,99 @@
+"""What controller, API and store tell each other about the state of things. Plain values, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from netlimit.rules import Rule
+
+
+class State(StrEnum):
+    """How a rule stands on a gateway, from best to worst."""
+
+    APPLIED = "applied"
+    EXPIRED = "expired"
+    DISABLED = "disabled"
+    PENDING = "pending"
+    DEGRADED = "degraded"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Exceptional:
+    """A rule that is not simply applied on a gateway, and why."""
+
+    rule_id: int
+    state: State
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed in the rules after some revision: rules as they are now, ids of those removed."""
+
+    revision: int
+    rules: tuple[Rule, ...]
+    removed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Packets and bytes (IP bytes) that a rule matched and dropped."""
+
+    matched_packets: int = 0
+    matched_bytes: int = 0
+    dropped_packets: int = 0
+    dropped_bytes: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.matched_packets + other.matched_packets,
+            self.matched_bytes + other.matched_bytes,
+            self.dropped_packets + other.dropped_packets,
+            self.dropped_bytes + other.dropped_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCounters:
+    """A rule's counters on one gateway: `total` since `since`; `raw` is the kernel's last reading behind it."""
+
+    rule_id: int
+    total: Counts
+    raw: Counts
+    since: datetime
+    as_of: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """What a gateway's controller reports of itself.
+
+    `capabilities` maps a capability to None, or to the reason why it is missing. `own` are the gateway's addresses
+    and `safe` the safe set in force, both as text; `hz` the kernel's clock tick; `drift` the repairs since it began.
+    """
+
+    host: str
+    backend: str
+    applied_revision: int = 0
+    paused: bool = False
+    hz: int = 250
+    capabilities: Mapping[str, str | None] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+    safe: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    drift: int = 0
+    last_error: str | None = None
+    seen_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question of the API that only a controller can answer: `kind` is "plan", "counters" or "offenders"."""
+
+    id: int
+    kind: str
+    argument: Mapping[str, object]

@@ -1,0 +1,480 @@
+"""A rule: who may send or receive how much. Parsing, validation and formatting; nothing here touches the outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import TypeVar
+
+from netlimit.errors import RuleError
+from netlimit.hashlimit import TABLE_MAX, Bucket, fit_bucket
+from netlimit.rates import EXAMPLES, Kind, Rate, parse_burst, parse_rate
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+Target = IPv4Network | IPv6Network
+PortRange = tuple[int, int]
+
+
+class Direction(StrEnum):
+    """Which end of a packet the target is."""
+
+    FROM = "from"
+    TO = "to"
+
+
+class Action(StrEnum):
+    """What happens to traffic that the rule is about."""
+
+    DROP = "drop"
+    REJECT = "reject"
+    SHAPE = "shape"
+    OBSERVE = "observe"
+    ALLOW = "allow"
+    BLOCK = "block"
+
+    @property
+    def limits(self) -> bool:
+        """Whether the action needs a rate."""
+        return self not in (Action.ALLOW, Action.BLOCK)
+
+
+class Protocol(StrEnum):
+    """The transport protocol; `icmp` means ICMPv6 for an IPv6 target."""
+
+    ANY = "any"
+    TCP = "tcp"
+    UDP = "udp"
+    ICMP = "icmp"
+
+
+class OnFailure(StrEnum):
+    """What stays in the kernel when the controller cannot do its work."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+HOST, TARGET, PEER = "host", "target", "peer"
+MOST_PORTS = 15
+"""What one `multiport` match holds; a range counts twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which of the target's traffic: protocol, destination and source ports, interface (entered or left by)."""
+
+    protocol: Protocol = Protocol.ANY
+    ports: tuple[PortRange, ...] = ()
+    source_ports: tuple[PortRange, ...] = ()
+    interface: str | None = None
+
+    def __str__(self) -> str:
+        words = [self.protocol.value]
+        if self.ports:
+            words.append("ports " + ",".join(map(format_port, self.ports)))
+        if self.source_ports:
+            words.append("source ports " + ",".join(map(format_port, self.source_ports)))
+        if self.interface:
+            words.append("on " + self.interface)
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, as kept. `id` and `revision` are 0 until the store has given it one.
+
+    `burst` is in the unit of the rate (packets, bytes, connections), None for the default. `per` is "host",
+    "target", "peer" or "/n" for limits, None for `allow` and `block`. `expires_at` is aware, in UTC.
+    `hosts` names the gateways that enforce the rule; empty means all.
+    """
+
+    target: Target
+    action: Action = Action.DROP
+    direction: Direction = Direction.FROM
+    selector: Selector = Selector()
+    rate: Rate | None = None
+    burst: int | None = None
+    per: str | None = None
+    ceil: Rate | None = None
+    on_failure: OnFailure = OnFailure.CLOSED
+    enabled: bool = True
+    expires_at: datetime | None = None
+    hosts: tuple[str, ...] = ()
+    name: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    comment: str = ""
+    id: int = 0
+    revision: int = 0
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return self.target.version
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """The bucket that the kernel holds for it; None where nothing is metered."""
+        if self.rate is None or self.rate.kind is Kind.CONCURRENT or self.action is Action.SHAPE:
+            return None
+        return _fit(self.rate, self.burst)
+
+    @property
+    def identity(self) -> str:
+        """The traffic and the limit it speaks of: two rules in force must not have the same."""
+        kind = self.rate.kind.value if self.rate else "verdict"
+        watched = f" observe {self.rate.text} {self.burst}" if self.rate and self.action is Action.OBSERVE else ""
+        return f"{self.direction} {self.target} {self.selector} {kind} per {self.per}{watched}"
+
+    def expired(self, now: datetime) -> bool:
+        """Whether its time is over at `now` (aware)."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def in_force(self, now: datetime, host: str | None = None) -> bool:
+        """Whether it is to be enforced at `now`, and on `host` if one is given."""
+        return self.enabled and not self.expired(now) and (host is None or not self.hosts or host in self.hosts)
+
+    def __str__(self) -> str:
+        limit = f" {self.rate.text} per {self.per}" if self.rate else ""
+        return f"{self.action} {self.direction} {self.target} {self.selector}{limit}"
+
+
+FIELDS = frozenset(
+    [
+        "name",
+        "target",
+        "direction",
+        "protocol",
+        "ports",
+        "source_ports",
+        "interface",
+        "rate",
+        "burst",
+        "per",
+        "action",
+        "ceil",
+        "on_failure",
+        "enabled",
+        "expires_at",
+        "ttl",
+        "hosts",
+        "labels",
+        "comment",
+    ]
+)
+_NAME = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}")
+_TTL = re.compile(r"(\d+)\s*(s|m|min|h|d|w)?")
+_TTL_UNITS = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_LONGEST_TTL = 10 * 366 * 86400
+
+
+def parse_rule(fields: Mapping[str, object], now: datetime) -> Rule:
+    """Build a rule from what a client sent (the fields of `FIELDS`).
+
+    `now` (aware) turns `ttl` into `expires_at`. Raises RuleError for the first field that is wrong.
+    """
+    unknown = sorted(set(fields) - FIELDS)
+    if unknown:
+        known = ", ".join(sorted(FIELDS))
+        raise RuleError(unknown[0], f"There is no field {unknown[0]!r} in a rule; known are {known}.")
+    target = parse_target(fields.get("target"))
+    action = _parse_choice(Action, "action", fields.get("action"), Action.DROP)
+    rule = Rule(
+        target=target,
+        action=action,
+        direction=_parse_choice(Direction, "direction", fields.get("direction"), Direction.FROM),
+        selector=_parse_selector(fields),
+        rate=_parse_optional("rate", fields, parse_rate),
+        per=_parse_optional("per", fields, str.strip),
+        ceil=_parse_optional("ceil", fields, lambda text: replace_field(parse_rate, text, "ceil")),
+        on_failure=_parse_choice(OnFailure, "on_failure", fields.get("on_failure"), OnFailure.CLOSED),
+        enabled=_parse_flag("enabled", fields.get("enabled"), True),
+        expires_at=_parse_expiry(fields, now),
+        hosts=_parse_hosts(fields.get("hosts")),
+        name=_parse_optional("name", fields, _parse_name),
+        labels=_parse_labels(fields.get("labels")),
+        comment=_parse_comment(fields.get("comment")),
+    )
+    return _check(replace(rule, burst=_parse_burst(fields.get("burst"), rule.rate)))
+
+
+def parse_target(value: object) -> Target:
+    """Read an address or CIDR. Raises RuleError (field `target`) for host bits and what is no address."""
+    if not isinstance(value, str) or not value.strip():
+        raise RuleError("target", 'A rule needs a target: an address or CIDR such as "10.1.2.3" or "10.1.0.0/16".')
+    text = value.strip()
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        raise RuleError(
+            "target",
+            f'The target {text!r} is no IPv4 or IPv6 address or CIDR; write for example "10.1.0.0/16".',
+        ) from None
+    if "%" in text:
+        raise RuleError("target", f"The target {text!r} has a zone; name the interface in `interface` instead.")
+    address, _, prefix = text.partition("/")
+    if prefix and not prefix.isdigit():
+        raise RuleError("target", f"The target {text!r} has a mask; write it as {network}.")
+    if ip_address(address) != network.network_address:
+        raise RuleError(
+            "target",
+            f"The target {text!r} has host bits set; did you mean {network}, or the one address {address}?",
+        )
+    return network
+
+
+def parse_ports(field: str, value: object) -> tuple[PortRange, ...]:
+    """Read ports and ranges: 53, "80,443", [80, "8000-8100"]. The result is sorted and merged. Raises RuleError."""
+    if value is None:
+        return ()
+    items = value if isinstance(value, list | tuple) else [value]
+    ranges: list[PortRange] = []
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int | str):
+            raise RuleError(field, f'{item!r} is no port; write for example 53, "8000-8100" or [80, 443].')
+        ranges += [_parse_port(field, part) for part in str(item).split(",")]
+    merged: list[PortRange] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    if sum(1 if low == high else 2 for low, high in merged) > MOST_PORTS:
+        raise RuleError(
+            field,
+            f"One rule holds at most {MOST_PORTS} ports (a range counts as two); split it into several rules.",
+        )
+    return tuple(merged)
+
+
+def format_port(port: PortRange) -> str:
+    """Write one port or a range with a dash."""
+    return str(port[0]) if port[0] == port[1] else f"{port[0]}-{port[1]}"
+
+
+def refuse_shape(rule: Rule) -> None:
+    """Raise RuleError for a rule that this version can describe but not enforce."""
+    if rule.action is Action.SHAPE:
+        raise RuleError(
+            "action",
+            'The action "shape" is not built yet; "drop" polices to the same rate by dropping what is over.',
+        )
+
+
+def replace_field(parse: Callable[[str], T], text: str, field: str) -> T:
+    """Parse for another field than the parser's own, so that the error names the right one."""
+    try:
+        return parse(text)
+    except RuleError as error:
+        raise RuleError(field, str(error)) from None
+
+
+@lru_cache(maxsize=4096)
+def _fit(rate: Rate, burst: int | None) -> Bucket:
+    return fit_bucket(rate, burst)
+
+
+def _check(rule: Rule) -> Rule:
+    _check_selector(rule)
+    if not rule.action.limits:
+        for field, value in (
+            ("rate", rule.rate),
+            ("burst", rule.burst),
+            ("per", rule.per),
+            ("ceil", rule.ceil),
+        ):
+            if value is not None:
+                raise RuleError(field, f'The action "{rule.action}" takes no {field}; leave it out.')
+        return rule
+    if rule.rate is None:
+        raise RuleError("rate", f'The action "{rule.action}" needs a rate, for example {EXAMPLES}.')
+    if rule.ceil is not None and rule.action is not Action.SHAPE:
+        raise RuleError("ceil", 'Only the action "shape" takes a ceil; leave it out.')
+    if rule.action is Action.SHAPE and rule.rate.kind is not Kind.BYTES:
+        raise RuleError("rate", 'The action "shape" needs a rate in bits or bytes, such as "20 Mbit/s".')
+    if rule.rate.kind is Kind.CONCURRENT and rule.burst is not None:
+        raise RuleError("burst", "Concurrent connections have no burst; leave it out.")
+    if rule.rate.kind is Kind.CONCURRENT and rule.rate.amount > 2**32 - 1:
+        raise RuleError("rate", f"The kernel cannot count {rule.rate.text}; the most that works is 4294967295.")
+    if rule.rate.kind in (Kind.CONNECTIONS, Kind.CONCURRENT) and rule.selector.protocol is Protocol.ICMP:
+        raise RuleError("rate", "ICMP has no connections; limit packets or bytes.")
+    rule = replace(rule, per=_check_per(rule))
+    rule.bucket  # noqa: B018  the kernel's own limits are part of what makes a rule valid
+    return rule
+
+
+def _check_selector(rule: Rule) -> None:
+    selector = rule.selector
+    for field, ports in (("ports", selector.ports), ("source_ports", selector.source_ports)):
+        if ports and selector.protocol not in (Protocol.TCP, Protocol.UDP):
+            raise RuleError(field, f'`{field}` needs the protocol "tcp" or "udp"; it is "{selector.protocol}".')
+
+
+def _check_per(rule: Rule) -> str:
+    length, longest = rule.target.prefixlen, int(rule.target.max_prefixlen)
+    per = rule.per
+    if per is None:
+        if length != longest:
+            raise RuleError(
+                "per",
+                f"{rule.target} is a subnet: say whose bucket the rate is. `per: host` gives every address in it one, "
+                "`per: target` one to all of them together, `per: /n` one to each block, `per: peer` one to every "
+                "address that talks with it.",
+            )
+        per = HOST
+    if per in (TARGET, PEER):
+        return per
+    if per == HOST:
+        bucket = longest
+    elif per.startswith("/") and per[1:].isdigit() and length <= int(per[1:]) <= longest:
+        bucket = int(per[1:])
+    else:
+        raise RuleError(
+            "per",
+            f'`per` {per!r} is not known; write "host", "target", "peer", or "/n" with n from {length} to {longest}.',
+        )
+    if 2 ** (bucket - length) > TABLE_MAX and rule.rate is not None and rule.rate.kind is not Kind.CONCURRENT:
+        usual = 24 if longest == 32 else 64
+        works = usual if length <= usual <= length + 20 else length + 20
+        raise RuleError(
+            "per",
+            f"{rule.target} has more than {TABLE_MAX} buckets `per: {per}`, the most that the kernel holds; a full "
+            f"table would drop every new address. `per: /{works}` works, and so does a smaller target.",
+        )
+    return TARGET if bucket == length and per != HOST else per
+
+
+def _parse_selector(fields: Mapping[str, object]) -> Selector:
+    return Selector(
+        protocol=_parse_choice(Protocol, "protocol", fields.get("protocol"), Protocol.ANY),
+        ports=parse_ports("ports", fields.get("ports")),
+        source_ports=parse_ports("source_ports", fields.get("source_ports")),
+        interface=_parse_optional("interface", fields, _parse_interface),
+    )
+
+
+def _parse_choice(kind: type[E], field: str, value: object, default: E) -> E:
+    if value is None:
+        return default
+    try:
+        return kind(str(value))
+    except ValueError:
+        known = ", ".join(f'"{member}"' for member in kind)
+        raise RuleError(field, f"`{field}` is {json.dumps(value, default=str)}; it can be {known}.") from None
+
+
+def _parse_optional(field: str, fields: Mapping[str, object], parse: Callable[[str], T]) -> T | None:
+    value = fields.get(field)
+    if isinstance(value, Mapping) and field in ("rate", "ceil"):
+        value = value.get("text")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise RuleError(field, f"`{field}` is {json.dumps(value, default=str)}; it must be text.")
+    return parse(value)
+
+
+def _parse_burst(value: object, rate: Rate | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise RuleError("burst", f'The burst {value!r} cannot be read; write for example 100, "100 packets" or "2 MB".')
+    return parse_burst(value, rate.kind if rate else Kind.PACKETS)
+
+
+def _parse_flag(field: str, value: object, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise RuleError(field, f"`{field}` is {value!r}; it must be true or false.")
+    return value
+
+
+def _parse_expiry(fields: Mapping[str, object], now: datetime) -> datetime | None:
+    ttl, at = fields.get("ttl"), fields.get("expires_at")
+    if ttl is not None and at is not None:
+        raise RuleError("ttl", "Give either `ttl` or `expires_at`, not both.")
+    if ttl is not None:
+        return now + timedelta(seconds=_parse_ttl(ttl))
+    if at is None:
+        return None
+    try:
+        moment = at if isinstance(at, datetime) else datetime.fromisoformat(str(at))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise RuleError(
+            "expires_at", f'`expires_at` {at!r} is no time; write it as "2030-01-31T18:00:00Z", or use `ttl`.'
+        ) from None
+
+
+def _parse_ttl(value: object) -> int:
+    match = _TTL.fullmatch(str(value).strip()) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    seconds = int(match[1]) * _TTL_UNITS[match[2]] if match else 0
+    if not 1 <= seconds <= _LONGEST_TTL:
+        raise RuleError("ttl", f'`ttl` {value!r} is no length of time; write seconds, or "90s", "10m", "2h", "7d".')
+    return seconds
+
+
+def _parse_port(field: str, text: str) -> PortRange:
+    low, dash, high = text.strip().replace(":", "-").partition("-")
+    if low.isdecimal() and (high.isdecimal() if dash else True) and len(low) <= 5 and len(high) <= 5:
+        first, last = int(low), int(high) if dash else int(low)
+        if 0 <= first <= last <= 65535:
+            return first, last
+    raise RuleError(field, f'{text!r} is no port; ports are 0 to 65535, ranges are written "8000-8100".')
+
+
+def _parse_interface(text: str) -> str:
+    if not _INTERFACE.fullmatch(text) or text in (".", ".."):
+        raise RuleError("interface", f'{text!r} is no name of an interface; write for example "eth0".')
+    return text
+
+
+def _parse_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise RuleError(
+            "name",
+            f"The name {text!r} does not fit: a small letter first, then small letters, digits, . _ or -, 63 at most.",
+        )
+    return text
+
+
+def _parse_hosts(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise RuleError("hosts", '`hosts` is a list of gateway names, such as ["gw1", "gw2"].')
+    for item in value:
+        if not isinstance(item, str) or not _LABEL.fullmatch(item):
+            raise RuleError("hosts", f"{item!r} is no name of a gateway.")
+    return tuple(sorted(set(value)))
+
+
+def _parse_labels(value: object) -> tuple[tuple[str, str], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise RuleError("labels", '`labels` is an object of texts, such as {"customer": "acme"}.')
+    for key, text in value.items():
+        if not isinstance(key, str) or not _LABEL.fullmatch(key) or not isinstance(text, str) or len(text) > 255:
+            raise RuleError(
+                "labels",
+                f"The label {key!r} does not fit: keys are words, values texts of at most 255 letters.",
+            )
+    return tuple(sorted(value.items()))
+
+
+def _parse_comment(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > 1000:
+        raise RuleError("comment", "`comment` is a text of at most 1000 letters.")
+    return value
