@@ -1,0 +1,133 @@
+"""What the traffic counted, as it is printed (JSON) and as callers read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BIN_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """What a sender sent.
+
+    packets, bytes: handed to the kernel; bytes are IP bytes.
+    refused: what the sending host itself dropped (a rule in its OUTPUT says EPERM, a full queue ENOBUFS).
+    started: Unix time of the first packet.
+    seconds: from the first packet to the end of the last one's share of time, so packets / seconds is the rate.
+    """
+
+    packets: int
+    bytes: int
+    refused: int
+    started: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Packets per second, as sent."""
+        return self.packets / self.seconds
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What arrived in a stretch of time."""
+
+    packets: int
+    bytes: int
+    seconds: float
+
+    @property
+    def packets_per_second(self) -> float:
+        """The mean packet rate."""
+        return self.packets / self.seconds
+
+    @property
+    def bits_per_second(self) -> float:
+        """The mean rate in IP bits."""
+        return self.bytes * 8 / self.seconds
+
+
+@dataclass(frozen=True)
+class ReceiveReport:
+    """What a receiver counted.
+
+    bytes: IP bytes. first, last: Unix times of the first and the last packet, by the kernel's clock.
+    series: by source address, the bins that are not empty as (number, packets, bytes); bin 0 begins at `start`,
+    and each lasts `bin_seconds`.
+    lost: packets that came but found the receiver's buffer full; a count with losses proves nothing.
+    """
+
+    packets: int
+    bytes: int
+    first: float | None
+    last: float | None
+    start: float
+    lost: int
+    series: Mapping[str, list[tuple[int, int, int]]] = field(repr=False)
+    bin_seconds: float = BIN_SECONDS
+
+    @property
+    def by_source(self) -> dict[str, int]:
+        """Packets by source address."""
+        return {source: sum(packets for _, packets, _ in bins) for source, bins in self.series.items()}
+
+    @property
+    def bins(self) -> list[int]:
+        """Packets in each bin, from `start` to the last that has any."""
+        counts = [0] * (1 + max((n for bins in self.series.values() for n, _, _ in bins), default=-1))
+        for bins in self.series.values():
+            for number, packets, _ in bins:
+                counts[number] += packets
+        return counts
+
+    def delivered(self, *, after: float = 0, during: float | None = None, source: str | None = None) -> Delivered:
+        """What arrived in the `during` seconds that begin `after` seconds behind the first bin.
+
+        Both are rounded to whole bins. Without `during`, up to the last packet. With `source`, from it only.
+        To measure a limit, skip the burst by `after` and let the sender go on beyond the end.
+        """
+        begin = math.ceil(round(after / self.bin_seconds, 6))
+        length = len(self.bins) - begin if during is None else round(during / self.bin_seconds)
+        end = begin + max(1, length)
+        chosen = self.series.values() if source is None else [self.series.get(source, [])]
+        hits = [(packets, size) for bins in chosen for n, packets, size in bins if begin <= n < end]
+        return Delivered(
+            packets=sum(packets for packets, _ in hits),
+            bytes=sum(size for _, size in hits),
+            seconds=(end - begin) * self.bin_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class FloodReport:
+    """What raw frames from one core cost.
+
+    ns_per_packet: median over slices of a tenth of a second; it holds all that the core did for a packet:
+    sending, the gateway's work, and the delivery.
+    backlog_drops: frames that the core's backlog dropped before the gateway saw them.
+    """
+
+    packets: int
+    seconds: float
+    ns_per_packet: float
+    backlog_drops: int
+
+
+@dataclass(frozen=True)
+class ConnectReport:
+    """What became of the connections that were tried."""
+
+    established: int
+    refused: int
+    unreachable: int
+    timed_out: int
+
+
+@dataclass(frozen=True)
+class ListenReport:
+    """How many connections a listener accepted."""
+
+    accepted: int
