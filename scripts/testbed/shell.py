@@ -1,0 +1,51 @@
+"""The command line of scripts/lab: a lab to walk about in, or to run a command against."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from scripts.testbed.errors import LabError
+from scripts.testbed.namespaces import Lab
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="scripts/lab",
+        description="Builds client, gateway and server as network namespaces, and removes them at the end. "
+        "Without a command it shows how to enter them and waits for Ctrl-C; a command runs with their names in "
+        "NL_CLIENT, NL_GATEWAY and NL_SERVER, and its exit status is passed on.",
+    )
+    parser.add_argument("--nat", action="store_true", help="the gateway masquerades the client's IPv4 network")
+    parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="what to run, on this host, beside it")
+    options = parser.parse_args()
+    try:
+        with Lab(nat=options.nat) as lab:
+            status = _run(lab, options.command) if options.command else _wait(lab)
+    except (LabError, OSError) as error:
+        sys.exit(f"scripts/lab: {error}")
+    sys.exit(status)
+
+
+def _run(lab: Lab, command: list[str]) -> int:
+    names = {f"NL_{n.role.upper()}": n.name for n in lab.namespaces}
+    # Ctrl-C is for the command; this program only waits, and tidies up when the command has ended. A handler,
+    # since SIG_IGN would be inherited.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    status = subprocess.call(command, env={**os.environ, **names})
+    return status if status >= 0 else 128 - status
+
+
+def _wait(lab: Lab) -> int:
+    print(lab.topology())
+    print("\nCtrl-C removes it.", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        print()
+        return 0
