@@ -1,0 +1,24 @@
+"""The revision: one number for all rules, one step for each change, however many rules it touches."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select, update
+
+from netlimit.store.tables import clock
+
+
+def revision(connection: Connection) -> int:
+    """The revision of the last change; 0 when there was none yet."""
+    number: int = connection.execute(select(clock.c.revision)).scalar_one()
+    return number
+
+
+def take_revision(connection: Connection, new_rules: int = 0) -> tuple[int, int]:
+    """Begin a change: the next revision, and the first of `new_rules` ids never used before.
+
+    Locks the clock until the transaction ends: what is read after this holds until the commit, and commits come in
+    the order of revisions.
+    """
+    step = {"revision": clock.c.revision + 1, "last_rule": clock.c.last_rule + new_rules}
+    row = connection.execute(update(clock).values(step).returning(clock.c.revision, clock.c.last_rule)).one()
+    return row.revision, row.last_rule - new_rules + 1

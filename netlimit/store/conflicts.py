@@ -1,0 +1,85 @@
+"""Which rules cannot be kept together: two in force with one identity on one gateway, or two of one name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, or_, select
+
+from netlimit.errors import NetlimitError
+from netlimit.rules import Rule
+from netlimit.store.errors import limited_twice, name_taken, name_twice
+from netlimit.store.tables import rules
+
+Wrong = list[tuple[int, NetlimitError]]
+"""Errors, each with the index of its rule in the batch."""
+
+_AT_ONCE = 500
+
+
+def find_taken_names(connection: Connection, batch: Sequence[Rule]) -> Wrong:
+    """Names of the batch that a kept rule bears, or an earlier rule of the batch."""
+    wrong: Wrong = []
+    first: dict[str, int] = {}
+    for index, rule in enumerate(batch):
+        if rule.name is None:
+            continue
+        if rule.name in first:
+            wrong.append((index, name_twice(rule.name, first[rule.name])))
+        else:
+            first[rule.name] = index
+    names = list(first)
+    for start in range(0, len(names), _AT_ONCE):
+        asked = names[start : start + _AT_ONCE]
+        for number, name in connection.execute(select(rules.c.id, rules.c.name).where(rules.c.name.in_(asked))):
+            wrong.append((first[name], name_taken(name, number)))
+    return wrong
+
+
+def find_twins(batch: Sequence[Rule], identities: Sequence[str], now: datetime) -> Wrong:
+    """Rules of the batch that limit what an earlier one of it limits on the same gateway.
+
+    For each identity the first rule of every gateway is remembered, so that a batch of equal rules costs no more
+    than one of different rules.
+    """
+    wrong: Wrong = []
+    seen: dict[str, dict[str, int]] = {}
+    for index, (rule, identity) in enumerate(zip(batch, identities, strict=True)):
+        if not rule.in_force(now):
+            continue
+        others = seen.setdefault(identity, {})
+        asked = (*rule.hosts, "") if rule.hosts else tuple(others)
+        other = next((others[host] for host in asked if host in others), None)
+        if other is not None:
+            wrong.append((index, limited_twice(rule, other, batch[other].name)))
+        for host in rule.hosts or ("",):
+            others.setdefault(host, index)
+    return wrong
+
+
+def find_conflicts(connection: Connection, revision: int, now: datetime) -> dict[int, tuple[int, str | None]]:
+    """Rules written at `revision` that limit what an older one limits already: id and name of that one, by rule id.
+
+    Asked after the rows are written, for then one join answers for any number of them.
+    """
+    new, old = rules.alias("new"), rules.alias("old")
+    pairs = connection.execute(
+        select(new.c.id, new.c.hosts, old.c.id, old.c.name, old.c.hosts)
+        .join(old, and_(old.c.identity == new.c.identity, old.c.revision < revision))
+        .where(new.c.revision == revision, _in_force(new, now), _in_force(old, now))
+        .order_by(new.c.id, old.c.id)
+    )
+    found: dict[int, tuple[int, str | None]] = {}
+    for number, hosts, other, other_name, other_hosts in pairs:
+        if _overlap(hosts, other_hosts):
+            found.setdefault(number, (other, other_name))
+    return found
+
+
+def _in_force(table: FromClause, now: datetime) -> ColumnElement[bool]:
+    return and_(table.c.enabled, or_(table.c.expires_at.is_(None), table.c.expires_at > now))
+
+
+def _overlap(hosts: str, others: str) -> bool:
+    return not hosts or not others or not set(hosts.split(",")).isdisjoint(others.split(","))

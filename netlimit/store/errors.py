@@ -1,0 +1,99 @@
+"""What the store refuses, and why. The sentences name the other rule, so that an operator can go and look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netlimit.errors import NetlimitError
+from netlimit.rules import Rule
+
+
+class Conflict(NetlimitError):
+    """The same traffic is limited already by another rule in force.
+
+    `rule_id` and `name` are the other rule's; `rule_id` is None when the other one is `index` of the same batch.
+    """
+
+    def __init__(self, sentence: str, rule_id: int | None, name: str | None, index: int | None = None) -> None:
+        super().__init__(sentence)
+        self.rule_id = rule_id
+        self.name = name
+        self.index = index
+
+
+class NameTaken(Conflict):
+    """Another rule bears the name already."""
+
+
+class Stale(NetlimitError):
+    """The rule has changed since the caller read it; `revision` is the present one."""
+
+    def __init__(self, rule_id: int, expected: int, revision: int) -> None:
+        super().__init__(
+            f"Rule {rule_id} has changed meanwhile: it is at revision {revision}, not {expected}. "
+            "Read it again and repeat the change."
+        )
+        self.rule_id = rule_id
+        self.revision = revision
+
+
+class NotKept(NetlimitError):
+    """There is no such rule."""
+
+    def __init__(self, rule_id: int) -> None:
+        super().__init__(f"There is no rule {rule_id}; it may have been removed.")
+        self.rule_id = rule_id
+
+
+class TokenExists(NetlimitError):
+    """A token of this name is kept already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is a token named {name!r} already; choose another name, or revoke that one first.")
+        self.name = name
+
+
+class ManyErrors(NetlimitError):
+    """Several rules of one batch cannot be kept: `errors` pairs the index in the batch with what is wrong there."""
+
+    def __init__(self, errors: Sequence[tuple[int, NetlimitError]]) -> None:
+        self.errors = sorted(errors, key=lambda pair: pair[0])
+        index, first = self.errors[0]
+        more = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        super().__init__(f"None of the rules was kept. Rule {index + 1} of the batch: {first}{more}")
+
+
+def limited_already(rule: Rule, rule_id: int, name: str | None) -> Conflict:
+    """Word the conflict of `rule` with one that is kept."""
+    return Conflict(
+        f"The traffic of '{rule}' is limited already by rule {_title(rule_id, name)}; "
+        "change that one, or disable it first.",
+        rule_id,
+        name,
+    )
+
+
+def limited_twice(rule: Rule, index: int, name: str | None) -> Conflict:
+    """Word the conflict of `rule` with an earlier one of its own batch."""
+    return Conflict(
+        f"The traffic of '{rule}' is limited already by rule {_title(index + 1, name)} of this same batch; "
+        "leave one of them out.",
+        None,
+        name,
+        index,
+    )
+
+
+def name_taken(name: str, rule_id: int) -> NameTaken:
+    """Word that a kept rule has the name."""
+    return NameTaken(f"The name {name!r} belongs to rule {rule_id} already; choose another.", rule_id, name)
+
+
+def name_twice(name: str, index: int) -> NameTaken:
+    """Word that an earlier rule of the same batch has the name."""
+    sentence = f"The name {name!r} belongs to rule {index + 1} of this same batch already; choose another."
+    return NameTaken(sentence, None, name, index)
+
+
+def _title(number: int, name: str | None) -> str:
+    return f"{number} ({name})" if name else str(number)

@@ -1,0 +1,55 @@
+"""The SQLite file: made with the right rights before SQLite opens it, because SQLite would make it readable to all."""
+
+from __future__ import annotations
+
+import grp
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from netlimit.errors import StoreError
+
+GROUP = "netlimit"
+"""Controller (root) and API (unprivileged) share the database through this group."""
+
+
+def make_file(path: Path) -> None:
+    """Make the database file (0660), and its directory where that is missing, unless they are there.
+
+    The directory gets mode 2770 and the group `netlimit` where that group exists and may be given, else 0700.
+    Raises StoreError.
+    """
+    try:
+        if not path.parent.is_dir():
+            _make_directory(path.parent)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o660)
+            os.fchmod(descriptor, 0o660)
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(
+            f"The database {path} cannot be made: {error.strerror}. "
+            "Set NETLIMIT_DATABASE_URL to a place that this user may write to, or run as root."
+        ) from error
+
+
+def check_file(path: Path) -> None:
+    """Raise StoreError unless the file is there and this process may read and write it."""
+    try:
+        present = path.is_file()
+    except OSError:
+        present = True  # a directory on the way is closed to us, and the next question says so
+    if not present:
+        raise StoreError(f"There is no database at {path}; `netlimit db upgrade` makes one.")
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StoreError(
+            f"This user may not read and write the database {path} and its directory; "
+            f"run as root, or join the group that owns them ({GROUP!r} where netlimit was installed)."
+        )
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True)
+    with suppress(KeyError, PermissionError):
+        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
+        path.chmod(0o2770)

@@ -1,0 +1,40 @@
+"""Questions that only a controller can answer, asked through the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, null, select, update
+
+from netlimit.records import Request
+from netlimit.store.tables import requests
+
+LIFETIME = timedelta(minutes=1)
+"""After this nobody waits for the answer any more."""
+
+
+def ask(connection: Connection, host: str, kind: str, argument: Mapping[str, object], now: datetime) -> int:
+    """Put a question; sweeps out the old ones."""
+    connection.execute(delete(requests).where(requests.c.asked_at < now - LIFETIME))
+    row = {"host": host, "kind": kind, "argument": dict(argument), "asked_at": now}
+    number: int = connection.execute(insert(requests).values(row).returning(requests.c.id)).scalar_one()
+    return number
+
+
+def unanswered(connection: Connection, host: str, now: datetime) -> list[Request]:
+    """The open questions to a gateway, oldest first."""
+    open_ones = (requests.c.host == host, requests.c.answer.is_(null()), requests.c.asked_at >= now - LIFETIME)
+    rows = connection.execute(select(requests).where(*open_ones).order_by(requests.c.id))
+    return [Request(row.id, row.kind, row.argument) for row in rows]
+
+
+def answer(connection: Connection, request_id: int, text: Mapping[str, object]) -> None:
+    """Answer a question; one that is gone already is no error, for nobody waits."""
+    connection.execute(update(requests).where(requests.c.id == request_id).values(answer=dict(text)))
+
+
+def answered(connection: Connection, request_id: int) -> dict[str, Any] | None:
+    """The answer to a question, or None as long as there is none."""
+    return connection.execute(select(requests.c.answer).where(requests.c.id == request_id)).scalar_one_or_none()

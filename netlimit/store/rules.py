@@ -1,0 +1,157 @@
+"""Rules kept: added, changed, removed, found. Functions of a connection; the Store gives them their transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace as with_changes
+from datetime import datetime
+from ipaddress import ip_network
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+
+from netlimit.errors import NetlimitError, RuleError
+from netlimit.rules import Rule, Target, parse_target
+from netlimit.store import audit, tombstones
+from netlimit.store.clock import take_revision
+from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
+from netlimit.store.errors import ManyErrors, NotKept, Stale, limited_already, name_taken
+from netlimit.store.rows import RULE_COLUMNS, Kept, kept_from_row, to_row, with_number
+from netlimit.store.tables import counters, rule_hosts, rule_labels, rule_states, rules
+
+_KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
+_AT_ONCE = 2000
+
+
+def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime) -> list[Rule]:
+    """Keep all rules of the batch, or none. Raises Conflict or NameTaken for one rule, ManyErrors for more."""
+    if not batch:
+        return []
+    revision, first = take_revision(connection, len(batch))
+    kept = [with_number(rule, first + index, revision) for index, rule in enumerate(batch)]
+    wrong = find_taken_names(connection, kept)
+    nameless = {index for index, _ in wrong}  # the rest of them is still to be checked, and all is rolled back
+    identities = []
+    for rows in _in_chunks([with_changes(r, name=None) if i in nameless else r for i, r in enumerate(kept)], now):
+        identities += [row["identity"] for row in rows]
+        connection.execute(insert(rules), rows)
+    _write_hosts_and_labels(connection, kept)
+    wrong += find_twins(kept, identities, now)
+    for number, other in find_conflicts(connection, revision, now).items():
+        wrong.append((number - first, limited_already(kept[number - first], *other)))
+    _refuse(wrong, len(batch))
+    audit.note_added(connection, kept, actor, now)
+    return kept
+
+
+def replace(
+    connection: Connection, rule_id: int, rule: Rule, actor: str, now: datetime, expected_revision: int | None
+) -> Kept:
+    """Put a rule in the place of the kept one; the same rule again changes nothing, not even the revision.
+
+    Raises NotKept, Stale, Conflict, NameTaken.
+    """
+    revision, _ = take_revision(connection)
+    before = _get(connection, rule_id, expected_revision)
+    if with_number(rule, rule_id, before.rule.revision) == before.rule:
+        return before
+    kept = with_number(rule, rule_id, revision)
+    namesake = find(connection, rule.name) if rule.name else None
+    if namesake and namesake.rule.id != rule_id:
+        raise name_taken(namesake.rule.name or "", namesake.rule.id)
+    row = to_row(kept) | {"updated_at": now}
+    connection.execute(update(rules).where(rules.c.id == rule_id).values(row))
+    for table in (rule_hosts, rule_labels):
+        connection.execute(delete(table).where(table.c.rule_id == rule_id))
+    _write_hosts_and_labels(connection, [kept])
+    for other in find_conflicts(connection, revision, now).values():
+        raise limited_already(kept, *other)
+    audit.note(connection, "replace", revision, before.rule, kept, actor, now)
+    return Kept(kept, before.created_at, now)
+
+
+def remove(connection: Connection, rule_id: int, actor: str, now: datetime, expected_revision: int | None) -> None:
+    """Forget a rule, with all that was known of it. Raises NotKept, Stale."""
+    revision, _ = take_revision(connection)
+    before = _get(connection, rule_id, expected_revision)
+    connection.execute(delete(rules).where(rules.c.id == rule_id))
+    for table in (rule_states, counters):
+        connection.execute(delete(table).where(table.c.rule_id == rule_id))
+    tombstones.put(connection, rule_id, revision)
+    tombstones.prune(connection, now)
+    audit.note(connection, "remove", revision, before.rule, None, actor, now)
+
+
+def find(connection: Connection, key: int | str) -> Kept | None:
+    """The rule of this id, or of this name; names never begin with a digit, so "7" is an id."""
+    if isinstance(key, str) and not key.isdecimal():
+        wanted = rules.c.name == key
+    else:
+        wanted = rules.c.id == min(int(key), 2**63 - 1)
+    row = connection.execute(select(*_KEPT_COLUMNS).where(wanted)).one_or_none()
+    return kept_from_row(row) if row else None
+
+
+def search(
+    connection: Connection, wanted: Sequence[ColumnElement[bool]], after: int, limit: int
+) -> tuple[list[Kept], int]:
+    """A page of the rules that are `wanted`, by id, from the one `after` on; and how many there are in all."""
+    total = connection.execute(select(func.count()).select_from(rules).where(*wanted)).scalar_one()
+    page = select(*_KEPT_COLUMNS).where(*wanted, rules.c.id > after).order_by(rules.c.id).limit(limit)
+    return [kept_from_row(row) for row in connection.execute(page)], total
+
+
+def conditions(
+    contains: str | None, target: str | None, labels: Mapping[str, str], action: str | None
+) -> list[ColumnElement[bool]]:
+    """What `search` is to match. Raises RuleError for what is no address or CIDR."""
+    wanted: list[ColumnElement[bool]] = []
+    if contains is not None:
+        wanted.append(rules.c.target.in_(_networks_around(contains)))
+    if target is not None:
+        wanted.append(rules.c.target == str(parse_target(target)))
+    if action is not None:
+        wanted.append(rules.c.action == action)
+    for key, value in labels.items():
+        labelled = select(rule_labels.c.rule_id).where(rule_labels.c.key == key, rule_labels.c.value == value)
+        wanted.append(rules.c.id.in_(labelled))
+    return wanted
+
+
+def _networks_around(address: str) -> list[str]:
+    """Every network that an address (or network) lies in, as text: 33 or 129 look-ups in the index, never a scan."""
+    try:
+        inner: Target = ip_network(address.strip())
+    except ValueError:
+        raise RuleError("contains", f'{address!r} is no address; write for example "10.1.2.3".') from None
+    return [str(inner.supernet(new_prefix=length)) for length in range(inner.prefixlen + 1)]
+
+
+def _get(connection: Connection, rule_id: int, expected_revision: int | None) -> Kept:
+    kept = find(connection, rule_id)
+    if kept is None:
+        raise NotKept(rule_id)
+    if expected_revision not in (None, kept.rule.revision):
+        raise Stale(rule_id, expected_revision or 0, kept.rule.revision)
+    return kept
+
+
+def _in_chunks(batch: Sequence[Rule], now: datetime) -> Iterator[list[dict[str, Any]]]:
+    for start in range(0, len(batch), _AT_ONCE):
+        yield [to_row(rule) | {"created_at": now, "updated_at": now} for rule in batch[start : start + _AT_ONCE]]
+
+
+def _write_hosts_and_labels(connection: Connection, batch: Sequence[Rule]) -> None:
+    hosts = [{"host": host, "rule_id": rule.id} for rule in batch for host in rule.hosts]
+    labels = [{"key": key, "value": value, "rule_id": rule.id} for rule in batch for key, value in rule.labels]
+    if hosts:
+        connection.execute(insert(rule_hosts), hosts)
+    if labels:
+        connection.execute(insert(rule_labels), labels)
+
+
+def _refuse(wrong: Sequence[tuple[int, NetlimitError]], size: int) -> None:
+    if wrong and size == 1:
+        raise wrong[0][1]
+    if wrong:
+        raise ManyErrors(wrong)

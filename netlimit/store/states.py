@@ -1,0 +1,42 @@
+"""Rules that are not simply applied, on each gateway. A rule without a row here is applied where it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, bindparam, delete, func, select
+
+from netlimit.records import Exceptional, State
+from netlimit.store.tables import rule_states, rules
+from netlimit.store.upsert import upsert
+
+_AT_ONCE = 500
+
+
+def mark(connection: Connection, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
+    """Keep the states of `exceptional` on a gateway, and forget those of `cleared`."""
+    gone = [{"number": number} for number in cleared]
+    if gone:
+        at = (rule_states.c.host == host, rule_states.c.rule_id == bindparam("number"))
+        connection.execute(delete(rule_states).where(*at), gone)
+    rows = [{"host": host, "rule_id": e.rule_id, "state": e.state.value, "message": e.message} for e in exceptional]
+    if rows:
+        connection.execute(upsert(connection, rule_states), rows)
+
+
+def exceptional(connection: Connection, rule_ids: Sequence[int]) -> dict[int, dict[str, Exceptional]]:
+    """The exceptional states of these rules, by rule and gateway; rules that have none are left out."""
+    found: dict[int, dict[str, Exceptional]] = {}
+    for start in range(0, len(rule_ids), _AT_ONCE):
+        asked = rule_states.c.rule_id.in_(rule_ids[start : start + _AT_ONCE])
+        for row in connection.execute(select(rule_states).where(asked)):
+            state = Exceptional(row.rule_id, State(row.state), row.message)
+            found.setdefault(row.rule_id, {})[row.host] = state
+    return found
+
+
+def count_states(connection: Connection) -> dict[State, int]:
+    """How many pairs of rule and gateway are in each exceptional state."""
+    kept = rule_states.join(rules, rules.c.id == rule_states.c.rule_id)
+    counted = select(rule_states.c.state, func.count()).select_from(kept).group_by(rule_states.c.state)
+    return {State(state): number for state, number in connection.execute(counted)}

@@ -1,0 +1,217 @@
+"""The tables. Portable between SQLite and PostgreSQL; `migrations/` makes them, and a test compares the two."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+SCHEMA = "0001"
+"""The migration that this code works with: the newest in `migrations/versions`."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Moment(TypeDecorator[datetime]):
+    """An aware time, kept as whole microseconds since 1970 (UTC): exact, sortable, the same in every database."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        """Turn a time into microseconds."""
+        return None if value is None else (value - EPOCH) // _MICROSECOND
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        """Turn microseconds into a time."""
+        return None if value is None else EPOCH + timedelta(microseconds=value)
+
+
+Id = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite makes a column its row id only if the type is called INTEGER."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+clock = Table(
+    "clock",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("last_rule", BigInteger, nullable=False),
+    Column("pruned", BigInteger, nullable=False),
+)
+"""One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
+`last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone."""
+
+rules = Table(
+    "rules",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("direction", Text, nullable=False),
+    Column("protocol", Text, nullable=False),
+    Column("ports", Text, nullable=False),
+    Column("source_ports", Text, nullable=False),
+    Column("interface", Text),
+    Column("rate", Text),
+    Column("burst", BigInteger),
+    Column("per", Text),
+    Column("ceil", Text),
+    Column("on_failure", Text, nullable=False),
+    Column("enabled", Boolean, nullable=False),
+    Column("expires_at", Moment),
+    Column("hosts", Text, nullable=False),
+    Column("name", Text),
+    Column("labels", Text, nullable=False),
+    Column("comment", Text, nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("updated_at", Moment, nullable=False),
+    Index(None, "revision"),
+    Index(None, "target"),
+    Index(None, "identity"),
+    Index(None, "name", unique=True),
+)
+"""`hosts` and `labels` are for reading; what is searched for stands in `rule_hosts` and `rule_labels` too."""
+
+rule_hosts = Table(
+    "rule_hosts",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("rule_id", Id, ForeignKey("rules.id", ondelete="CASCADE"), primary_key=True, index=True),
+)
+
+rule_labels = Table(
+    "rule_labels",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, primary_key=True),
+    Column("rule_id", Id, ForeignKey("rules.id", ondelete="CASCADE"), primary_key=True, index=True),
+)
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("rule_id", Id, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("backend", Text, nullable=False),
+    Column("applied_revision", BigInteger, nullable=False),
+    Column("hz", Integer, nullable=False),
+    Column("capabilities", JSON, nullable=False),
+    Column("own", JSON, nullable=False),
+    Column("safe", JSON, nullable=False),
+    Column("notes", JSON, nullable=False),
+    Column("drift", BigInteger, nullable=False),
+    Column("last_error", Text),
+    Column("seen_at", Moment, nullable=False),
+)
+
+pauses = Table("pauses", metadata, Column("host", Text, primary_key=True))
+"""A row for every gateway whose controller is to keep its hands off: only who pauses writes it, never a report."""
+
+rule_states = Table(
+    "rule_states",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("rule_id", Id, primary_key=True, index=True),
+    Column("state", Text, nullable=False),
+    Column("message", Text, nullable=False),
+)
+"""No foreign key, here and in `counters`: a controller may speak of a rule that was removed a moment ago. Readers join
+`rules`, and removing rules sweeps up."""
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("rule_id", Id, primary_key=True, index=True),
+    Column("matched_packets", BigInteger, nullable=False),
+    Column("matched_bytes", BigInteger, nullable=False),
+    Column("dropped_packets", BigInteger, nullable=False),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("raw_matched_packets", BigInteger, nullable=False),
+    Column("raw_matched_bytes", BigInteger, nullable=False),
+    Column("raw_dropped_packets", BigInteger, nullable=False),
+    Column("raw_dropped_bytes", BigInteger, nullable=False),
+    Column("since", Moment, nullable=False),
+    Column("as_of", Moment, nullable=False),
+)
+
+numbers = Table(
+    "numbers",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("limit_group", Text, primary_key=True),
+    Column("profile", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+)
+"""The mark number of a profile within its group, on each gateway."""
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("argument", JSON, nullable=False),
+    Column("asked_at", Moment, nullable=False),
+    Column("answer", JSON(none_as_null=True)),
+    sqlite_autoincrement=True,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("hash", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    sqlite_autoincrement=True,
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("rule_id", BigInteger),
+    Column("before", JSON(none_as_null=True)),
+    Column("after", JSON(none_as_null=True)),
+    sqlite_autoincrement=True,
+)
+"""`rule_id` is null where one row speaks of a whole batch; `after` then says how many rules and which ids."""

@@ -1,0 +1,63 @@
+"""Access tokens. The token itself is never kept, only its hash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import Connection, exists, insert, or_, select, update
+
+from netlimit.store.errors import TokenExists
+from netlimit.store.tables import tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as kept: `role` is what it may do; once `expires_at` or `revoked_at` has come it may nothing."""
+
+    id: int
+    name: str
+    hash: str = field(repr=False)
+    role: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+def any_kept(connection: Connection) -> bool:
+    """Whether there ever was a token."""
+    return bool(connection.execute(select(exists(select(tokens.c.id)))).scalar_one())
+
+
+def add(
+    connection: Connection, name: str, token_hash: str, role: str, now: datetime, expires_at: datetime | None
+) -> Token:
+    """Keep a new token. Raises TokenExists."""
+    if find(connection, name):
+        raise TokenExists(name)
+    row = {"name": name, "hash": token_hash, "role": role, "created_at": now, "expires_at": expires_at}
+    return Token(**connection.execute(insert(tokens).values(row).returning(tokens)).mappings().one())
+
+
+def find(connection: Connection, key: int | str) -> Token | None:
+    """The token of this id or name."""
+    wanted = tokens.c.id == key if isinstance(key, int) else tokens.c.name == key
+    row = connection.execute(select(tokens).where(wanted)).mappings().one_or_none()
+    return Token(**row) if row else None
+
+
+def every(connection: Connection) -> list[Token]:
+    """All tokens, by id."""
+    return [Token(**row) for row in connection.execute(select(tokens).order_by(tokens.c.id)).mappings()]
+
+
+def active(connection: Connection, now: datetime) -> list[Token]:
+    """The tokens that are neither revoked nor expired."""
+    good = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
+    return [Token(**row) for row in connection.execute(select(tokens).where(*good).order_by(tokens.c.id)).mappings()]
+
+
+def revoke(connection: Connection, token_id: int, now: datetime) -> bool:
+    """Revoke a token; False when there is none that was good until now."""
+    good = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+    return connection.execute(update(tokens).where(*good).values(revoked_at=now)).rowcount > 0

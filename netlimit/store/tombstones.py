@@ -1,0 +1,35 @@
+"""What is left of removed rules, until every gateway has heard of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from netlimit.store.tables import clock, hosts, tombstones
+
+_FORGOTTEN = timedelta(days=1)
+"""A gateway not seen for this long reads all rules anew when it comes back."""
+
+
+def put(connection: Connection, rule_id: int, revision: int) -> None:
+    """Remember that a rule was removed at a revision."""
+    connection.execute(insert(tombstones).values(rule_id=rule_id, revision=revision))
+
+
+def prune(connection: Connection, now: datetime) -> None:
+    """Drop what every gateway seen in the last day has applied. With no gateway seen, nothing is dropped."""
+    heard = select(func.min(hosts.c.applied_revision)).where(hosts.c.seen_at > now - _FORGOTTEN)
+    revision = connection.execute(heard).scalar_one_or_none()
+    if not revision:
+        return
+    pruned = connection.execute(delete(tombstones).where(tombstones.c.revision <= revision)).rowcount
+    if pruned:
+        connection.execute(update(clock).where(clock.c.pruned < revision).values(pruned=revision))
+
+
+def removed_since(connection: Connection, since: int) -> list[int] | None:
+    """Ids of the rules removed after a revision; None when some of those tombstones are gone already."""
+    if since < connection.execute(select(clock.c.pruned)).scalar_one():
+        return None
+    return list(connection.scalars(select(tombstones.c.rule_id).where(tombstones.c.revision > since)))

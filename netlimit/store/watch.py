@@ -1,0 +1,99 @@
+"""Hearing of changes that other processes make, as they happen."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from netlimit.errors import StoreError
+from netlimit.store.engine import CHANNEL, Database
+
+POLL_SECONDS = 0.02
+
+
+class Watch(ABC):
+    """Tells whether anything was written since it was last asked, first of all since it was made.
+
+    It may say so once too often (this process writes too), never too seldom. For one thread.
+    """
+
+    def changed(self) -> bool:
+        """Whether anything was written since it was last asked. Costs microseconds. Raises StoreError."""
+        return self.wait(0)
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """Wait until something is written, at most `timeout` seconds; whether it was. Raises StoreError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connection back."""
+
+
+def watch(database: Database) -> Watch:
+    """Begin to watch a database."""
+    return SqliteWatch(database) if database.is_sqlite else PostgresWatch(database)
+
+
+class SqliteWatch(Watch):
+    """Polls `PRAGMA data_version`, which changes when another connection than this one has committed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection = database.pin()
+        self._seen = self._version()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until something is written."""
+        end = time.monotonic() + timeout
+        while (version := self._version()) == self._seen:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(POLL_SECONDS, left))
+        self._seen = version
+        return True
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._connection.close()
+
+    def _version(self) -> int:
+        try:
+            cursor = self._connection.cursor()
+            return int(cursor.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error as error:
+            raise StoreError(self._database.say(error)) from error
+
+
+class PostgresWatch(Watch):
+    """Listens to the notices that every writing transaction sends as it commits."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Any = None
+        self._listen()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until something is written. After a lost connection it is taken that something was."""
+        try:
+            if self._connection is None:
+                self._listen()
+                return True
+            return bool(list(self._connection.driver_connection.notifies(timeout=timeout, stop_after=1)))
+        except self._database.driver_error as error:
+            self.close()
+            raise StoreError(self._database.say(error)) from error
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection = None
+
+    def _listen(self) -> None:
+        self._connection = self._database.pin()
+        self._connection.driver_connection.autocommit = True
+        self._connection.driver_connection.execute(f"LISTEN {CHANNEL}")
