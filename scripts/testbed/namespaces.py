@@ -138,7 +138,7 @@ class Namespace:
                 time.sleep(0.005)
             _signal_group(process, signal.SIGKILL)
             process.wait()
-            _close_pipes(process)
+            close_pipes(process)
         self.started.clear()
 
 
@@ -354,7 +354,8 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
-def _close_pipes(process: subprocess.Popen[str]) -> None:
+def close_pipes(process: subprocess.Popen[str]) -> None:
+    """Closes what this program holds of a process's standard streams."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(OSError):

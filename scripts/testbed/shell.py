@@ -41,6 +41,8 @@ def _run(lab: Lab, command: list[str]) -> int:
 
 
 def _wait(lab: Lab) -> int:
+    # A shell starts background jobs with Ctrl-C ignored; sent by hand, it shall work there too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(lab.topology())
     print("\nCtrl-C removes it.", flush=True)
     try:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from scripts.testbed.errors import LabError
-from scripts.testbed.namespaces import LAN_MAC, Lab, Namespace
+from scripts.testbed.namespaces import LAN_MAC, Lab, Namespace, close_pipes
 from scripts.testbed.reports import ConnectReport, FloodReport, ListenReport, ReceiveReport, SendReport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,11 +75,13 @@ class Stream(Generic[Report]):
 
     def stop(self) -> Report:
         """Ends it now and returns what was counted until then; once it has ended, only that."""
-        if self._process.stdin is not None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
-        report = self.report()
-        self._process.wait()
-        return report
+        try:
+            return self.report()
+        finally:
+            self._process.wait()
+            close_pipes(self._process)
 
     def _await_ready(self) -> None:
         line = self._process.stderr.readline() if self._process.stderr else ""
