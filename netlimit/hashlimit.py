@@ -26,9 +26,10 @@ SLOWEST_HZ = 100
 _MICROSECONDS = {"sec": 10**6, "min": 60 * 10**6, "hour": 3600 * 10**6, "day": 86400 * 10**6}
 _U32 = 2**32 - 1
 _CHUNK = 16
+# Credits a second in byte mode, at 250 and at 1000 ticks a second; other ticks differ by the last digit of the scale.
+_CREDITS = 250 * 2**24
 _SMALLEST_BYTE_RATE = 1500
 _LONGEST_FILL = 86400
-_LONGEST_BYTE_BURST = 60
 _FASTEST_BYTES = 20 * 10**9 // 8
 
 
@@ -36,7 +37,7 @@ _FASTEST_BYTES = 20 * 10**9 // 8
 class Bucket:
     """A token bucket as hashlimit holds it.
 
-    `above` sets it, `shown` is how iptables prints it; so with `burst` and `burst_shown` (None: not given).
+    `above` sets it, `shown` is how iptables prints it. `burst` is None for bytes, where it is always one second.
     `per_second` is the rate held, in packets, connections or bytes a second; `depth` the burst held, in the same
     unit; `expire_ms` how long an idle bucket must be remembered: longer than it takes to fill.
     """
@@ -44,21 +45,19 @@ class Bucket:
     above: str
     shown: str
     burst: str | None
-    burst_shown: str | None
     per_second: Fraction
     depth: int
     expire_ms: int
 
 
-def fit_bucket(rate: Rate, burst: int | None, hz: int = 250) -> Bucket:
+def fit_bucket(rate: Rate, burst: int | None) -> Bucket:
     """Find the bucket that holds `rate`, at most 1 % off.
 
-    `burst` is in packets, connections or bytes (None: the default). `hz` is the kernel's clock tick, which matters
-    for rates of many Gbit/s only. Raises RuleError with the nearest rates that work.
+    `burst` is in packets, connections or bytes (None: the default). Raises RuleError with the nearest rates that work.
     """
     if rate.kind is Kind.CONCURRENT:
         raise ValueError("concurrent connections are counted, not metered")
-    return _fit_bytes(rate, burst, hz) if rate.kind is Kind.BYTES else _fit_count(rate, burst)
+    return _fit_bytes(rate, burst) if rate.kind is Kind.BYTES else _fit_count(rate, burst)
 
 
 def default_burst(rate: Rate) -> int:
@@ -101,14 +100,13 @@ def _fit_count(rate: Rate, burst: int | None) -> Bucket:
         above=_write_period(period),
         shown=_show_period(period),
         burst=str(depth),
-        burst_shown=str(depth),
         per_second=Fraction(10**6, period),
         depth=depth,
         expire_ms=_outlast(fill),
     )
 
 
-def _fit_bytes(rate: Rate, burst: int | None, hz: int) -> Bucket:
+def _fit_bytes(rate: Rate, burst: int | None) -> Bucket:
     if rate.per_second < _SMALLEST_BYTE_RATE:
         raise RuleError(
             "rate",
@@ -120,33 +118,24 @@ def _fit_bytes(rate: Rate, burst: int | None, hz: int) -> Bucket:
     chunks = rate.per_second / _CHUNK
     faster = math.ceil(chunks)
     slower = _U32 // (_U32 // faster + 1)
-    share = _choose(rate, [faster, math.floor(chunks), slower], lambda n: _bytes_per_second(_U32 // n, hz))
+    share = _choose(rate, [faster, math.floor(chunks), slower], lambda n: _bytes_per_second(_U32 // n))
     cost = _U32 // share
-    second = (_U32 // cost - 1) * _CHUNK
-    seconds = 1
-    if burst is not None:
-        if burst < math.floor(rate.per_second):
-            raise RuleError(
-                "burst",
-                f"A burst of {burst} bytes is too small for {rate.text}: the kernel's byte bucket holds one second "
-                f"of the rate. Use at least {math.ceil(rate.per_second)}, or leave the burst out.",
-            )
-        seconds = max(1, round(Fraction(burst) / rate.per_second))
-    if seconds > _LONGEST_BYTE_BURST:
+    if burst is not None and abs(burst / rate.per_second - 1) > TOLERANCE:
+        wrong = "small" if burst < rate.per_second else "large"
         raise RuleError(
             "burst",
-            f"A burst of {burst} bytes is more than a minute of {rate.text}, the most that is accepted.",
+            f"A burst of {burst} bytes is too {wrong} for {rate.text}: the kernel's byte bucket holds exactly one "
+            f"second of the rate, here {math.ceil(rate.per_second)} bytes. Leave the burst out.",
         )
-    held = _bytes_per_second(cost, hz)
+    held = _bytes_per_second(cost)
     assert held is not None
     return Bucket(
         above=f"{(share - 1) * _CHUNK}b/s",
         shown=_show_bytes(cost),
-        burst=f"{second * seconds}b" if seconds > 1 else None,
-        burst_shown=_show_burst(second * seconds) if seconds > 1 else None,
+        burst=None,
         per_second=held,
-        depth=math.floor(held * seconds),
-        expire_ms=_outlast(Fraction(seconds)),
+        depth=math.floor(held),
+        expire_ms=_outlast(Fraction(1)),
     )
 
 
@@ -169,11 +158,10 @@ def _write_rate(value: Fraction, unit: str) -> str:
     return format_rate(math.floor(value), unit, 1)
 
 
-def _bytes_per_second(cost: int, hz: int) -> Fraction | None:
+def _bytes_per_second(cost: int) -> Fraction | None:
     """What a chunk's cost comes to, after the kernel has scaled it to its credits; None if it comes to nothing."""
-    credits = hz * 2 ** ((_U32 // hz).bit_length() - 1)
-    chunk = cost * credits >> 32
-    return Fraction(credits * _CHUNK, chunk) if chunk else None
+    chunk = cost * _CREDITS >> 32
+    return Fraction(_CREDITS * _CHUNK, chunk) if chunk else None
 
 
 def _write_period(period: int) -> str:
@@ -202,13 +190,6 @@ def _show_bytes(cost: int) -> str:
         if held >= size and _U32 // ((held - held % size) // _CHUNK + 1) == cost:
             return f"{held // size}{name}b/s"
     return f"{held}b/s"
-
-
-def _show_burst(size: int) -> str:
-    for name, unit in (("m", 2**20), ("k", 2**10)):
-        if size >= unit:
-            return f"{size // unit}{name}b"
-    return f"{size}b"
 
 
 def _outlast(fill: Fraction) -> int:

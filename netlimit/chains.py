@@ -1,0 +1,435 @@
+"""From limits to chains: where packets meet which limit, in which order.
+
+Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery), rules that
+name a protected address, the safe set, allow and block from the longest prefix to the shortest, then the limits: hosts
+before the budgets that they share, the smaller budget before the larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from netlimit.hashlimit import fit_bucket
+from netlimit.limits import (
+    Facts,
+    Group,
+    Limit,
+    Profile,
+    VerdictGroup,
+    digest,
+    dropped_set,
+    matched_set,
+    safe_set,
+)
+from netlimit.rates import Kind
+from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
+from netlimit.state import (
+    CHAIN_PREFIX,
+    OFFENDER_PREFIX,
+    OFFENDER_SECONDS,
+    SET_PREFIX,
+    Above,
+    AddTo,
+    ChainId,
+    ChainRule,
+    Crowded,
+    Enters,
+    Icmp6,
+    InSet,
+    IpSet,
+    Is,
+    Jump,
+    Leaves,
+    MapMark,
+    Marked,
+    Match,
+    Opens,
+    Ports,
+    Reject,
+    SetMark,
+    Side,
+    Structure,
+    Syn,
+    Table,
+    Verdict,
+    chain_rule,
+)
+
+Hook = Literal["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]
+Numbers = Mapping[Group, Mapping[Profile, int]]
+
+RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
+_NEIGHBOUR_DISCOVERY = range(133, 138)
+_FANOUT = 8
+_FANOUT_BITS = 3
+
+
+def offender_set(family: int) -> IpSet:
+    """Who was limited in the last minute, with the packets dropped."""
+    return IpSet(f"{OFFENDER_PREFIX}{family}", family, "ip", timeout=OFFENDER_SECONDS, rolling=True)
+
+
+def assemble(limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts) -> Structure:
+    """Build sets, chains and hooks for the limits in use (each profile with its number) and the verdicts."""
+    sets: dict[str, IpSet] = {}
+    chains: dict[ChainId, tuple[ChainRule, ...]] = {}
+    hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
+    ordered = sorted(verdicts, key=lambda verdict: verdict.key)
+    for family in (4, 6):
+        part = _Family(
+            family,
+            {group: profiles for group, profiles in limits.items() if group.family == family and profiles},
+            [verdict for verdict in ordered if verdict.family == family],
+            facts,
+        )
+        if part.limits or part.verdicts:
+            part.build(sets, chains, hooks)
+    return Structure(sets, chains, hooks)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One address family's share: what to build from, and the steps of building it."""
+
+    family: int
+    limits: Numbers
+    verdicts: list[VerdictGroup]
+    facts: Facts
+
+    def build(
+        self,
+        sets: dict[str, IpSet],
+        chains: dict[ChainId, tuple[ChainRule, ...]],
+        hooks: dict[ChainId, tuple[ChainRule, ...]],
+    ) -> None:
+        for ipset in self._sets():
+            sets[ipset.name] = ipset
+        for table, name, rules in self._chains():
+            chains[ChainId(self.family, table, name)] = tuple(rules)
+        for table, hook, chain in self._bases():
+            chains[ChainId(self.family, table, _base_name(hook))] = tuple(chain)
+            hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
+        if self._rejects():
+            chains[ChainId(self.family, "filter", f"{CHAIN_PREFIX}REJECT")] = tuple(self._reject_chain())
+            jump = chain_rule(Jump(f"{CHAIN_PREFIX}REJECT"), self._rejected())
+            for hook in ("INPUT", "FORWARD", "OUTPUT"):
+                where = ChainId(self.family, "filter", hook)
+                hooks[where] = (jump, *hooks.get(where, ()))
+
+    # -- sets
+
+    def _sets(self) -> Iterator[IpSet]:
+        yield safe_set(self.family, self.facts)
+        yield offender_set(self.family)
+        for verdict in self.verdicts:
+            yield matched_set(verdict, self.facts)
+        for group, profiles in self.limits.items():
+            for profile in profiles:
+                yield matched_set(Limit(group, profile), self.facts)
+                yield dropped_set(Limit(group, profile), self.facts)
+
+    # -- hooks
+
+    def _bases(self) -> Iterator[tuple[Table, Hook, list[ChainRule]]]:
+        for table in ("raw", "mangle", "filter", "security"):
+            for hook in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT"):
+                base = self._base(table, hook)
+                if base:
+                    yield table, hook, base
+
+    def _base(self, table: Table, hook: Hook) -> list[ChainRule]:
+        """The rules of one hook; empty where nothing is to be done."""
+        groups = [group for group in self._groups(table) if _meets(group, table, hook)]
+        exact = [group for group in groups if group.exact]
+        general = [group for group in groups if not group.exact and not _only_named(group.direction, hook)]
+        blocks = self._blocks(table, hook)
+        named = [block for block in blocks if block.exact]
+        broad = [block for block in blocks if not block.exact]
+        if not (exact or general or blocks):
+            return []
+        rules = list(self._untouched(table, hook))
+        rules += self._levels(named, hook, self._longest)
+        if exact:
+            rules.append(chain_rule(Jump(_exact_name(hook))))
+            if table == "mangle" and self._rejects(exact):
+                rules.append(chain_rule(RETURN, self._rejected()))
+        if general or broad:
+            safe = safe_set(self.family, self.facts).name
+            rules += [chain_rule(RETURN, InSet(safe, "src")), chain_rule(RETURN, InSet(safe, "dst"))]
+            rules += self._levels(broad, hook, 0 if general else min(block.length for block in broad))
+            rules += self._ask(general, table, hook)
+        return rules
+
+    def _untouched(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
+        if hook in ("PREROUTING", "INPUT"):
+            yield chain_rule(RETURN, Enters("lo"))
+        if hook == "OUTPUT":
+            yield chain_rule(RETURN, Leaves("lo"))
+        if self.family == 6:
+            for number in _NEIGHBOUR_DISCOVERY:
+                yield chain_rule(RETURN, Is("ipv6-icmp"), Icmp6(number))
+        if table == "mangle" and hook in ("INPUT", "FORWARD") and self._rejects():
+            yield chain_rule(RETURN, self._rejected())
+
+    def _levels(self, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
+        """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""
+        if not blocks and shortest:
+            return
+        allows = [verdict for verdict in self.verdicts if verdict.action is Action.ALLOW]
+        levels = [verdict for verdict in allows if verdict.length >= shortest] + blocks
+        for verdict in sorted(levels, key=lambda level: (-level.length, level.action is Action.BLOCK)):
+            for where in _conditions(verdict.selector, verdict.direction, hook, self.family):
+                effect = RETURN if verdict.action is Action.ALLOW else DROP
+                yield chain_rule(effect, *where, InSet(matched_set(verdict, self.facts).name, verdict.side))
+
+    def _blocks(self, table: Table, hook: Hook) -> list[VerdictGroup]:
+        """Which blocks stand here.
+
+        `from` belongs into raw, so that a flood dies before it is tracked. But there nobody can know yet whether an
+        `allow to` that is as specific will apply, for the address may be translated: such blocks wait until it is.
+        """
+        blocks = [verdict for verdict in self.verdicts if verdict.action is Action.BLOCK]
+        waits = max(
+            (v.length for v in self.verdicts if v.action is Action.ALLOW and v.direction is Direction.TO), default=-1
+        )
+        if table == "raw" and hook == "PREROUTING":
+            return [block for block in blocks if block.direction is Direction.FROM and block.length > waits]
+        if table != "mangle" or hook == "PREROUTING":
+            return []
+        here = []
+        for block in blocks:
+            if block.direction is Direction.TO and (block.exact or hook != "INPUT"):
+                here.append(block)
+            if block.direction is Direction.FROM and hook == "OUTPUT" and block.exact:
+                here.append(block)
+            if block.direction is Direction.FROM and hook in ("INPUT", "FORWARD") and block.length <= waits:
+                here.append(block)
+        return here
+
+    # -- limits
+
+    def _groups(self, table: Table) -> list[Group]:
+        return sorted((group for group in self.limits if self._table(group) == table), key=_precedence)
+
+    def _table(self, group: Group) -> Table:
+        """Concurrent connections are counted where little is written, for every commit to a table begins the count
+        anew; but only the filter table can reject."""
+        if group.kind is not Kind.CONCURRENT:
+            return "mangle"
+        return "filter" if self._rejects([group]) else "security"
+
+    def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
+        """Lead packets to the groups that concern them, and leave no mark behind."""
+        for group in groups:
+            for where in _conditions(group.selector, group.direction, hook, self.family, group.kind):
+                yield chain_rule(Jump(_group_name(group)), *where)
+            if table == "mangle" and self._rejects([group]):
+                yield chain_rule(RETURN, self._rejected())
+        if any(group.marked for group in groups):
+            yield chain_rule(SetMark(0, self.facts.mark_mask))
+
+    def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
+        for group, profiles in self.limits.items():
+            table = self._table(group)
+            yield from ((table, name, rules) for name, rules in self._group_chains(group, profiles))
+        for table in ("mangle", "filter", "security"):
+            for hook in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT"):
+                exact = [g for g in self._groups(table) if g.exact and _meets(g, table, hook)]
+                if exact:
+                    allows = list(self._levels([], hook, 0))
+                    yield table, _exact_name(hook), [*allows, *self._ask(exact, table, hook)]
+
+    def _group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
+        if group.watch:
+            yield _group_name(group), [self._watch(group, profile) for profile in profiles]
+            return
+        if group.kind is Kind.CONCURRENT:
+            yield from self._crowd_chains(group, profiles)
+            return
+        main = matched_set(Limit(group, next(iter(profiles))), self.facts).name
+        head = [
+            chain_rule(SetMark(0, self.facts.mark_mask)),
+            chain_rule(MapMark(main, group.side)),
+            chain_rule(RETURN, Marked(0, self.facts.mark_mask)),
+        ]
+        by_number = {number: profile for profile, number in sorted(profiles.items(), key=lambda item: item[1])}
+        chains = dict(self._dispatch(group, _group_name(group), by_number, self.facts.most_limits.bit_length()))
+        chains[_group_name(group)] = [*head, *chains[_group_name(group)]]
+        yield from chains.items()
+        for action in sorted({profile.action for profile in profiles}):
+            limit = Limit(group, next(profile for profile in profiles if profile.action is action))
+            yield _end_name(group, action), self._end(limit)
+
+    def _dispatch(
+        self, group: Group, chain: str, profiles: Mapping[int, Profile], bits: int
+    ) -> Iterator[tuple[str, list[ChainRule]]]:
+        """A shallow tree on the mark: at most eight leaves a chain, however many profiles there are."""
+        if len(profiles) <= _FANOUT:
+            yield chain, [rule for number, profile in profiles.items() for rule in self._leaf(group, number, profile)]
+            return
+        bits = _FANOUT_BITS * ((bits - 1) // _FANOUT_BITS)
+        branches: dict[int, dict[int, Profile]] = {}
+        for number, profile in profiles.items():
+            branches.setdefault(number >> bits, {})[number] = profile
+        mask = (self.facts.most_limits >> bits << bits) << self.facts.shift
+        rules = []
+        for branch, inside in branches.items():
+            name = f"{chain}-{branch:x}"
+            rules.append(chain_rule(Jump(name, goto=True), Marked(branch << bits << self.facts.shift, mask)))
+            yield from self._dispatch(group, name, inside, bits)
+        yield chain, rules
+
+    def _leaf(self, group: Group, number: int, profile: Profile) -> Iterator[ChainRule]:
+        here = Marked(number << self.facts.shift, self.facts.mark_mask)
+        yield chain_rule(Jump(_end_name(group, profile.action), goto=True), here, self._above(group, profile))
+        if number == self.facts.most_limits:
+            # This number is also how a rejected packet is marked; one that passes must not look like it.
+            yield chain_rule(SetMark(0, self.facts.mark_mask), here)
+
+    def _end(self, limit: Limit) -> Iterator[ChainRule]:
+        """What happens to a packet over its limit: counted by rule, its address remembered, then dropped."""
+        yield self._remember(limit)
+        if limit.profile.action is Action.REJECT and limit.group.kind is not Kind.CONCURRENT:
+            yield chain_rule(SetMark(self.facts.mark_mask, self.facts.mark_mask))
+        elif limit.profile.action is Action.REJECT:
+            yield from self._reject_chain()
+        else:
+            yield chain_rule(DROP)
+
+    def _remember(self, limit: Limit) -> ChainRule:
+        side, known = limit.group.bucket_side, offender_set(self.family).name
+        twin = InSet(dropped_set(limit, self.facts).name, limit.group.side)
+        return chain_rule(AddTo(known, side), twin, InSet(known, side, inverted=True))
+
+    def _watch(self, group: Group, profile: Profile) -> ChainRule:
+        limit = Limit(group, profile)
+        main, twin = matched_set(limit, self.facts).name, dropped_set(limit, self.facts).name
+        over: Match = (
+            Crowded(profile.rate.amount, self._bucket_length(group), group.bucket_side)
+            if group.kind is Kind.CONCURRENT
+            else self._above(group, profile)
+        )
+        return chain_rule(RETURN, InSet(main, group.side), over, InSet(twin, group.side))
+
+    def _crowd_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
+        """Sets from the longest prefix to the shortest; `goto` lets the first that matches be the last."""
+        rules = []
+        for profile in sorted(profiles, key=lambda each: (-each.length, each.key)):
+            limit = Limit(group, profile)
+            leaf = f"{CHAIN_PREFIX}C{digest(f'{group.key} {profile.key}')}"
+            rules.append(chain_rule(Jump(leaf, goto=True), InSet(matched_set(limit, self.facts).name, group.side)))
+            crowded = Crowded(profile.rate.amount, self._bucket_length(group), group.bucket_side)
+            yield leaf, [chain_rule(Jump(f"{leaf}-over", goto=True), crowded)]
+            yield f"{leaf}-over", self._end(limit)
+        yield _group_name(group), rules
+
+    def _above(self, group: Group, profile: Profile) -> Above:
+        bucket = fit_bucket(profile.rate, profile.burst)
+        if group.scope == PEER:
+            lengths = {group.side: profile.length, group.bucket_side: group.longest}
+        else:
+            lengths = {group.side: self._bucket_length(group)}
+        return Above(
+            name=SET_PREFIX + digest(f"{group.key} {profile.key} {bucket} {Above.BUCKETS} {Above.COLLECT_MS}"),
+            above=bucket.above,
+            above_shown=bucket.shown,
+            burst=bucket.burst,
+            sides=tuple((side, lengths[side]) for side in _SIDES if side in lengths),
+            expire_ms=bucket.expire_ms,
+            per_second=float(bucket.per_second),
+            depth=bucket.depth,
+            bytes=group.kind is Kind.BYTES,
+            longest=group.longest,
+        )
+
+    def _bucket_length(self, group: Group) -> int:
+        return group.longest if group.scope in (HOST, PEER) else group.bucket_length
+
+    # -- reject
+
+    def _rejects(self, groups: Iterable[Group] | None = None) -> bool:
+        """Whether any of the groups (all metered ones, if none are given) rejects rather than drops."""
+        asked = [group for group in self.limits if group.marked] if groups is None else groups
+        return any(profile.action is Action.REJECT for group in asked for profile in self.limits[group])
+
+    def _rejected(self) -> Marked:
+        return Marked(self.facts.mark_mask, self.facts.mark_mask)
+
+    def _reject_chain(self) -> Iterator[ChainRule]:
+        yield chain_rule(Reject("tcp-reset"), Is("tcp"))
+        yield chain_rule(Reject("icmp-port-unreachable" if self.family == 4 else "icmp6-port-unreachable"))
+
+    @property
+    def _longest(self) -> int:
+        return 32 if self.family == 4 else 128
+
+
+_SIDES: tuple[Side, Side] = ("src", "dst")
+
+
+def _base_name(hook: Hook) -> str:
+    return CHAIN_PREFIX + hook
+
+
+def _exact_name(hook: Hook) -> str:
+    return f"{CHAIN_PREFIX}{hook}-EXACT"
+
+
+def _group_name(group: Group) -> str:
+    return f"{CHAIN_PREFIX}G{group.digest}"
+
+
+def _end_name(group: Group, action: Action) -> str:
+    return f"{CHAIN_PREFIX}{'J' if action is Action.REJECT else 'D'}{group.digest}"
+
+
+def _precedence(group: Group) -> tuple[bool, int, int, int, str]:
+    """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
+    rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
+    return not group.watch, rank, -group.bucket_length, -group.target_length, group.key
+
+
+def _meets(group: Group, table: Table, hook: Hook) -> bool:
+    """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
+
+    `from` before addresses are translated, `to` afterwards; connections are counted behind both.
+    """
+    if group.direction is Direction.TO:
+        return hook != "PREROUTING"
+    if hook == "OUTPUT":
+        return group.exact
+    return hook == "PREROUTING" if table == "mangle" else hook != "PREROUTING"
+
+
+def _only_named(direction: Direction, hook: Hook) -> bool:
+    """What reaches this host itself is limited only by a rule that names the address."""
+    return direction is Direction.TO and hook == "INPUT"
+
+
+def _conditions(
+    selector: Selector, direction: Direction, hook: Hook, family: int, kind: Kind = Kind.PACKETS
+) -> Iterator[tuple[Match, ...]]:
+    """The alternatives of matches that select the traffic at this hook; none where it cannot pass."""
+    matches: list[Match] = []
+    if selector.interface:
+        if hook not in (("PREROUTING", "INPUT", "FORWARD") if direction is Direction.FROM else ("FORWARD", "OUTPUT")):
+            return
+        matches.append(Enters(selector.interface) if direction is Direction.FROM else Leaves(selector.interface))
+    ports: list[Match] = []
+    if selector.ports:
+        ports.append(Ports(selector.ports))
+    if selector.source_ports:
+        ports.append(Ports(selector.source_ports, "src"))
+    opens: list[Match] = [Opens()] if kind in (Kind.CONNECTIONS, Kind.CONCURRENT) else []
+    if selector.protocol is Protocol.ANY:
+        if not opens:
+            yield tuple(matches)
+            return
+        yield (*matches, Is("tcp"), Syn(), *opens)
+        yield (*matches, Is("tcp", inverted=True), *opens)
+        return
+    name = "ipv6-icmp" if selector.protocol is Protocol.ICMP and family == 6 else selector.protocol.value
+    syn = [Syn()] if opens and selector.protocol is Protocol.TCP else []
+    yield (*matches, Is(name), *ports, *syn, *opens)

@@ -1,0 +1,66 @@
+"""What a kernel must be able to do for the controller; `linux.py` does it for real, `fake.py` in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from netlimit.plan import Step
+from netlimit.state import Entry, State, Structure
+
+
+class Reading(NamedTuple):
+    """An entry as it was found, with its counters: packets, and IP bytes."""
+
+    entry: Entry
+    packets: int
+    bytes: int
+
+
+class HostFacts(NamedTuple):
+    """What the kernel says of the host.
+
+    `capabilities` maps each to None or the reason why it is missing; `own` are the host's addresses, `peers` those
+    that are logged in by SSH at the moment; `notes` are sentences that an operator should know.
+    """
+
+    capabilities: Mapping[str, str | None]
+    own: tuple[str, ...]
+    peers: tuple[str, ...]
+    hz: int
+    notes: tuple[str, ...]
+
+
+class Kernel(Protocol):
+    """A kernel that holds our objects.
+
+    Only objects with our prefix are ever seen or touched. `apply` does one step: a table is switched all or nothing,
+    lines for sets are written one after the other, and those before a refused one stay. Doing what is done already is
+    no error, nor is removing what is not there. A refusal raises KernelError with the kernel's own words; the caller
+    observes again and plans anew. Nothing is retried here, save that a table which another program changed in the
+    same moment is read again first.
+    """
+
+    def probe(self, mark_mask: int) -> HostFacts:
+        """Find out what the host can do. Leaves no trace on it."""
+        ...
+
+    def structure(self) -> Structure:
+        """Read sets (without entries), chains and hooks: cheap, whatever the number of rules."""
+        ...
+
+    def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Read the entries of some sets with their counters; sets that do not exist are left out."""
+        ...
+
+    def apply(self, step: Step) -> None:
+        """Take one step. Raises KernelError."""
+        ...
+
+
+def observe(kernel: Kernel) -> State:
+    """Read all of ours."""
+    structure = kernel.structure()
+    found = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.rolling)
+    entries = {name: {key: r.entry for key, r in found.get(name, {}).items()} for name in structure.sets}
+    return State(structure, entries)

@@ -1,0 +1,236 @@
+"""What this host can do, found out by trying, each with the reason where it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import gzip
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from netlimit.kernel import iptables
+from netlimit.kernel.base import HostFacts
+
+_CLONE_NEWNET = 0x40000000
+_PROBE_SECONDS = 30
+_USUAL_HZ = 250
+_INSTALL = "apt-get install iptables ipset"
+
+TRIALS: dict[str, tuple[str, str]] = {
+    "raw": ("raw", "-j RETURN"),
+    "mangle": ("mangle", "-j MARK --set-xmark 0x0/0x1"),
+    "security": ("security", "-j RETURN"),
+    "hashlimit": (
+        "mangle",
+        "-m hashlimit --hashlimit-above 10/sec --hashlimit-burst 5 --hashlimit-mode srcip --hashlimit-name nl-probe "
+        "--hashlimit-htable-size 16 --hashlimit-htable-max 16 --hashlimit-htable-expire 10000 -j RETURN",
+    ),
+    "connlimit": ("mangle", "-m connlimit --connlimit-above 1 --connlimit-mask 32 --connlimit-saddr -j RETURN"),
+    "conntrack": ("mangle", "-m conntrack --ctstate NEW -j RETURN"),
+    "multiport": ("mangle", "-p tcp -m multiport --dports 80 -j RETURN"),
+    "ipset": ("mangle", "-j SET --map-set nl-probe src --map-mark"),
+    "reject": ("filter", "-p tcp -j REJECT --reject-with tcp-reset"),
+}
+"""A rule for every capability: table, and what iptables is told."""
+
+
+def probe(mark_mask: int) -> HostFacts:
+    """Find out what the host can do. Rules are tried in a network namespace that is gone afterwards."""
+    capabilities = _try_rules()
+    overlap = _find_overlap(mark_mask)
+    capabilities["marks"] = overlap
+    own, peers = _addresses()
+    return HostFacts(capabilities, own, peers, read_hz(), tuple(_notes()))
+
+
+def read_hz() -> int:
+    """The kernel's clock tick, from its configuration; 250 where none is to be found."""
+    for path in (Path("/proc/config.gz"), Path(f"/boot/config-{platform.release()}")):
+        try:
+            text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+        except OSError:
+            continue
+        match = re.search(r"^CONFIG_HZ=(\d+)$", text, re.MULTILINE)
+        if match:
+            return int(match[1])
+    return _USUAL_HZ
+
+
+def _try_rules() -> dict[str, str | None]:
+    if os.geteuid() != 0:
+        reason = "netlimit needs root, or CAP_NET_ADMIN and CAP_NET_RAW, to reach the kernel; run it with sudo."
+        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+    done = subprocess.run(
+        [sys.executable, "-m", "netlimit.kernel.capabilities"],
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_SECONDS,
+        check=False,
+    )
+    try:
+        found: dict[str, str | None] = json.loads(done.stdout)
+    except ValueError:
+        reason = f"the probe of this host failed: {done.stderr.strip()[-300:] or done.returncode}"
+        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+    return found
+
+
+def _probe_here() -> dict[str, str | None]:
+    """Try every rule in a namespace of this process's own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        reason = f"no network namespace can be made to probe in: {os.strerror(ctypes.get_errno())}"
+        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+    found: dict[str, str | None] = {"iptables": _try_tool(4), "ip6tables": _try_tool(6)}
+    missing = _try_set()
+    for name, (table, words) in TRIALS.items():
+        found[name] = found["iptables"] or (missing if name == "ipset" else None) or _try_rule(name, table, words)
+    return found
+
+
+def _try_tool(family: int) -> str | None:
+    program = "iptables" if family == 4 else "ip6tables"
+    try:
+        iptables.read_tables(family)
+        iptables.try_rule(family, "filter", "-j RETURN")
+    except Exception as error:
+        return f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {program[:-1]}_filter`."
+    return None
+
+
+def _try_set() -> str | None:
+    command = ["ipset", "create", "nl-probe", "hash:net", "skbinfo", "counters", "timeout", "0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return f"there is no ipset on this host. Try `{_INSTALL}`."
+    return f"{done.stderr.strip()}. Try `modprobe ip_set_hash_net`." if done.returncode else None
+
+
+def _try_rule(name: str, table: str, words: str) -> str | None:
+    try:
+        iptables.try_rule(4, table, words)
+    except Exception as error:
+        module = {"raw": "iptable_raw", "mangle": "iptable_mangle", "security": "iptable_security"}.get(
+            name, {"ipset": "xt_set", "reject": "ipt_REJECT"}.get(name, f"xt_{name}")
+        )
+        return f"this host has no {name} for iptables: {error}. Try `modprobe {module}`."
+    return None
+
+
+def _find_overlap(mask: int) -> str | None:
+    """Who else uses bits of the packet mark under our mask."""
+    for owner, other in _foreign_marks():
+        if other & mask:
+            return (
+                f"{owner} uses bits {other & mask:#x} of the packet mark, which are under NETLIMIT_MARK_MASK {mask:#x}. "
+                "Set a mask that is free, such as 0x00ff0000."
+            )
+    return None
+
+
+def _foreign_marks() -> Iterator[tuple[str, int]]:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ipr:
+        for family in (2, 10):
+            for rule in ipr.get_rules(family=family):
+                mark, mask = rule.get("fwmark"), rule.get("fwmask")
+                if mark:
+                    yield f"a routing rule (ip rule, fwmark {mark:#x})", mask or mark
+    for family in (4, 6):
+        yield from _iptables_marks(family)
+    yield from _nft_marks()
+
+
+def _iptables_marks(family: int) -> Iterator[tuple[str, int]]:
+    try:
+        lines = iptables.foreign_rules(family)
+    except Exception:  # the tool is missing; `iptables` among the capabilities says so
+        return
+    for line in lines:
+        for match in re.finditer(
+            r"--(?:mark|set-xmark|set-mark|nfmask|or-mark) (0x[0-9a-f]+)(?:/(0x[0-9a-f]+))?", line
+        ):
+            yield (
+                f"the iptables rule '{line}'",
+                int(match[2] or "0xffffffff" if "xmark" in match[0] else match[2] or match[1], 16),
+            )
+
+
+def _nft_marks() -> Iterator[tuple[str, int]]:
+    try:
+        done = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return
+    for line in done.stdout.splitlines():
+        for match in re.finditer(r"\bmark (?:set |and |== |!= |& )*(0x[0-9a-f]+)", line):
+            if "ct mark" not in line:
+                yield f"the nftables rule '{line.strip()}'", int(match[1], 16)
+
+
+def _addresses() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The host's own addresses, and those of who is logged in by SSH."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ipr:
+        own = {message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in ipr.get_addr()}
+    return tuple(sorted(own)), tuple(sorted(_ssh_peers()))
+
+
+def _ssh_peers() -> set[str]:
+    peers = set()
+    for path, size in (("/proc/net/tcp", 8), ("/proc/net/tcp6", 32)):
+        try:
+            lines = Path(path).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            local, remote, state = line.split()[1:4]
+            if state == "01" and int(local.split(":")[1], 16) == 22:
+                peers.add(_read_address(remote.split(":")[0], size))
+    return peers
+
+
+def _read_address(text: str, size: int) -> str:
+    from ipaddress import IPv6Address, ip_address
+
+    raw = bytes.fromhex(text)
+    packed = b"".join(raw[i : i + 4][::-1] for i in range(0, size // 2, 4))
+    address = ip_address(packed)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+def _notes() -> Iterator[str]:
+    for device in sorted(os.listdir("/sys/class/net")):
+        if device != "lo" and _receives_merged(device):
+            yield (
+                f"{device} merges packets before they are counted (GRO): one packet of a rate in packets can be up to "
+                f"64 kB of TCP. `ethtool -K {device} gro off` makes a packet a packet, or give the rate in bits."
+            )
+
+
+def _receives_merged(device: str) -> bool:
+    """ETHTOOL_GGRO by ioctl (linux/ethtool.h)."""
+    import fcntl
+    import socket
+    import struct
+
+    value = ctypes.create_string_buffer(struct.pack("II", 0x2B, 0), 8)
+    request = struct.pack("16sP", device.encode(), ctypes.addressof(value)) + bytes(16)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock.fileno(), 0x8946, request)
+        except OSError:
+            return False
+    return bool(struct.unpack("II", value.raw)[1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(_probe_here()))

@@ -1,0 +1,116 @@
+"""Sets, spoken to by `ipset restore` and read by `ipset save`: one process for any number of entries."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+from netlimit.errors import KernelError
+from netlimit.kernel.base import Reading
+from netlimit.plan import WriteSets
+from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, SET_PREFIX, Entry, IpSet
+
+_TEMPORARY = f"{SET_PREFIX}swap"
+
+
+def read_sets() -> dict[str, IpSet]:
+    """Every set of ours, without its entries."""
+    lines = _run("list", "-t", "-o", "save").splitlines()
+    sets = (_parse_set(line.split()) for line in lines if line.startswith(f"create {SET_PREFIX}"))
+    return {ipset.name: ipset for ipset in sets}
+
+
+def read_entries(name: str) -> dict[str, Reading]:
+    """The entries of a set with their counters."""
+    now = int(time.time())
+    return dict(_parse_entry(line.split(), now) for line in _run("save", name).splitlines() if line.startswith("add "))
+
+
+def write_sets(step: WriteSets) -> None:
+    """Write them in one go. Raises KernelError with the line that was refused; those before it stay."""
+    held = read_sets() if step.create or step.destroy or step.remove else {}
+    script = "\n".join(_render(step, held, int(time.time())))
+    if script:
+        _run("restore", "-exist", script=script + "\n", step=str(step))
+
+
+def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
+    replaced = {ipset.name for ipset in step.create if held.get(ipset.name, ipset) != ipset}
+    for ipset in step.create:
+        name = _TEMPORARY if ipset.name in replaced else ipset.name
+        if ipset.name in replaced:
+            yield from _swap(ipset, step, now)
+        else:
+            yield f"create {str(ipset).replace(ipset.name, name, 1)}"
+    for name, entries in step.add.items():
+        if name not in replaced:
+            for key, entry in entries.items():
+                yield from _add(name, key, entry, now)
+    for name, keys in step.remove.items():
+        if name in held:
+            yield from (f"del {name} {key}" for key in keys)
+    yield from (f"destroy {name}" for name in step.destroy if name in held)
+
+
+def _swap(ipset: IpSet, step: WriteSets, now: int) -> Iterator[str]:
+    """A set of another kind stands under the name: fill one beside it and change places."""
+    yield f"create {str(ipset).replace(ipset.name, _TEMPORARY, 1)}"
+    for key, entry in step.add.get(ipset.name, {}).items():
+        yield from _add(_TEMPORARY, key, entry, now)
+    yield f"swap {_TEMPORARY} {ipset.name}"
+    yield f"destroy {_TEMPORARY}"
+
+
+def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
+    left = entry.expires - now
+    if entry.expires and left <= 0:
+        return
+    mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
+    yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0}{mark}"
+
+
+def _parse_set(words: list[str]) -> IpSet:
+    name, kind = words[1], words[2].removeprefix("hash:")
+    options = dict(pairwise(words))
+    return IpSet(
+        name=name,
+        family=6 if options.get("family") == "inet6" else 4,
+        kind="net" if kind == "net" else "ip",
+        marks="skbinfo" in words,
+        timeout=int(options.get("timeout", -1)),
+        size=int(options.get("maxelem", 0)),
+        # ipset does not print forceadd
+        rolling=name.startswith(OFFENDER_PREFIX),
+    )
+
+
+def _parse_entry(words: list[str], now: int) -> tuple[str, Reading]:
+    options = dict(zip(words[3::2], words[4::2], strict=False))
+    left = int(options.get("timeout", 0))
+    mark, mask = 0, 0
+    if "skbmark" in options:
+        value, _, under = options["skbmark"].partition("/")
+        mark, mask = int(value, 16), int(under or "0xffffffff", 16)
+    entry = Entry(mark, mask, now + left if left else 0)
+    return words[2], Reading(entry, int(options.get("packets", 0)), int(options.get("bytes", 0)))
+
+
+def _run(*words: str, script: str | None = None, step: str = "") -> str:
+    command = ["ipset", *words]
+    try:
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise KernelError(" ".join(command), "there is no `ipset` on this host; install the package ipset") from None
+    if done.returncode:
+        raise KernelError(step or " ".join(command), _explain(done.stderr.strip()))
+    return done.stdout
+
+
+def _explain(reason: str) -> str:
+    if "Hash is full" in reason:
+        return f"{reason}. The set is full; name larger subnets, or raise NETLIMIT_SET_SIZE."
+    if "Operation not permitted" in reason or "must be root" in reason.lower():
+        return f"{reason}. Run netlimit as root, or with CAP_NET_ADMIN."
+    return reason

@@ -1,0 +1,343 @@
+"""The distinct limits that a rule set comes to, and what one rule adds to them.
+
+Rules are many, limits are few: every rule becomes entries in sets, and only a limit that no other rule has needs
+rules in a chain. A *group* is a set of limits that exclude each other (the most specific target wins); a *profile* is
+one rate in it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from ipaddress import ip_address, ip_network
+
+from netlimit.rates import Kind, Rate, parse_rate
+from netlimit.rules import HOST, PEER, TARGET, Action, Direction, PortRange, Protocol, Rule, Selector, Target
+from netlimit.state import SET_PREFIX, IpSet, Side
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What compiling needs to know of a host.
+
+    `own` are its addresses and `safe` what no rule may touch, both honoured unless a rule names the exact address.
+    `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
+    `set_size` is the most entries of one set.
+    """
+
+    host: str = "localhost"
+    mark_mask: int = 0xFF000000
+    set_size: int = 2**20
+    own: frozenset[str] = frozenset()
+    safe: tuple[Target, ...] = ()
+    capabilities: Mapping[str, str | None] = field(default_factory=dict)
+
+    @cached_property
+    def shift(self) -> int:
+        """How far a limit's number is shifted to stand under the mask."""
+        return (self.mark_mask & -self.mark_mask).bit_length() - 1
+
+    @cached_property
+    def most_limits(self) -> int:
+        """The highest number that fits under the mask."""
+        return self.mark_mask >> self.shift
+
+    def protects(self, target: Target) -> bool:
+        """Whether the target is one address that is the host's own or in the safe set."""
+        if target.prefixlen != target.max_prefixlen or not (self.own or self.safe):
+            return False
+        address = target.network_address
+        if str(address) in self.own:
+            return True
+        return any(address.version == net.version and address in net for net in self.safe)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Limits that share a set: alike in everything but target and rate.
+
+    `scope` is "host", "peer" or "target"; for the last, targets of one length and buckets of one length make a group,
+    since shared budgets nest. `exact` groups hold rules that name a protected address and stand before the safe set.
+    `watch` tells observing rules apart by rate, so that they displace nothing.
+    """
+
+    family: int
+    direction: Direction
+    selector: Selector
+    kind: Kind
+    scope: str
+    target_length: int = 0
+    bucket_length: int = 0
+    exact: bool = False
+    watch: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """A text that tells groups apart, and from which `parse_purpose` makes the group again."""
+        lengths = (self.target_length, self.bucket_length)
+        return _write_key(
+            self.family, self.direction, self.selector, self.kind, self.scope, *lengths, self.exact, self.watch
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """A short name for it."""
+        return digest(self.key)
+
+    @property
+    def side(self) -> Side:
+        """Where the target stands in a packet."""
+        return "src" if self.direction is Direction.FROM else "dst"
+
+    @property
+    def bucket_side(self) -> Side:
+        """Where the address stands whose bucket it is: with `per: peer`, at the other end."""
+        if self.scope == PEER:
+            return "dst" if self.side == "src" else "src"
+        return self.side
+
+    @property
+    def longest(self) -> int:
+        """The prefix length of one address."""
+        return 32 if self.family == 4 else 128
+
+    @property
+    def marked(self) -> bool:
+        """Whether the set tells the profile by a mark."""
+        return self.kind is not Kind.CONCURRENT and not self.watch
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One rate in a group. `length` is the target's prefix length where buckets depend on it, else 0; `holder` the
+    target itself where they belong to it alone (peers of concurrent connections)."""
+
+    rate: Rate
+    burst: int | None
+    action: Action
+    length: int = 0
+    holder: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """A text that tells profiles of a group apart."""
+        return _write_key(self.rate.text, self.burst, self.action, self.length, self.holder)
+
+
+@dataclass(frozen=True)
+class VerdictGroup:
+    """Targets of one prefix length that are allowed or blocked."""
+
+    family: int
+    direction: Direction
+    selector: Selector
+    action: Action
+    length: int
+    exact: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """A text that tells groups apart."""
+        return _write_key(self.family, self.direction, self.selector, self.action, self.length, self.exact)
+
+    @property
+    def side(self) -> Side:
+        """Where the target stands in a packet."""
+        return "src" if self.direction is Direction.FROM else "dst"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A profile in its group."""
+
+    group: Group
+    profile: Profile
+
+
+Purpose = Limit | VerdictGroup
+PurposeKey = tuple[str, str]
+"""A group's key and a profile's; the latter is empty for verdicts."""
+
+
+def purpose_key(purpose: Purpose) -> PurposeKey:
+    """Two texts that stand for a purpose."""
+    return (purpose.group.key, purpose.profile.key) if isinstance(purpose, Limit) else (purpose.key, "")
+
+
+def parse_purpose(key: PurposeKey) -> Purpose:
+    """Make the purpose again from what `purpose_key` gave."""
+    family, direction, selector, *rest = json.loads(key[0])
+    protocol, ports, source_ports, interface = selector
+    where = Selector(Protocol(protocol), _pairs(ports), _pairs(source_ports), interface)
+    if not key[1]:
+        return VerdictGroup(family, Direction(direction), where, Action(rest[0]), *rest[1:])
+    group = Group(family, Direction(direction), where, Kind(rest[0]), *rest[1:])
+    rate, burst, action, length, holder = json.loads(key[1])
+    return Limit(group, Profile(parse_rate(rate), burst, Action(action), length, holder))
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What one rule adds to the kernel: its keys in the sets of `purpose`, until `expires` (Unix time, 0: for good).
+
+    With a `problem` it adds nothing, and the sentence says why.
+    """
+
+    rule_id: int
+    purpose: Purpose | None
+    keys: tuple[str, ...]
+    expires: int = 0
+    problem: str | None = None
+
+
+def compile_rule(rule: Rule, facts: Facts) -> Fragment:
+    """Turn one rule in force into what it adds. Depends on nothing but the rule and the host."""
+    purpose = _purpose(
+        rule.family,
+        rule.direction,
+        rule.selector,
+        rule.action,
+        rule.rate,
+        rule.burst,
+        rule.per,
+        rule.target.prefixlen,
+        str(rule.target) if rule.per == PEER else "",
+        facts.protects(rule.target),
+    )
+    expires = int(rule.expires_at.timestamp()) if rule.expires_at else 0
+    problem = _find_problem(purpose, facts.capabilities) if facts.capabilities else None
+    return Fragment(rule.id, purpose, set_keys(rule.target), expires, problem)
+
+
+def set_keys(target: Target) -> tuple[str, ...]:
+    """A target as ipset prints it. `hash:net` takes no /0, so everything is two halves."""
+    length = target.prefixlen
+    if length == 0:
+        return tuple(key for half in target.subnets() for key in set_keys(half))
+    address = _show_address(target)
+    return (address,) if length == target.max_prefixlen else (f"{address}/{length}",)
+
+
+def matched_set(purpose: Purpose, facts: Facts) -> IpSet:
+    """The set whose counters tell what a rule matched."""
+    size = facts.set_size
+    if isinstance(purpose, VerdictGroup):
+        kind = "a" if purpose.action is Action.ALLOW else "b"
+        return IpSet(f"{SET_PREFIX}{kind}{purpose.family}-{digest(f'{purpose.key} {size}')}", purpose.family, size=size)
+    group = purpose.group
+    return IpSet(f"{SET_PREFIX}l{_set_stem(purpose, size)}", group.family, marks=group.marked, size=size)
+
+
+def dropped_set(limit: Limit, facts: Facts) -> IpSet:
+    """Its twin, which a packet passes before it is dropped: its counters tell what was dropped."""
+    size = facts.set_size
+    return IpSet(f"{SET_PREFIX}d{_set_stem(limit, size)}", limit.group.family, size=size)
+
+
+def safe_set(family: int, facts: Facts) -> IpSet:
+    """The set of what no rule may touch."""
+    return IpSet(f"{SET_PREFIX}safe{family}", family, size=min(facts.set_size, 65536))
+
+
+def purpose_sets(purpose: Purpose, facts: Facts) -> tuple[IpSet, ...]:
+    """Every set in which a rule of this purpose has its keys."""
+    if isinstance(purpose, VerdictGroup):
+        return (matched_set(purpose, facts),)
+    return matched_set(purpose, facts), dropped_set(purpose, facts)
+
+
+def digest(text: str) -> str:
+    """Ten letters that stand for a text; two texts have the same once in a trillion."""
+    return sha256(text.encode()).hexdigest()[:10]
+
+
+def _write_key(*parts: object) -> str:
+    return json.dumps(parts, default=_write_selector, separators=(",", ":"))
+
+
+def _write_selector(selector: object) -> list[object]:
+    assert isinstance(selector, Selector)
+    return [selector.protocol, selector.ports, selector.source_ports, selector.interface]
+
+
+def _pairs(ranges: list[list[int]]) -> tuple[PortRange, ...]:
+    return tuple((low, high) for low, high in ranges)
+
+
+def _set_stem(limit: Limit, size: int) -> str:
+    # connlimit is told nothing by marks, so each of its limits has a set of its own.
+    text = limit.group.key if limit.group.marked else f"{limit.group.key} {limit.profile.key}"
+    return f"{limit.group.family}-{digest(f'{text} {size}')}"
+
+
+@lru_cache(maxsize=65536)
+def _purpose(
+    family: int,
+    direction: Direction,
+    selector: Selector,
+    action: Action,
+    rate: Rate | None,
+    burst: int | None,
+    per: str | None,
+    length: int,
+    target: str,
+    exact: bool,
+) -> Purpose:
+    if rate is None or per is None:
+        return VerdictGroup(family, direction, selector, action, length, exact and action is Action.BLOCK)
+    kind = rate.kind
+    watch = f"{rate.text} {burst}" if action is Action.OBSERVE else ""
+    if per == HOST:
+        group = Group(family, direction, selector, kind, HOST, 0, 0, exact, watch)
+        return Limit(group, Profile(rate, burst, action, length if kind is Kind.CONCURRENT else 0))
+    if per == PEER:
+        group = Group(family, direction, selector, kind, PEER, 0, 0, exact, watch)
+        return Limit(group, Profile(rate, burst, action, length, target if kind is Kind.CONCURRENT else ""))
+    bucket = length if per == TARGET else int(per[1:])
+    group = Group(family, direction, selector, kind, TARGET, length, bucket, exact, watch)
+    return Limit(group, Profile(rate, burst, action))
+
+
+def _find_problem(purpose: Purpose, capabilities: Mapping[str, str | None]) -> str | None:
+    for name in _requirements(purpose):
+        reason = capabilities.get(name)
+        if reason is not None:
+            return reason
+    return None
+
+
+@lru_cache(maxsize=65536)
+def _requirements(purpose: Purpose) -> tuple[str, ...]:
+    group = purpose.group if isinstance(purpose, Limit) else purpose
+    needs = ["iptables" if group.family == 4 else "ip6tables", "ipset"]
+    if group.selector.ports or group.selector.source_ports:
+        needs.append("multiport")
+    if isinstance(purpose, VerdictGroup):
+        return (*needs, "raw") if purpose.action is Action.BLOCK else (*needs, "mangle")
+    kind = purpose.group.kind
+    if purpose.profile.action is Action.REJECT:
+        needs.append("reject")
+    if kind is Kind.CONCURRENT:
+        return (*needs, "conntrack", "connlimit", "security")
+    if kind is Kind.CONNECTIONS:
+        needs.append("conntrack")
+    return (*needs, "mangle", "marks", "hashlimit")
+
+
+def _show_address(target: Target) -> str:
+    address = target.network_address
+    return str(address) if target.version == 4 else socket.inet_ntop(socket.AF_INET6, address.packed)
+
+
+def parse_safe(texts: tuple[str, ...]) -> tuple[Target, ...]:
+    """Read a safe set, as settings and status have it."""
+    return tuple(ip_network(text) for text in texts)
+
+
+def own_addresses(texts: tuple[str, ...]) -> frozenset[str]:
+    """Bring addresses into the form in which `Facts.own` compares them."""
+    return frozenset(str(ip_address(text)) for text in texts)

@@ -1,0 +1,355 @@
+"""What the kernel holds of ours: sets with their entries, chains with their rules, and the hooks that lead to them.
+
+Every object renders itself as the tools print it (`ipset save`, `iptables-save`); that text is what a plan shows,
+what is written, and what is compared when it is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+SET_PREFIX = "nl-"
+CHAIN_PREFIX = "NL-"
+LONGEST_TIMEOUT = 2_147_483
+"""Seconds; what an ipset entry can hold."""
+OFFENDER_PREFIX = "nl-off"
+OFFENDER_SECONDS = 60
+
+Side = Literal["src", "dst"]
+Table = Literal["raw", "mangle", "filter", "security"]
+TABLES: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
+
+
+@dataclass(frozen=True, slots=True)
+class IpSet:
+    """An ipset: `kind` "net" or "ip"; `marks` for skbinfo; `timeout` the default in seconds (0: entries stay).
+
+    `size` is the most entries it takes (maxelem); with `rolling`, a full set forgets some rather than refuse more.
+    """
+
+    name: str
+    family: int
+    kind: Literal["net", "ip"] = "net"
+    marks: bool = False
+    timeout: int = 0
+    size: int = 65536
+    rolling: bool = False
+
+    def __str__(self) -> str:
+        family = "inet" if self.family == 4 else "inet6"
+        text = f"{self.name} hash:{self.kind} family {family} maxelem {self.size} timeout {self.timeout} counters"
+        return text + (" forceadd" if self.rolling else "") + (" skbinfo" if self.marks else "")
+
+
+class Entry(NamedTuple):
+    """What a set keeps beside an address: a mark with its mask (0/0: none) and when it ends (Unix time, 0: never)."""
+
+    mark: int = 0
+    mask: int = 0
+    expires: int = 0
+
+
+# -- what a rule in a chain asks of a packet ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enters:
+    """The packet came in by this interface."""
+
+    interface: str
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-i", self.interface
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The packet goes out by this interface."""
+
+    interface: str
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-o", self.interface
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """The transport protocol, or anything but it."""
+
+    protocol: str
+    inverted: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return (*(("!",) if self.inverted else ()), "-p", self.protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Destination or source ports, as ranges."""
+
+    ranges: tuple[tuple[int, int], ...]
+    side: Side = "dst"
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        ports = ",".join(str(low) if low == high else f"{low}:{high}" for low, high in self.ranges)
+        return "-m", "multiport", "--dports" if self.side == "dst" else "--sports", ports
+
+
+@dataclass(frozen=True, slots=True)
+class Syn:
+    """A TCP packet that asks for a connection."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "tcp", "--tcp-flags", "FIN,SYN,RST,ACK", "SYN"
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """The first packet of a flow: NEW, and not yet in the connection table.
+
+    NEW alone would count every datagram of a UDP flow that nobody has answered.
+    """
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "conntrack", "--ctstate", "NEW", "!", "--ctstatus", "CONFIRMED"
+
+
+@dataclass(frozen=True, slots=True)
+class Icmp6:
+    """An ICMPv6 type."""
+
+    type: int
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "icmp6", "--icmpv6-type", str(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class InSet:
+    """An end of the packet is in a set; a match counts on the entry."""
+
+    name: str
+    side: Side
+    inverted: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return ("-m", "set", *(("!",) if self.inverted else ()), "--match-set", self.name, self.side)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The bits of the packet's mark under `mask` are `value`."""
+
+    value: int
+    mask: int
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "mark", "--mark", f"{self.value:#x}/{self.mask:#x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """The packet finds its token bucket empty (xt_hashlimit).
+
+    `above` sets the rate and `above_shown` is how iptables prints it. `sides` names the
+    ends that tell buckets apart, with the prefix length of each (32 or 128: each address).
+    """
+
+    name: str
+    above: str
+    above_shown: str
+    burst: str | None
+    sides: tuple[tuple[Side, int], ...]
+    expire_ms: int
+    per_second: float
+    depth: int
+    bytes: bool
+    longest: int
+
+    BUCKETS: ClassVar[int] = 8192
+    MOST: ClassVar[int] = 2**20
+    COLLECT_MS: ClassVar[int] = 10_000
+
+    def args(self, shown: bool = True) -> tuple[str, ...]:
+        """As iptables prints it, or (not `shown`) as it must be told."""
+        words = ["-m", "hashlimit", "--hashlimit-above", self.above_shown if shown else self.above]
+        if self.burst is not None:
+            words += ["--hashlimit-burst", self.burst]
+        words += ["--hashlimit-mode", ",".join(f"{side}ip" for side, _ in self.sides)]
+        words += ["--hashlimit-name", self.name, "--hashlimit-htable-size", str(self.BUCKETS)]
+        words += ["--hashlimit-htable-max", str(self.MOST), "--hashlimit-htable-gcinterval", str(self.COLLECT_MS)]
+        words += ["--hashlimit-htable-expire", str(self.expire_ms)]
+        for side, length in self.sides:
+            if length != self.longest:
+                words += [f"--hashlimit-{side}mask", str(length)]
+        return tuple(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """More than `above` connections exist for the address at `side`, seen through a prefix length (xt_connlimit)."""
+
+    above: int
+    length: int
+    side: Side
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        words = ["-m", "connlimit", "--connlimit-above", str(self.above), "--connlimit-mask", str(self.length)]
+        return (*words, "--connlimit-saddr" if self.side == "src" else "--connlimit-daddr")
+
+
+Match = Enters | Leaves | Is | Ports | Syn | Opens | Icmp6 | InSet | Marked | Above | Crowded
+
+
+# -- and what it does with it ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """DROP, RETURN."""
+
+    name: Literal["DROP", "RETURN"]
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Go on in another chain of ours; `goto` does not come back to this one."""
+
+    chain: str
+    goto: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-g" if self.goto else "-j", self.chain
+
+
+@dataclass(frozen=True, slots=True)
+class SetMark:
+    """Give the packet's mark a value under a mask."""
+
+    value: int
+    mask: int
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "MARK", "--set-xmark", f"{self.value:#x}/{self.mask:#x}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapMark:
+    """Give the packet the mark of the entry that its address has in a set; a hit counts on the entry."""
+
+    name: str
+    side: Side
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "SET", "--map-set", self.name, self.side, "--map-mark"
+
+
+@dataclass(frozen=True, slots=True)
+class AddTo:
+    """Remember the address in a set."""
+
+    name: str
+    side: Side
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "SET", "--add-set", self.name, self.side
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Drop the packet and tell its sender."""
+
+    reply: str
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "REJECT", "--reject-with", self.reply
+
+
+Effect = Verdict | Jump | SetMark | MapMark | AddTo | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRule:
+    """A rule in a chain. `text` is what `iptables-save` prints; two rules are the same if that is."""
+
+    text: str
+    matches: tuple[Match, ...] = field(default=(), compare=False, repr=False)
+    effect: Effect | None = field(default=None, compare=False, repr=False)
+
+
+def chain_rule(effect: Effect, *matches: Match) -> ChainRule:
+    """Put a rule together; `matches` stand in the order in which iptables prints them: -i, -o, -p, then the rest."""
+    words = [word for part in (*matches, effect) for word in part.args()]
+    return ChainRule(" ".join(words), matches, effect)
+
+
+class ChainId(NamedTuple):
+    """Where a chain is."""
+
+    family: int
+    table: Table
+    name: str
+
+    def __str__(self) -> str:
+        return f"{'iptables' if self.family == 4 else 'ip6tables'} -t {self.table} {self.name}"
+
+
+Chains = Mapping[ChainId, tuple[ChainRule, ...]]
+Entries = Mapping[str, Mapping[str, Entry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Sets without their entries, our chains, and what stands first in the kernel's own chains (`hooks`)."""
+
+    sets: Mapping[str, IpSet] = field(default_factory=dict)
+    chains: Chains = field(default_factory=dict)
+    hooks: Chains = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All of ours that a kernel holds, or shall hold. Every set of the structure has its entries, if only none."""
+
+    structure: Structure = field(default_factory=Structure)
+    entries: Entries = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A golden text: the whole state, sorted."""
+        lines = []
+        for name, ipset in sorted(self.structure.sets.items()):
+            lines.append(f"create {ipset}")
+            for key, entry in sorted(self.entries.get(name, {}).items()):
+                lines.append(f"add {name} {show_entry(key, entry)}")
+        for hook, rules in sorted(self.structure.hooks.items()):
+            lines += [f"{hook}: {rule.text}" for rule in rules]
+        for chain, rules in sorted(self.structure.chains.items()):
+            lines += [f"{chain}: {rule.text}" for rule in rules] or [f"{chain}:"]
+        return "\n".join(lines)
+
+
+def show_entry(key: str, entry: Entry) -> str:
+    """An entry with its mark, and when it ends."""
+    mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
+    return key + mark + (f" until {entry.expires}" if entry.expires else "")
