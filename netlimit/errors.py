@@ -29,3 +29,11 @@ class KernelError(NetlimitError):
 
 class StoreError(NetlimitError):
     """The database cannot do what was asked; the sentence says what would help."""
+
+
+class SettingsError(NetlimitError):
+    """A setting that cannot be used: `setting` is its name as an environment variable."""
+
+    def __init__(self, setting: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.setting = setting

@@ -126,7 +126,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_rules"),
     )
     op.create_index("ix_rules_identity", "rules", ["identity"])
-    op.create_index("ix_rules_name", "rules", ["name"], unique=True)
+    named = sa.text("name IS NOT NULL")
+    op.create_index("ix_rules_name", "rules", ["name"], unique=True, sqlite_where=named, postgresql_where=named)
     op.create_index("ix_rules_revision", "rules", ["revision"])
     op.create_index("ix_rules_target", "rules", ["target"])
     op.create_table(

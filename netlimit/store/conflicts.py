@@ -43,6 +43,8 @@ def find_twins(batch: Sequence[Rule], identities: Sequence[str], now: datetime) 
     For each identity the first rule of every gateway is remembered, so that a batch of equal rules costs no more
     than one of different rules.
     """
+    if len(set(identities)) == len(identities):
+        return []
     wrong: Wrong = []
     seen: dict[str, dict[str, int]] = {}
     for index, (rule, identity) in enumerate(zip(batch, identities, strict=True)):

@@ -125,6 +125,8 @@ class Database:
             yield
         except DBAPIError as error:
             raise StoreError(self.say(error.orig)) from error
+        except self.driver_error as error:
+            raise StoreError(self.say(error)) from error
         except SQLAlchemyError as error:
             raise StoreError(f"The database {self} cannot do this: {error}") from error
 

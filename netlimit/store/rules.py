@@ -8,19 +8,19 @@ from datetime import datetime
 from ipaddress import ip_network
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from netlimit.errors import NetlimitError, RuleError
 from netlimit.rules import Rule, Target, parse_target
 from netlimit.store import audit, tombstones
+from netlimit.store.bulk import write
 from netlimit.store.clock import take_revision
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
 from netlimit.store.errors import ManyErrors, NotKept, Stale, limited_already, name_taken
-from netlimit.store.rows import RULE_COLUMNS, Kept, kept_from_row, to_row, with_number
-from netlimit.store.tables import counters, rule_hosts, rule_labels, rule_states, rules
+from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, kept_from_row, to_row, with_number
+from netlimit.store.tables import counters, rule_hosts, rule_labels, rule_states, rules, to_microseconds
 
 _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
-_AT_ONCE = 2000
 
 
 def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime) -> list[Rule]:
@@ -30,12 +30,10 @@ def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime
     revision, first = take_revision(connection, len(batch))
     kept = [with_number(rule, first + index, revision) for index, rule in enumerate(batch)]
     wrong = find_taken_names(connection, kept)
-    nameless = {index for index, _ in wrong}  # the rest of them is still to be checked, and all is rolled back
-    identities = []
-    for rows in _in_chunks([with_changes(r, name=None) if i in nameless else r for i, r in enumerate(kept)], now):
-        identities += [row["identity"] for row in rows]
-        connection.execute(insert(rules), rows)
-    _write_hosts_and_labels(connection, kept)
+    nameless = {index for index, _ in wrong}
+    # A name that is taken must not hide what else is wrong with its rule: write it without, and roll all back.
+    written = [with_changes(r, name=None) if i in nameless else r for i, r in enumerate(kept)] if wrong else kept
+    identities = _write(connection, written, now, now)
     wrong += find_twins(kept, identities, now)
     for number, other in find_conflicts(connection, revision, now).items():
         wrong.append((number - first, limited_already(kept[number - first], *other)))
@@ -59,11 +57,8 @@ def replace(
     namesake = find(connection, rule.name) if rule.name else None
     if namesake and namesake.rule.id != rule_id:
         raise name_taken(namesake.rule.name or "", namesake.rule.id)
-    row = to_row(kept) | {"updated_at": now}
-    connection.execute(update(rules).where(rules.c.id == rule_id).values(row))
-    for table in (rule_hosts, rule_labels):
-        connection.execute(delete(table).where(table.c.rule_id == rule_id))
-    _write_hosts_and_labels(connection, [kept])
+    connection.execute(delete(rules).where(rules.c.id == rule_id))
+    _write(connection, [kept], before.created_at, now)
     for other in find_conflicts(connection, revision, now).values():
         raise limited_already(kept, *other)
     audit.note(connection, "replace", revision, before.rule, kept, actor, now)
@@ -136,18 +131,25 @@ def _get(connection: Connection, rule_id: int, expected_revision: int | None) ->
     return kept
 
 
-def _in_chunks(batch: Sequence[Rule], now: datetime) -> Iterator[list[dict[str, Any]]]:
-    for start in range(0, len(batch), _AT_ONCE):
-        yield [to_row(rule) | {"created_at": now, "updated_at": now} for rule in batch[start : start + _AT_ONCE]]
+def _write(connection: Connection, batch: Sequence[Rule], created: datetime, updated: datetime) -> list[str]:
+    """Write rules that have their ids, with the tables by which they are searched; gives back their identities."""
+    times = (to_microseconds(created), to_microseconds(updated))
+    identities = []
 
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for rule in batch:
+            row = to_row(rule)
+            identities.append(row[-1])
+            yield row + times
 
-def _write_hosts_and_labels(connection: Connection, batch: Sequence[Rule]) -> None:
-    hosts = [{"host": host, "rule_id": rule.id} for rule in batch for host in rule.hosts]
-    labels = [{"key": key, "value": value, "rule_id": rule.id} for rule in batch for key, value in rule.labels]
+    write(connection, (*WRITTEN_COLUMNS, rules.c.created_at, rules.c.updated_at), rows())
+    hosts = [(host, rule.id) for rule in batch for host in rule.hosts]
     if hosts:
-        connection.execute(insert(rule_hosts), hosts)
+        write(connection, tuple(rule_hosts.c), hosts)
+    labels = [(key, value, rule.id) for rule in batch for key, value in rule.labels]
     if labels:
-        connection.execute(insert(rule_labels), labels)
+        write(connection, tuple(rule_labels.c), labels)
+    return identities
 
 
 def _refuse(wrong: Sequence[tuple[int, NetlimitError]], size: int) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
@@ -26,6 +27,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+def to_microseconds(moment: datetime) -> int:
+    """How a time is kept: microseconds since 1970 (UTC)."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
 class Moment(TypeDecorator[datetime]):
     """An aware time, kept as whole microseconds since 1970 (UTC): exact, sortable, the same in every database."""
 
@@ -34,7 +40,7 @@ class Moment(TypeDecorator[datetime]):
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
         """Turn a time into microseconds."""
-        return None if value is None else (value - EPOCH) // _MICROSECOND
+        return None if value is None else to_microseconds(value)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         """Turn microseconds into a time."""
@@ -93,7 +99,7 @@ rules = Table(
     Index(None, "revision"),
     Index(None, "target"),
     Index(None, "identity"),
-    Index(None, "name", unique=True),
+    Index(None, "name", unique=True, sqlite_where=text("name IS NOT NULL"), postgresql_where=text("name IS NOT NULL")),
 )
 """`hosts` and `labels` are for reading; what is searched for stands in `rule_hosts` and `rule_labels` too."""
 

@@ -1,0 +1,194 @@
+"""Settings: from the environment (`NETLIMIT_…`), else from a TOML file, else the defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from enum import StrEnum
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from netlimit.errors import SettingsError
+from netlimit.rules import Target
+
+PREFIX = "NETLIMIT_"
+DEFAULT_FILE = Path("/etc/netlimit/netlimit.toml")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_LARGEST_SET = 2**32 - 1
+
+
+def _hostname() -> str:
+    return socket.gethostname() or "localhost"
+
+
+class Backend(StrEnum):
+    """What enforces the rules: the best that this host has (`auto`), or a particular one."""
+
+    AUTO = "auto"
+    IPTABLES = "iptables"
+    L7 = "l7"
+    FAKE = "fake"
+
+
+class Listen(NamedTuple):
+    """Where a server listens; `str` is the form that it is written in."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen(value: object) -> Listen:
+    """Read "host:port"; an IPv6 address stands in brackets. Raises ValueError with a sentence."""
+    if isinstance(value, Listen):
+        return value
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*\]|[^\s:\[\]]+):(\d{1,5})", str(value).strip())
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(
+            f'{value!r} is no place to listen at; write host:port, such as "127.0.0.1:8750", "[::1]:8750".'
+        )
+    return Listen(match[1].strip("[]"), int(match[2]))
+
+
+def parse_mark_mask(value: object) -> int:
+    """Read the bits of the packet mark that netlimit may use. Raises ValueError with a sentence."""
+    try:
+        mask = value if isinstance(value, int) else int(str(value), 0)
+    except ValueError:
+        raise ValueError(f'{value!r} is no number; write the mask in hexadecimal, such as "0xff000000".') from None
+    if not 0 < mask < 2**32:
+        raise ValueError(f"{value!r} does not fit into the 32 bits of a packet mark.")
+    run = mask // (mask & -mask)
+    if run & (run + 1) or run == 1:
+        raise ValueError(f'{value!r} is not one run of at least two neighbouring bits, such as "0xff000000" has.')
+    return mask
+
+
+def parse_safe(value: object) -> tuple[Target, ...]:
+    """Read a list of addresses and CIDRs, or a text with commas between them. Raises ValueError with a sentence."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError('it is a list of addresses and CIDRs, such as ["192.0.2.1", "10.0.0.0/24"].')
+    return tuple(_parse_network(str(item).strip()) for item in items if str(item).strip())
+
+
+def _parse_network(text: str) -> Target:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no address or CIDR ({error}).") from None
+
+
+def _parse_backend(value: object) -> Backend:
+    try:
+        return Backend(str(value))
+    except ValueError:
+        known = ", ".join(f'"{backend}"' for backend in Backend)
+        raise ValueError(f"{value!r} is no backend; it can be {known}.") from None
+
+
+def _parse_host(value: object) -> str:
+    if not isinstance(value, str) or not _HOST.fullmatch(value):
+        raise ValueError(f"{value!r} is no name for a gateway: letters, digits, . _ / and -, 63 at most.")
+    return value
+
+
+def _parse_set_size(value: object) -> int:
+    text = str(value)
+    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_SET:
+        raise ValueError(f"{value!r} is no size of a set; it is a number of addresses, such as 1048576.")
+    return int(text)
+
+
+def _parse_url(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/]+.*", value):
+        raise ValueError(f'{value!r} is no address of an API; write for example "http://127.0.0.1:8750".')
+    return value.rstrip("/")
+
+
+class Settings(BaseSettings):
+    """All settings. `load_settings` makes them; in the environment their names have the prefix NETLIMIT_."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    database_url: str = Field("sqlite:////var/lib/netlimit/netlimit.db", repr=False)
+    """Where rules are kept; it may hold a password."""
+    listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)
+    """Where the API listens."""
+    bootstrap_token: SecretStr | None = None
+    """The admin's token; without it the first start makes one."""
+    backend: Annotated[Backend, BeforeValidator(_parse_backend)] = Backend.AUTO
+    mark_mask: Annotated[int, BeforeValidator(parse_mark_mask)] = 0xFF000000
+    """The bits of the packet mark that are netlimit's."""
+    safe: Annotated[tuple[Target, ...], BeforeValidator(parse_safe), NoDecode] = ()
+    """Addresses that no rule may touch."""
+    host: Annotated[str, BeforeValidator(_parse_host)] = Field(default_factory=_hostname)
+    """This gateway's name."""
+    set_size: Annotated[int, BeforeValidator(_parse_set_size)] = 1048576
+    """The most addresses that one ipset may hold (`maxelem`)."""
+    url: Annotated[str, BeforeValidator(_parse_url)] = "http://127.0.0.1:8750"
+    """Where the command line finds the API."""
+    token: SecretStr | None = None
+    """What the command line shows to the API."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over what `load_settings` has read from the file."""
+        return env_settings, init_settings
+
+
+def load_settings(config: Path | None = None) -> Settings:
+    """Read the settings. `config` must exist if it is given; else /etc/netlimit/netlimit.toml is read if it exists.
+
+    Raises SettingsError for the first setting that is wrong.
+    """
+    path = config or DEFAULT_FILE
+    try:
+        return Settings(**_read_file(path, required=config is not None))
+    except ValidationError as error:
+        raise _in_words(error.errors()[0], path) from None
+
+
+def _read_file(path: Path, required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise SettingsError("--config", f"There is no settings file {path}.") from None
+    except OSError as error:
+        raise SettingsError(
+            "--config",
+            f"The settings file {path} cannot be read: {error.strerror}. Run as root, or name another with --config.",
+        ) from None
+    except ValueError as error:
+        raise SettingsError("--config", f"The settings file {path} is not valid TOML: {error}.") from None
+
+
+def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
+    field = str(error["loc"][0])
+    setting = PREFIX + field.upper()
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(sorted(Settings.model_fields))
+        return SettingsError(field, f"There is no setting {field!r}, which {path} has; known are {known}.")
+    place = setting if os.environ.get(setting) else f"{field} in {path}"
+    sentence = (
+        str(error["ctx"]["error"]) if error["type"] == "value_error" else f"it must be text, not {error['input']!r}."
+    )
+    return SettingsError(setting, f"The setting {place} cannot be used: {sentence}")
