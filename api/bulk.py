@@ -1,0 +1,148 @@
+"""Many rules at once: all of them are kept, or none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from api import bodies, schemas
+from api.auth import CallerOf
+from api.context import StoreOf, WaitingOf, no_query
+from api.headers import Wait, preference_applied
+from api.openapi import reference, write_examples
+from api.problems import Problem, find_problem, list_problems, responses
+from api.representation import read_rule
+from netlimit.errors import RuleError
+from netlimit.records import State
+from netlimit.rules import Rule
+from netlimit.store import Conflict, ManyErrors, Store
+
+router = APIRouter(prefix="/rules/bulk", tags=["rules"])
+
+_EXAMPLE = [
+    {"target": "10.5.0.1", "rate": "200 packets/s"},
+    {"target": "10.5.0.2", "rate": "20 Mbit/s", "direction": "to"},
+    {"target": "203.0.113.8", "action": "block", "ttl": "10m"},
+]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "application/json": {"three rules": _EXAMPLE},
+    "application/x-ndjson": {"three rules": "\n".join(json.dumps(rule) for rule in _EXAMPLE)},
+}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "array", "items": reference(schemas.NewRule)},
+                "examples": write_examples(EXAMPLES["application/json"]),
+            },
+            "application/x-ndjson": {
+                "schema": {"type": "string", "description": "One JSON object on each line."},
+                "examples": write_examples(EXAMPLES["application/x-ndjson"]),
+            },
+        },
+    }
+}
+_BADNESS = list(State)
+
+
+@dataclass
+class Batch:
+    """Rules as they come: `rules` those that are right, `lines` their numbers, `wrong` what is wrong with others."""
+
+    rules: list[Rule] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    wrong: list[tuple[int, Problem]] = field(default_factory=list)
+
+    def take(self, line: int, sent: object, now: datetime) -> None:
+        """Read one rule."""
+        try:
+            self.rules.append(read_rule(bodies.expect_object(sent), now))
+            self.lines.append(line)
+        except RuleError as error:
+            self.wrong.append((line, find_problem(error)))
+        except Problem as problem:
+            self.wrong.append((line, problem))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A body, and whether it is NDJSON."""
+
+    body: bytes
+    by_line: bool
+
+
+async def _read_body(request: Request) -> Sent:
+    body = await bodies.read_body(request, bodies.BULK, (*bodies.JSON, *bodies.NDJSON))
+    return Sent(body, bodies.find_media_type(request) in bodies.NDJSON)
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Add many rules",
+    dependencies=[Depends(no_query)],
+    responses={
+        201: {"description": "All of them are kept.", "model": schemas.BulkAdded},
+        **responses(400, 401, 403, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=_BODY,
+)
+async def add_rules(
+    sent: Annotated[Sent, Depends(_read_body)], caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
+) -> Response:
+    """Keep all the rules of a JSON array, or of NDJSON, as one change; or none, and say what is wrong in which line.
+
+    Lines are numbered from 1; in an array, an item is a line.
+    """
+    kept = await run_in_threadpool(_add, store, sent, caller.name)
+    revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
+    applied = wait is not None and await waiting.applied(revision, wait)
+    state = await run_in_threadpool(_find_worst, store, kept) if applied else State.PENDING
+    added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
+    content = json.dumps(added, separators=(",", ":"))
+    return Response(content, 201, preference_applied(wait), "application/json")
+
+
+def read_batch(sent: Sent, now: datetime) -> Batch:
+    """Read all rules of a body. Raises Problem 400 where an array stops being JSON."""
+    batch = Batch()
+    text = bodies.decode(sent.body)
+    if sent.by_line:
+        for line, rule in bodies.parse_lines(text):
+            try:
+                batch.take(line, bodies.parse_json(rule), now)
+            except Problem as problem:
+                batch.wrong.append((line, problem))
+    else:
+        for line, item in enumerate(bodies.parse_array(text), 1):
+            batch.take(line, item, now)
+    return batch
+
+
+def _add(store: Store, sent: Sent, actor: str) -> list[Rule]:
+    now = datetime.now(UTC)
+    batch = read_batch(sent, now)
+    if batch.wrong:
+        raise list_problems(batch.wrong)
+    try:
+        return store.add(batch.rules, actor, now)
+    except ManyErrors as errors:
+        wrong = [(batch.lines[index], find_problem(error)) for index, error in errors.errors]
+        raise list_problems(wrong) from None
+    except Conflict as error:  # what the store says of a batch of one
+        raise list_problems([(batch.lines[0], find_problem(error))]) from None
+
+
+def _find_worst(store: Store, kept: list[Rule]) -> State:
+    """How rules stand that every live gateway has applied: as the worst of the exceptions among them."""
+    found = store.exceptional([rule.id for rule in kept])
+    states = [each.state for by_host in found.values() for each in by_host.values()]
+    return max(states, key=_BADNESS.index, default=State.APPLIED)

@@ -1,0 +1,74 @@
+"""The headers that mean something here: ETag and If-Match (RFC 9110), Prefer (RFC 7240)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from netlimit.rules import Rule
+from netlimit.store import Stale
+
+LONGEST_WAIT = 60
+USUAL_WAIT = 5
+"""Seconds that `Prefer: wait` without a number means."""
+
+_WAIT = re.compile(r'\s*wait\s*(?:=\s*"?(\d{1,9})"?\s*)?(?:;.*)?', re.IGNORECASE)
+
+
+def etag(rule: Rule) -> str:
+    """The entity tag of a rule: its revision."""
+    return f'"{rule.revision}"'
+
+
+def expect_revision(if_match: str | None, rule: Rule) -> int | None:
+    """The revision at which the rule must be when it is changed; None if any will do. Raises Stale.
+
+    Weak tags never match (RFC 9110, 13.1.1).
+    """
+    if if_match is None or if_match.strip() == "*":
+        return None
+    tags = [tag.strip() for tag in if_match.split(",")]
+    if etag(rule) in tags:
+        return rule.revision
+    named = re.fullmatch(r'"(\d{1,18})"', tags[0])
+    raise Stale(rule.id, int(named[1]) if named else 0, rule.revision)
+
+
+def preferred_wait(request: Request) -> int | None:
+    """Seconds that `Prefer: wait` asks for, at most a minute; None if it does not. What cannot be read is ignored."""
+    for preference in ",".join(request.headers.getlist("prefer")).split(","):
+        match = _WAIT.fullmatch(preference)
+        if match:
+            return min(int(match[1] or USUAL_WAIT), LONGEST_WAIT)
+    return None
+
+
+def preference_applied(wait: int | None) -> dict[str, str]:
+    """What to answer to a preference."""
+    return {} if wait is None else {"Preference-Applied": f"wait={wait}"}
+
+
+async def _read_wait(
+    request: Request,
+    prefer: Annotated[
+        str | None,
+        Header(
+            description="`wait=5` (RFC 7240): answer once the kernel holds the change, or after so many seconds "
+            "(at most 60) with what is known then.",
+            openapi_examples={"wait": {"value": "wait=5"}},
+        ),
+    ] = None,
+) -> int | None:
+    return preferred_wait(request)
+
+
+Wait = Annotated[int | None, Depends(_read_wait)]
+"""The parameter of an operation that can wait for the kernel."""
+
+IfMatch = Annotated[
+    str | None,
+    Header(description="The `ETag` that the rule must still have: 412 when it has not. `*` takes any."),
+]
+"""The parameter of an operation that changes a rule."""

@@ -1,0 +1,78 @@
+"""A few numbers in Prometheus' format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from api.context import no_query
+from api.problems import responses
+from api.standing import is_live
+from api.tally import Tally
+from netlimit.store import Store
+
+router = APIRouter(tags=["health"])
+
+
+@router.get(
+    "/metrics",
+    summary="Numbers for Prometheus",
+    dependencies=[Depends(no_query)],
+    response_class=Response,
+    responses={
+        200: {"description": "The metrics as text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+        **responses(422, 503),
+    },
+)
+def read_metrics(request: Request) -> Response:
+    """How many rules stand how, and whether the gateways are up to date."""
+    registry: CollectorRegistry = request.app.state.metrics
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def make_registry(store: Store, tally: Tally) -> CollectorRegistry:
+    """The metrics of one API over one store."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StoreMetrics(store, tally))
+    return registry
+
+
+class StoreMetrics(Collector):
+    """What the store knows, read when it is asked for."""
+
+    def __init__(self, store: Store, tally: Tally) -> None:
+        self._store = store
+        self._tally = tally
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the store may not be there yet when the metrics are."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the numbers."""
+        now, hosts = datetime.now(UTC), self._store.hosts()
+        rules = GaugeMetricFamily("netlimit_rules", "Rules by state.", labels=["state"])
+        for state, number in self._tally.count(hosts, now).items():
+            if state != "total":
+                rules.add_metric([state], number)
+        yield rules
+        yield GaugeMetricFamily(
+            "netlimit_wanted_revision", "The revision of the rule set.", value=self._store.revision()
+        )
+        for name, meaning, find in (
+            ("applied_revision", "The revision that a gateway's kernel holds.", lambda host: host.applied_revision),
+            ("drift_repairs", "What a gateway's controller has put back.", lambda host: host.drift),
+            ("host_live", "Whether a gateway has reported lately.", lambda host: is_live(host, now)),
+            ("host_paused", "Whether a gateway is paused by a teardown.", lambda host: host.paused),
+        ):
+            family = GaugeMetricFamily(f"netlimit_{name}", meaning, labels=["host"])
+            for host in hosts:
+                family.add_metric([host.host], float(find(host)))
+            yield family

@@ -1,0 +1,43 @@
+"""What the controllers would do now: the steps from what the kernel holds to what it should hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from api import schemas
+from api.context import WaitingOf
+from api.problems import responses
+
+router = APIRouter(tags=["kernel"])
+ANSWER_SECONDS = 5.0
+
+
+class PlanQuery(schemas.Strict):
+    """The parameters of a plan."""
+
+    host: str | None = Field(None, description="Only this gateway.")
+
+
+@router.get(
+    "/plan",
+    summary="Show the plan",
+    response_model=None,
+    responses={200: {"model": schemas.Plan}, **responses(401, 403, 422, 503)},
+)
+async def get_plan(query: Annotated[PlanQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
+    """What every live controller would do to its kernel now; nothing, where all is as it should be."""
+    answers, silent = await waiting.ask_live("plan", ANSWER_SECONDS, query.host)
+    plans = {host: {"text": answer["text"], "steps": answer["steps"]} for host, answer in answers.items()}
+    return {
+        "text": "\n".join(_title(host, plan["text"], len(plans)) for host, plan in plans.items()),
+        "steps": [step for plan in plans.values() for step in plan["steps"]],
+        "hosts": plans,
+        "silent": silent,
+    }
+
+
+def _title(host: str, text: str, hosts: int) -> str:
+    return text if hosts == 1 else f"# {host}\n{text}"

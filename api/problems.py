@@ -1,0 +1,183 @@
+"""Errors as RFC 9457 problem documents: which field is wrong, and what would be accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from netlimit.errors import NetlimitError, RuleError, StoreError
+from netlimit.store import Conflict, ManyErrors, NotKept, Stale
+
+MEDIA_TYPE = "application/problem+json"
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    412: "Precondition Failed",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+MEANINGS = {
+    400: "The body is not JSON, or is JSON in a way that readers disagree about (a key twice, NaN).",
+    401: "No bearer token, or one that is not known.",
+    403: "The token's role may not do this.",
+    404: "There is no such thing.",
+    405: "The method does not exist here; `Allow` names those that do.",
+    409: "A rule that is in force limits the very same traffic already, or the name is taken; the other rule is named.",
+    412: "The rule has changed since: `If-Match` does not name its present revision.",
+    413: "The body is too large.",
+    415: "The body is of a media type that is not read here.",
+    422: "A value is wrong; `field` names it, `detail` says what would be accepted.",
+    503: "Something that is needed does not answer; `detail` says what.",
+}
+_LONGEST_DETAIL = 1000
+
+
+@dataclass(eq=False)
+class Problem(Exception):
+    """An answer that is an error: its status, and a sentence.
+
+    `field` names what is wrong; `errors` are several such things, each with `detail` and maybe `field` and `line`;
+    `rule` is the other rule that a conflict is with.
+    """
+
+    status: int
+    detail: str
+    field: str | None = None
+    errors: Sequence[Mapping[str, object]] = ()
+    rule: Mapping[str, object] | None = None
+    headers: Mapping[str, str] | None = None
+
+    def document(self) -> dict[str, object]:
+        """The problem document; members that say nothing are left out."""
+        said = {"field": self.field, "errors": list(self.errors), "rule": self.rule}
+        return {
+            "type": "about:blank",
+            "title": TITLES.get(self.status, "Error"),
+            "status": self.status,
+            "detail": shorten(self.detail),
+            **{member: value for member, value in said.items() if value},
+        }
+
+    def response(self) -> Response:
+        """The whole answer. Written in ASCII, so that whatever was sent can be quoted."""
+        content = json.dumps(self.document(), ensure_ascii=True)
+        return Response(content, self.status, self.headers, MEDIA_TYPE)
+
+
+def shorten(sentence: str) -> str:
+    """Cut a sentence that quotes something endless."""
+    return sentence if len(sentence) <= _LONGEST_DETAIL else sentence[:_LONGEST_DETAIL] + " …"
+
+
+def find_problem(error: NetlimitError) -> Problem:
+    """Say what an error of the house means in HTTP."""
+    sentence = str(error)
+    match error:
+        case RuleError():
+            return Problem(422, sentence, field=error.field)
+        case Conflict():
+            other = {"id": error.rule_id, "name": error.name} if error.rule_id is not None else None
+            return Problem(409, sentence, rule=other)
+        case Stale():
+            return Problem(412, sentence)
+        case NotKept():
+            return Problem(404, sentence)
+        case StoreError():
+            return Problem(503, sentence)
+    return Problem(500, sentence)
+
+
+def list_problems(wrong: Sequence[tuple[int, Problem]]) -> Problem:
+    """One problem for many wrong lines, each with its number. Its status is that of all of them, or else 422."""
+    (line, first), statuses = wrong[0], {problem.status for _, problem in wrong}
+    one = f"Line {line} is wrong, and nothing was kept: "
+    many = f"{len(wrong)} lines are wrong, and nothing was kept. The first is line {line}: "
+    return Problem(
+        statuses.pop() if len(statuses) == 1 else 422,
+        (one if len(wrong) == 1 else many) + first.detail,
+        field=first.field,
+        errors=[describe_line(number, problem) for number, problem in wrong],
+        rule=first.rule if len(wrong) == 1 else None,
+    )
+
+
+def describe_line(line: int, problem: Problem) -> dict[str, object]:
+    """What is wrong with one line of many."""
+    said = {"line": line, "field": problem.field, "detail": shorten(problem.detail), "rule": problem.rule}
+    return {member: value for member, value in said.items() if value is not None}
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of an operation, for its OpenAPI description."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
+    }
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Make every error of `app` a problem document, its own and the framework's."""
+    app.add_exception_handler(Problem, _answer_problem)
+    app.add_exception_handler(NetlimitError, _answer_problem)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(ClientDisconnect, _answer_gone)
+    app.add_exception_handler(Exception, _answer_bug)
+
+
+async def _answer_problem(request: Request, error: Exception) -> Response:
+    if isinstance(error, ManyErrors):
+        return list_problems([(index + 1, find_problem(each)) for index, each in error.errors]).response()
+    if isinstance(error, NetlimitError):
+        return find_problem(error).response()
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [_describe_parameter(each) for each in error.errors()]
+    detail = " ".join(str(each["detail"]) for each in errors)
+    return Problem(422, detail, field=str(errors[0]["field"]), errors=errors if len(errors) > 1 else ()).response()
+
+
+def _describe_parameter(error: Mapping[str, Any]) -> dict[str, object]:
+    field = str(error["loc"][1]) if len(error["loc"]) > 1 else str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return {"field": field, "detail": f"There is no parameter {field!r} here."}
+    if error["type"] == "missing":
+        return {"field": field, "detail": f"The parameter {field!r} is missing."}
+    message = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    return {"field": field, "detail": f"The parameter {field!r} is wrong: {message}."}
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = {
+        404: f"There is nothing at {request.url.path!r}; /docs lists what there is.",
+        405: f"{request.method} does not exist at {request.url.path!r}.",
+    }.get(error.status_code, str(error.detail))
+    return Problem(error.status_code, detail, headers=error.headers).response()
+
+
+async def _answer_gone(request: Request, error: Exception) -> Response:
+    return Problem(400, "The request ended before its body did.").response()
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return Problem(500, "This is a fault of netlimit's own; its log says more.").response()

@@ -1,0 +1,274 @@
+"""Rules: made, listed, changed, removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from api import bodies, schemas
+from api.auth import CallerOf
+from api.context import StoreOf, WaitingOf, no_query
+from api.cursors import read_cursor, write_cursor
+from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied
+from api.openapi import body_of, one_rule
+from api.problems import Problem, responses
+from api.representation import merge, read_rule, without_read_only, write_draft, write_kept
+from api.standing import find_state, judge
+from netlimit.errors import RuleError
+from netlimit.records import State
+from netlimit.rules import Action
+from netlimit.store import Kept, Stale, Store
+
+router = APIRouter(prefix="/rules", tags=["rules"])
+MOST = 1000
+"""The most rules on one page."""
+_ATTEMPTS = 5
+_KEY = re.compile(r"[0-9]{1,18}|[a-z][a-z0-9._-]{0,62}")
+
+Key = Annotated[str, Path(alias="key", description="The rule's id, or its name.", examples=["1", "office-hosts"])]
+"""The part of an address that names a rule."""
+
+
+class AddQuery(schemas.Strict):
+    """The parameters of adding a rule."""
+
+    dry_run: schemas.Flag = Field(False, description="Only check the rule and show how it would be kept.")
+
+
+class ListQuery(schemas.Strict):
+    """The parameters of listing rules."""
+
+    contains: str | None = Field(None, description="Only rules whose target has this address (or all of this CIDR).")
+    target: str | None = Field(None, description="Only rules with this very target.")
+    label: list[str] = Field([], description="Only rules with this label, `key=value`; repeated: with all of them.")
+    action: Action | None = Field(None, description="Only rules with this action.")
+    state: State | None = Field(None, description="Only rules in this state.")
+    limit: int = Field(100, ge=1, le=MOST, description="The most rules in the answer.")
+    cursor: str | None = Field(None, description="`next` of the page before.")
+
+
+async def _read_object(request: Request) -> dict[str, object]:
+    return bodies.parse_object(await bodies.read_body(request, bodies.SMALL, bodies.JSON))
+
+
+async def _read_changes(request: Request) -> dict[str, object]:
+    return bodies.parse_object(await bodies.read_body(request, bodies.SMALL, bodies.MERGE_PATCH))
+
+
+Sent = Annotated[dict[str, Any], Depends(_read_object)]
+Changes = Annotated[dict[str, Any], Depends(_read_changes)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Add a rule",
+    responses={
+        **one_rule(201, "The rule, as it is kept."),
+        200: {"description": "For a dry run: the rule, as it would be kept.", "model": schemas.RuleDraft},
+        **responses(400, 401, 403, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=body_of({"application/json": (schemas.NewRule, schemas.NEW_RULES)}),
+)
+async def add_rule(
+    query: Annotated[AddQuery, Query()], sent: Sent, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
+) -> Response:
+    """Keep a rule. The controllers hear of it at once; `Prefer: wait=5` waits until the kernel holds it."""
+    now = datetime.now(UTC)
+    rule = read_rule(sent, now)
+    if query.dry_run:
+        return JSONResponse(write_draft(rule))
+    (kept,) = await run_in_threadpool(store.add, [rule], caller.name, now)
+    where = {"Location": f"/api/v1/rules/{kept.id}"}
+    return await _answer(Kept(kept, now, now), store, waiting, wait, 201, where)
+
+
+@router.get(
+    "",
+    summary="List rules",
+    responses={200: {"model": schemas.RulePage}, **responses(401, 403, 422, 503)},
+)
+def list_rules(query: Annotated[ListQuery, Query()], store: StoreOf) -> Response:
+    """Rules by id, a page at a time; all the filters that are given must match."""
+    wanted: dict[str, Any] = {
+        "contains": query.contains,
+        "target": query.target,
+        "labels": _read_labels(query.label),
+        "action": query.action.value if query.action else None,
+    }
+    after = read_cursor(query.cursor) or 0
+    if query.state is None:
+        page, total = store.select(**wanted, after=after, limit=query.limit + 1)
+    else:
+        page, total = _select_in_state(store, query.state, wanted, after, query.limit + 1)
+    items, more = page[: query.limit], len(page) > query.limit
+    following = write_cursor(items[-1].rule.id) if more else None
+    return JSONResponse({"items": describe(items, store), "next": following, "total": total})
+
+
+@router.get(
+    "/{key}",
+    summary="Show a rule",
+    dependencies=[Depends(no_query)],
+    responses={**one_rule(200, "The rule."), **responses(401, 403, 404, 422, 503)},
+)
+def get_rule(key: Key, store: StoreOf) -> Response:
+    """One rule, and how it stands."""
+    kept = find_kept(store, key)
+    (described,) = describe([kept], store)
+    return JSONResponse(described, headers={"ETag": etag(kept.rule)})
+
+
+@router.put(
+    "/{key}",
+    summary="Replace a rule",
+    dependencies=[Depends(no_query)],
+    responses={
+        **one_rule(200, "The rule, as it is kept now."),
+        **responses(400, 401, 403, 404, 409, 412, 413, 415, 422, 503),
+    },
+    openapi_extra=body_of({"application/json": (schemas.RuleReplacement, schemas.REPLACEMENTS)}),
+)
+async def replace_rule(
+    key: Key,
+    sent: Sent,
+    caller: CallerOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
+    if_match: IfMatch = None,
+) -> Response:
+    """Put a rule in the place of one that is kept. Fields that are left out go back to their defaults."""
+    now = datetime.now(UTC)
+    before = await run_in_threadpool(find_kept, store, key)
+    expected = expect_revision(if_match, before.rule)
+    rule = read_rule(without_read_only(sent), now)
+    kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.name, now, expected)
+    return await _answer(kept, store, waiting, wait)
+
+
+@router.patch(
+    "/{key}",
+    summary="Change a rule",
+    dependencies=[Depends(no_query)],
+    responses={
+        **one_rule(200, "The rule, as it is kept now."),
+        **responses(400, 401, 403, 404, 409, 412, 413, 415, 422, 503),
+    },
+    openapi_extra=body_of(dict.fromkeys(bodies.MERGE_PATCH, (schemas.RuleChanges, schemas.RULE_CHANGES))),
+)
+async def change_rule(
+    key: Key,
+    changes: Changes,
+    caller: CallerOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
+    if_match: IfMatch = None,
+) -> Response:
+    """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
+    kept = await run_in_threadpool(_change, store, key, changes, caller.name, if_match)
+    return await _answer(kept, store, waiting, wait)
+
+
+@router.delete(
+    "/{key}",
+    status_code=204,
+    summary="Remove a rule",
+    dependencies=[Depends(no_query)],
+    responses={204: {"description": "The rule is gone."}, **responses(401, 403, 404, 412, 422, 503)},
+)
+async def remove_rule(
+    key: Key, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait, if_match: IfMatch = None
+) -> Response:
+    """Remove a rule. With `Prefer: wait=5` the kernel has forgotten it, too, when the answer comes in time."""
+    now = datetime.now(UTC)
+    kept = await run_in_threadpool(find_kept, store, key)
+    expected = expect_revision(if_match, kept.rule)
+    await run_in_threadpool(store.remove, kept.rule.id, caller.name, now, expected)
+    if wait is not None:
+        await waiting.applied(await run_in_threadpool(store.revision), wait)
+    return Response(status_code=204, headers=preference_applied(wait))
+
+
+def find_kept(store: Store, key: str) -> Kept:
+    """The rule of this id or name. Raises Problem 404."""
+    kept = store.find(key) if _KEY.fullmatch(key) else None
+    if kept is None:
+        what = f"of id {key}" if key.isdecimal() else f"named {key!r}"
+        raise Problem(404, f"There is no rule {what}; it may have been removed.")
+    return kept
+
+
+def describe(kept: Sequence[Kept], store: Store) -> list[dict[str, object]]:
+    """Rules as they are returned, each with how it stands."""
+    now = datetime.now(UTC)
+    hosts = store.hosts()
+    exceptional = store.exceptional([each.rule.id for each in kept])
+    return [write_kept(each, judge(each.rule, hosts, exceptional.get(each.rule.id, {}), now)) for each in kept]
+
+
+async def _answer(
+    kept: Kept,
+    store: Store,
+    waiting: WaitingOf,
+    wait: int | None,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer with a rule that was changed, as soon as the client wants."""
+    if wait is not None:
+        await waiting.applied(kept.rule.revision, wait)
+    (described,) = await run_in_threadpool(describe, [kept], store)
+    return JSONResponse(described, status, {**(headers or {}), "ETag": etag(kept.rule), **preference_applied(wait)})
+
+
+def _change(store: Store, key: str, changes: Mapping[str, object], actor: str, if_match: str | None) -> Kept:
+    """Read, merge and write; once more if somebody else wrote in between, unless the client forbids that."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        now = datetime.now(UTC)
+        before = find_kept(store, key)
+        expect_revision(if_match, before.rule)
+        rule = read_rule(merge(before.rule, changes), now)
+        try:
+            return store.replace(before.rule.id, rule, actor, now, before.rule.revision)
+        except Stale:
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _select_in_state(
+    store: Store, state: State, wanted: Mapping[str, Any], after: int, limit: int
+) -> tuple[list[Kept], int]:
+    """A page of the rules in a state, and how many there are. No index knows states: all that match are looked at."""
+    now, hosts = datetime.now(UTC), store.hosts()
+    found: list[Kept] = []
+    seen, total = 0, 0
+    while chunk := store.select(**wanted, after=seen, limit=MOST)[0]:
+        seen = chunk[-1].rule.id
+        exceptional = store.exceptional([each.rule.id for each in chunk])
+        for each in chunk:
+            if find_state(each.rule, hosts, exceptional.get(each.rule.id, {}), now) is state:
+                total += 1
+                if each.rule.id > after and len(found) < limit:
+                    found.append(each)
+    return found, total
+
+
+def _read_labels(texts: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or "\0" in text:
+            raise RuleError("label", f'The label {text!r} has no value; write for example "label=customer=acme".')
+        if labels.setdefault(key, value) != value:
+            raise RuleError("label", f"No rule has both {key}={labels[key]} and {key}={value}.")
+    return labels

@@ -1,0 +1,452 @@
+"""What bodies look like, for the OpenAPI description.
+
+Only `netlimit.rules.parse_rule` decides what is a rule; these models tell readers and clients beforehand. Lists
+of rules are written by `api.representation`, not by these models: a hundred thousand would take too long.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from netlimit.records import State
+from netlimit.rules import Action, Direction, OnFailure, Protocol
+
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"({_OCTET}\.){{3}}{_OCTET}(/(3[0-2]|[12]?[0-9]))?"
+_IPV6 = r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?"
+_QUANTITY = r"[0-9]+(\.[0-9]+)? ?(k|M|G|T|Ki|Mi|Gi)?(packets?|pkts?|bits?|B|bytes?|connections?|conns?)"
+_PERIOD = r" ?/ ?(s|sec|second|m|min|minute|h|hour|d|day)"
+_PORTS = r"[0-9]{1,5}([-:][0-9]{1,5})?"
+_NAME = r"[a-z][a-z0-9._-]{0,62}"
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"
+
+RateText = Annotated[str, Field(pattern=f"^{_QUANTITY}({_PERIOD})?$", examples=["200 packets/s", "20 Mbit/s"])]
+Port = Annotated[int, Field(ge=0, le=65535)]
+PortText = Annotated[str, Field(pattern=f"^{_PORTS}(, ?{_PORTS})*$", examples=["8000-8100", "80,443"])]
+Word = Annotated[str, Field(pattern=f"^{_WORD}$")]
+LabelText = Annotated[str, Field(max_length=255)]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+def _read_flag(value: object) -> object:
+    """Of the many words that could mean yes, only the one of JSON is read."""
+    if value in ("true", "false", True, False):
+        return value
+    raise ValueError('it is "true" or "false"')
+
+
+Flag = Annotated[bool, BeforeValidator(_read_flag)]
+
+
+class Strict(BaseModel):
+    """A body that has these members and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RateIn(Strict):
+    """A rate in the form in which it is returned. `text` is what counts; the others must not contradict it."""
+
+    text: RateText
+    amount: float | None = None
+    unit: str | None = None
+    seconds: int | None = None
+
+
+class RuleFields(Strict):
+    """The fields of a rule that have defaults. `null` is the default, too."""
+
+    name: Annotated[str, Field(pattern=f"^{_NAME}$")] | None = Field(
+        None, description="A unique name of your own; small letters, digits, `.`, `_`, `-`.", examples=["office-guests"]
+    )
+    direction: Direction | None = Field(
+        None, description="`from` (the default): traffic that the target sends. `to`: traffic sent to it."
+    )
+    protocol: Protocol | None = Field(
+        None, description="Which protocol, `any` by default. `icmp` is ICMPv6 for an IPv6 target."
+    )
+    ports: Port | PortText | list[Port | PortText] | None = Field(
+        None,
+        description="Destination ports and ranges, for tcp and udp; after DNAT for direction `to`. At most 15, "
+        "where a range counts as two.",
+        examples=[[53], [80, 443, "8000-8100"]],
+    )
+    source_ports: Port | PortText | list[Port | PortText] | None = Field(
+        None, description="Source ports and ranges, as `ports`.", examples=[[123]]
+    )
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,15}$")] | None = Field(
+        None, description="Only traffic that enters (`from`) or leaves (`to`) here.", examples=["eth0"]
+    )
+    rate: RateText | RateIn | None = Field(
+        None,
+        description="How much: packets, connections (new ones, with a period; at once, without), bits or bytes. "
+        "Periods are s, min, h, day. `Mbit` is 10^6 bits, `MiB` 2^20 bytes. Needed for every action but `allow` "
+        "and `block`.",
+        examples=["200 packets/s", "20 Mbit/s", "5 MB/s", "10 connections/min", "50 connections"],
+    )
+    burst: PositiveInt | Annotated[str, Field(pattern=r"^[0-9.]+ ?[A-Za-z]*$")] | None = Field(
+        None,
+        description="How much may come at once, in the unit of the rate. By default a tenth of a second of the "
+        "rate (at least 5), for bytes a second of it.",
+        examples=[100, "2 MB"],
+    )
+    per: Annotated[str, Field(pattern=r"^(host|target|peer|/[0-9]{1,3})$")] | None = Field(
+        None,
+        description="Whose bucket the rate is: `host`, each address in the target has one; `target`, one for all; "
+        "`/24`, one for each block; `peer`, one for each address that talks with the target. Needed when the "
+        "target is a subnet and the action limits.",
+        examples=["host", "target", "/24", "peer"],
+    )
+    action: Action | None = Field(
+        None,
+        description="What happens to what is over the rate: `drop` (the default), `reject`, `observe` (only counted). "
+        "`allow` exempts the traffic from all limits and `block` lets nothing through; neither takes a rate. "
+        "`shape` is not built yet, and refused.",
+    )
+    ceil: RateText | RateIn | None = Field(None, description="For `shape`: may borrow up to here.")
+    on_failure: OnFailure | None = Field(
+        None, description="When the controller fails: `closed` (the default), what is in the kernel stays, or `open`."
+    )
+    enabled: bool | None = Field(None, description="Whether the rule is enforced; by default it is.")
+    expires_at: datetime | None = Field(
+        None,
+        description="When the rule ends, in the kernel too. Not together with `ttl`.",
+        examples=["2035-01-31T18:00:00Z"],
+    )
+    ttl: PositiveInt | Annotated[str, Field(pattern=r"^[0-9]+ ?(s|m|min|h|d|w)?$")] | None = Field(
+        None,
+        description="How long the rule lasts: seconds, or with a unit. Is returned as `expires_at`.",
+        examples=[600, "10m"],
+    )
+    hosts: list[Word] | None = Field(
+        None, description="The gateways that enforce the rule; by default all.", examples=[["gw1", "gw2"]]
+    )
+    labels: dict[Word, LabelText] | None = Field(
+        None, description="Texts of your own to find rules by.", examples=[{"customer": "acme"}]
+    )
+    comment: Annotated[str, Field(max_length=1000)] | None = Field(None, description="A note.")
+
+
+TargetText = Annotated[
+    str,
+    Field(
+        pattern=f"^({_IPV4}|{_IPV6})$",
+        description="An address or CIDR, IPv4 or IPv6; where there is NAT, the internal one. Host bits are refused.",
+        examples=["10.1.2.3", "10.1.0.0/16", "2001:db8::/48"],
+    ),
+]
+
+
+class NewRule(RuleFields):
+    """A rule as it is sent: the target, and whatever is not to be as by default."""
+
+    target: TargetText
+
+
+class RuleReplacement(NewRule):
+    """A rule as it is sent, or as it was returned: what only netlimit sets is ignored."""
+
+    id: Any = Field(None, description="Ignored.")
+    revision: Any = Field(None, description="Ignored; use `If-Match`.")
+    created_at: Any = Field(None, description="Ignored.")
+    updated_at: Any = Field(None, description="Ignored.")
+    status: Any = Field(None, description="Ignored.")
+    effective_rate: Any = Field(None, description="Ignored.")
+    effective_burst: Any = Field(None, description="Ignored.")
+
+
+class RuleChanges(RuleFields):
+    """A JSON merge patch (RFC 7396): what is named changes, `null` puts a field back to its default."""
+
+    target: TargetText = ""
+
+
+class Rate(Strict):
+    """A rate: `amount` of `unit` in `seconds`; `seconds` is null for connections at once."""
+
+    text: str = Field(examples=["200 packets/s"])
+    amount: float = Field(examples=[200])
+    unit: Literal["packets", "bits", "bytes", "connections"]
+    seconds: int | None = Field(examples=[1])
+
+
+EnforcedBy = Literal["iptables", "tc", "nftables", "ebpf", "l7"] | None
+
+
+class HostStanding(Strict):
+    """How a rule stands on one gateway."""
+
+    state: State
+    enforced_by: EnforcedBy
+    message: str | None
+
+
+class Standing(HostStanding):
+    """How a rule stands: `state` is the worst of its gateways, `hosts` has each."""
+
+    hosts: dict[str, HostStanding]
+
+
+class Rule(Strict):
+    """A rule as it is kept."""
+
+    id: int
+    name: str | None
+    target: str = Field(description="One address stands without its length.")
+    direction: Direction
+    protocol: Protocol
+    ports: list[int | str]
+    source_ports: list[int | str]
+    interface: str | None
+    rate: Rate | None
+    burst: int | None
+    per: str | None
+    action: Action
+    ceil: Rate | None
+    on_failure: OnFailure
+    enabled: bool
+    expires_at: datetime | None
+    hosts: list[str]
+    labels: dict[str, str]
+    comment: str
+    revision: int = Field(description="Of the rule set, when this rule last changed; also its `ETag`.")
+    created_at: datetime
+    updated_at: datetime
+    status: Standing
+    effective_rate: Rate | None = Field(description="What the kernel really holds: it counts in whole numbers.")
+    effective_burst: int | None = Field(description="The burst that the kernel really holds.")
+
+
+class RuleDraft(Rule):
+    """A rule as it would be kept: nothing was."""
+
+    id: None = None  # type: ignore[assignment]
+    revision: None = None  # type: ignore[assignment]
+    created_at: None = None  # type: ignore[assignment]
+    updated_at: None = None  # type: ignore[assignment]
+    status: None = None  # type: ignore[assignment]
+
+
+class RulePage(Strict):
+    """Some rules, the cursor of those that follow (null at the end), and how many there are in all."""
+
+    items: list[Rule]
+    next: str | None
+    total: int
+
+
+class BulkAdded(Strict):
+    """What a bulk import kept: how many, at which revision, their ids in the order in which they were sent."""
+
+    added: int
+    revision: int
+    ids: list[int]
+    state: State = Field(description="How they stand: the worst of them.")
+
+
+class RuleCounters(Strict):
+    """What a rule matched and dropped since `since`, on all gateways together; read at `as_of`, null: never.
+
+    For `observe`, dropped is what would have been dropped. Bytes are IP bytes.
+    """
+
+    matched_packets: int
+    matched_bytes: int
+    dropped_packets: int
+    dropped_bytes: int
+    since: datetime | None
+    as_of: datetime | None
+
+
+class HostPlan(Strict):
+    """The steps from what a gateway's kernel holds to what it should hold; none when they are the same."""
+
+    text: str
+    steps: list[Any]
+
+
+class Plan(HostPlan):
+    """The plans of all gateways, one after the other, and each of them; `silent` are those that did not answer."""
+
+    hosts: dict[str, HostPlan]
+    silent: list[str]
+
+
+class Verdict(Strict):
+    """What one rule has to do with the packet; `rule` is null for what is never limited."""
+
+    rule: int | None
+    name: str | None
+    summary: str | None
+    hits: bool
+    reason: str
+
+
+class Explanation(Strict):
+    """What happens to a packet, and which rules are why, in the order in which they are asked."""
+
+    verdict: str
+    text: str
+    steps: list[Verdict]
+
+
+class Capability(Strict):
+    """Whether something works here, and if not, why and what would help."""
+
+    available: bool
+    reason: str | None
+
+
+class HostReport(Strict):
+    """What a gateway's controller says of itself."""
+
+    host: str
+    backend: str
+    applied_revision: int
+    paused: bool
+    capabilities: dict[str, Capability]
+    own: list[str]
+    safe: list[str]
+    notes: list[str]
+    drift: int
+    last_error: str | None
+    seen_at: datetime | None
+    live: bool = Field(description="Whether it has been heard of in the last 30 seconds.")
+
+
+class Status(Strict):
+    """How the whole stands."""
+
+    backend: str | None
+    capabilities: dict[str, Capability]
+    wanted_revision: int
+    applied_revision: int | None = Field(description="The lowest of all gateways; null before one has reported.")
+    drift: int = Field(description="Repairs of what others changed in the kernel, since the controllers began.")
+    last_error: str | None
+    rules: dict[str, int] = Field(description="How many rules are in which state, and `total`.")
+    hosts: list[HostReport]
+    notes: list[str]
+
+
+class Offender(Strict):
+    """An address that is being limited, and what was dropped of its traffic."""
+
+    address: str
+    packets: int
+    bytes: int
+
+
+class Offenders(Strict):
+    """Who is being limited now, worst first; `silent` are the gateways that did not answer."""
+
+    items: list[Offender]
+    silent: list[str]
+
+
+class AuditEntry(Strict):
+    """One change: who made it, when, and the fields of the rule before and after.
+
+    A large batch is one entry: `rule` is null, and `new` says how many rules, and the first and last id.
+    """
+
+    id: int
+    at: datetime
+    actor: str
+    revision: int
+    action: Literal["add", "replace", "remove"]
+    rule: int | None
+    old: dict[str, Any] | None
+    new: dict[str, Any] | None
+
+
+class AuditPage(Strict):
+    """Some changes, the latest first, and the cursor of those before (null at the end)."""
+
+    items: list[AuditEntry]
+    next: str | None
+
+
+class Health(Strict):
+    """Whether the API works, and what is missing."""
+
+    status: Literal["ok"]
+
+
+class ProblemError(BaseModel):
+    """One of several things that are wrong; `line` counts from 1."""
+
+    detail: str
+    field: str | None = None
+    line: int | None = None
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field(description="What was asked, what is wrong, what would work.")
+    field: str | None = Field(None, description="The field or parameter that is wrong.")
+    errors: list[ProblemError] = Field([], description="Each thing that is wrong, when there are several.")
+    rule: dict[str, Any] | None = Field(None, description="The other rule, for a conflict: its `id` and `name`.")
+
+
+SENT = (NewRule, RuleReplacement, RuleChanges, Problem)
+"""Models that no answer names, so that the framework does not see them."""
+
+NEW_RULES: dict[str, dict[str, Any]] = {
+    "one address": {"target": "10.1.2.3", "rate": "200 packets/s"},
+    "every host of a subnet": {
+        "name": "office-hosts",
+        "target": "10.1.0.0/16",
+        "rate": "20 Mbit/s",
+        "per": "host",
+        "direction": "to",
+        "labels": {"site": "office"},
+    },
+    "one budget for a subnet": {"target": "10.2.0.0/16", "rate": "100 Mbit/s", "per": "target"},
+    "DNS of every client": {
+        "name": "dns-clients",
+        "target": "10.0.0.0/12",
+        "protocol": "udp",
+        "ports": [53],
+        "rate": "50 packets/s",
+        "burst": 100,
+        "per": "host",
+        "comment": "Resolvers are exempt by a rule of their own.",
+    },
+    "connections to a server": {
+        "target": "192.0.2.10",
+        "direction": "to",
+        "protocol": "tcp",
+        "ports": [80, 443, "8000-8100"],
+        "rate": "30 connections/s",
+        "per": "peer",
+        "action": "reject",
+    },
+    "connections at once": {"target": "10.3.0.0/24", "protocol": "tcp", "rate": "50 connections", "per": "host"},
+    "IPv6 customers": {"target": "2001:db8::/48", "rate": "50 Mbit/s", "per": "/64"},
+    "look first": {"target": "10.4.0.0/16", "rate": "1000 packets/s", "per": "host", "action": "observe"},
+    "a ban for ten minutes": {"target": "203.0.113.7", "action": "block", "ttl": "10m"},
+    "an exemption": {"target": "10.1.0.53", "protocol": "udp", "ports": "53", "action": "allow", "hosts": ["gw1"]},
+}
+REPLACEMENTS: dict[str, dict[str, Any]] = {
+    "a larger rate": {"target": "10.1.2.3", "rate": "400 packets/s", "burst": 100},
+    "a rule as returned": {
+        "id": 1,
+        "name": None,
+        "target": "10.1.2.3",
+        "rate": {"text": "250 packets/s", "amount": 250, "unit": "packets", "seconds": 1},
+        "per": "host",
+        "revision": 1,
+    },
+}
+RULE_CHANGES: dict[str, dict[str, Any]] = {
+    "another rate": {"rate": "300 packets/s", "burst": None},
+    "switched off": {"enabled": False},
+    "one label": {"labels": {"site": "office", "owner": None}},
+}

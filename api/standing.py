@@ -1,0 +1,66 @@
+"""How rules stand: whether the gateways that they concern hold them, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from api.representation import write_time
+from netlimit.records import Exceptional, HostStatus, State
+from netlimit.rules import Rule
+
+SILENCE = timedelta(seconds=30)
+"""After this a gateway that does not report is taken to be gone."""
+_BADNESS = {state.value: badness for badness, state in enumerate(State)}
+_LAYERS = {"fake": "iptables"}
+"""The back ends whose name is not the layer's: the fake plays iptables."""
+
+Standing = dict[str, object]
+
+
+def is_live(host: HostStatus, now: datetime) -> bool:
+    """Whether a gateway's controller has reported lately."""
+    return host.seen_at is not None and now - host.seen_at <= SILENCE
+
+
+def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> Standing:
+    """How a rule stands: the worst of its gateways, and each of them."""
+    if not rule.enabled:
+        return _say(State.DISABLED, "It is switched off.") | {"hosts": {}}
+    if rule.expired(now):
+        return _say(State.EXPIRED, f"It ended at {write_time(rule.expires_at)}.") | {"hosts": {}}
+    known = {host.host: host for host in hosts}
+    each = {
+        name: _judge_on(rule, known.get(name), exceptional.get(name), now) for name in (rule.hosts or sorted(known))
+    }
+    if not each:
+        return _say(State.PENDING, "No controller has reported yet; run `netlimit serve` on a gateway.") | {"hosts": {}}
+    worst = max(each.values(), key=lambda standing: _BADNESS[str(standing["state"])])
+    name = next(name for name, standing in each.items() if standing is worst)
+    message = worst["message"] and (f"{name}: {worst['message']}" if len(each) > 1 else worst["message"])
+    return {**worst, "message": message, "hosts": each}
+
+
+def find_state(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> State:
+    """The state of a rule alone."""
+    return State(str(judge(rule, hosts, exceptional, now)["state"]))
+
+
+def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | None, now: datetime) -> Standing:
+    if host is None:
+        return _say(State.PENDING, "No controller has reported yet from this gateway.")
+    silence = "" if is_live(host, now) else f"Its controller was last heard of at {write_time(host.seen_at)}."
+    if host.paused:
+        return _say(State.PENDING, "A teardown has paused the controller; `netlimit apply` goes on.", silence)
+    if host.applied_revision < rule.revision:
+        return _say(State.PENDING, "The kernel does not hold it yet.", silence)
+    layer = _LAYERS.get(host.backend, host.backend)
+    if exceptional is None:
+        return _say(State.APPLIED, "", silence, layer)
+    enforced_by = layer if exceptional.state is State.DEGRADED else None
+    return _say(exceptional.state, exceptional.message, silence, enforced_by)
+
+
+def _say(state: State, message: str, silence: str = "", enforced_by: str | None = None) -> Standing:
+    words = " ".join(part for part in (message, silence) if part)
+    return {"state": state.value, "enforced_by": enforced_by, "message": words or None}

@@ -1,0 +1,87 @@
+"""How the whole stands: what the gateways can do, and what they have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+
+from api import schemas
+from api.context import StoreOf, no_query
+from api.problems import responses
+from api.representation import write_time
+from api.standing import is_live
+from netlimit.records import HostStatus
+
+router = APIRouter(tags=["kernel"])
+
+
+@router.get(
+    "/status",
+    summary="Show how things stand",
+    dependencies=[Depends(no_query)],
+    response_model=None,
+    responses={200: {"model": schemas.Status}, **responses(401, 403, 422, 503)},
+)
+def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
+    """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
+    now, hosts = datetime.now(UTC), store.hosts()
+    backends = {host.backend for host in hosts}
+    return {
+        "backend": backends.pop() if len(backends) == 1 else None,
+        "capabilities": _write_capabilities(_merge_capabilities(hosts)),
+        "wanted_revision": store.revision(),
+        "applied_revision": min((host.applied_revision for host in hosts), default=0),
+        "drift": sum(host.drift for host in hosts),
+        "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
+        "rules": request.app.state.tally.count(hosts, now),
+        "hosts": [_write_host(host, now) for host in hosts],
+        "notes": _collect_notes(hosts, now),
+    }
+
+
+def _merge_capabilities(hosts: Sequence[HostStatus]) -> dict[str, str | None]:
+    """What every gateway can do; what one lacks is missing, for the reasons of those that lack it."""
+    reasons: dict[str, list[str]] = {}
+    for host in hosts:
+        for name, reason in host.capabilities.items():
+            reasons.setdefault(name, []).extend([_title(host, hosts) + reason] if reason is not None else [])
+    return {name: " ".join(missing) if missing else None for name, missing in sorted(reasons.items())}
+
+
+def _write_capabilities(reasons: Mapping[str, str | None]) -> dict[str, dict[str, object]]:
+    return {name: {"available": reason is None, "reason": reason} for name, reason in reasons.items()}
+
+
+def _write_host(host: HostStatus, now: datetime) -> dict[str, Any]:
+    return {
+        "host": host.host,
+        "backend": host.backend,
+        "applied_revision": host.applied_revision,
+        "paused": host.paused,
+        "capabilities": _write_capabilities(host.capabilities),
+        "own": list(host.own),
+        "safe": list(host.safe),
+        "notes": list(host.notes),
+        "drift": host.drift,
+        "last_error": host.last_error,
+        "seen_at": write_time(host.seen_at),
+        "live": is_live(host, now),
+    }
+
+
+def _collect_notes(hosts: Sequence[HostStatus], now: datetime) -> list[str]:
+    notes = [_title(host, hosts) + note for host in hosts for note in host.notes]
+    notes += [f"The controller of {host.host} is paused by a teardown." for host in hosts if host.paused]
+    notes += [
+        f"The controller of {host.host} was last heard of at {write_time(host.seen_at)}."
+        for host in hosts
+        if not is_live(host, now)
+    ]
+    return notes if hosts else ["No controller has reported yet; run `netlimit serve` on a gateway."]
+
+
+def _title(host: HostStatus, hosts: Sequence[HostStatus]) -> str:
+    return f"{host.host}: " if len(hosts) > 1 else ""

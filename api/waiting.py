@@ -1,0 +1,101 @@
+"""Waiting for controllers: until they have applied a change, until they have answered a question.
+
+Nobody blocks a thread meanwhile, so a hundred who wait do not keep others from being served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi.concurrency import run_in_threadpool
+
+from api.problems import Problem
+from api.standing import is_live
+from netlimit.errors import StoreError
+from netlimit.records import HostStatus
+from netlimit.store import Store
+
+POLL_SECONDS = 0.01
+Answers = dict[str, dict[str, Any]]
+_log = logging.getLogger(__name__)
+
+
+class Waiting:
+    """Waits for the controllers behind a store. However many wait for a revision, one task reads what is applied."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def applied(self, revision: int, seconds: float) -> bool:
+        """Wait until every live gateway has applied `revision`, at most so long; whether they have.
+
+        A paused gateway is not waited for, for it applies nothing until an operator says so. If there is no live
+        one at all, one may come.
+        """
+        if seconds <= 0:
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = revision
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+        try:
+            await asyncio.wait_for(waiter, seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.pop(waiter, None)
+        return True
+
+    async def ask(self, hosts: Sequence[str], kind: str, argument: Mapping[str, object], seconds: float) -> Answers:
+        """Ask the controllers of these gateways; what those answered that did so in time, by gateway."""
+        asked = {host: await run_in_threadpool(self._store.ask, host, kind, argument) for host in hosts}
+        answers: Answers = {}
+        end = asyncio.get_running_loop().time() + seconds
+        while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(POLL_SECONDS)
+            for host, question in asked.items():
+                if host not in answers and (answer := await run_in_threadpool(self._store.answered, question)):
+                    answers[host] = answer
+        return answers
+
+    async def live_hosts(self) -> list[str]:
+        """The gateways whose controllers have reported lately."""
+        now = datetime.now(UTC)
+        return [host.host for host in await run_in_threadpool(self._store.hosts) if is_live(host, now)]
+
+    async def ask_live(self, kind: str, seconds: float, host: str | None = None) -> tuple[Answers, list[str]]:
+        """Ask every live gateway, or one: the answers, and which were silent. Raises Problem 503 without any answer."""
+        hosts = await self.live_hosts()
+        if host is not None:
+            hosts = [live for live in hosts if live == host]
+        if not hosts:
+            whose = f"of {host!r} " if host is not None else ""
+            raise Problem(503, f"No controller {whose}has reported lately; run `netlimit serve` on the gateway.")
+        answers = await self.ask(hosts, kind, {}, seconds)
+        if not answers:
+            raise Problem(503, f"No controller answered in {seconds:g} seconds; asked were {', '.join(hosts)}.")
+        return answers, [host for host in hosts if host not in answers]
+
+    async def _poll(self) -> None:
+        while self._waiters:
+            try:
+                hosts = await run_in_threadpool(self._store.hosts)
+            except StoreError as error:
+                _log.warning("Cannot see what is applied: %s", error)
+                hosts = []
+            for waiter, revision in list(self._waiters.items()):
+                if not waiter.done() and _have_applied(hosts, revision):
+                    waiter.set_result(None)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _have_applied(hosts: Sequence[HostStatus], revision: int) -> bool:
+    now = datetime.now(UTC)
+    live = [host for host in hosts if is_live(host, now)]
+    return bool(live) and all(host.paused or host.applied_revision >= revision for host in live)
