@@ -39,7 +39,8 @@ class Compilation:
     """The desired state, kept up to date rule by rule.
 
     `numbering` holds what may be in the kernel; what no rule needs any more stays in it until `settle`.
-    `touched` names what changed since `settle`: keys by set. Not thread-safe.
+    `touched` names what changed since `settle`: keys by set. `owners` are the rules by the sets in which their keys
+    are. Not thread-safe.
     """
 
     def __init__(self, facts: Facts, numbering: Mapping[PurposeKey, int] | None = None) -> None:
@@ -48,6 +49,7 @@ class Compilation:
         self.fragments: dict[int, Fragment] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
+        self.owners: dict[tuple[str, ...], set[int]] = {}
         self._used: Counter[Purpose] = Counter()
         self._names: dict[Purpose, tuple[str, ...]] = {}
         self._keys: set[PurposeKey] = set()
@@ -55,6 +57,8 @@ class Compilation:
         for (group, _), number in self.numbering.items():
             self._taken.setdefault(group, set()).add(number)
         self._structure: Structure | None = None
+        self._settled: Structure | None = None
+        self._problems: dict[int, Fragment] = {}
 
     def put(self, rule: Rule) -> Fragment:
         """Add a rule in force, or put it in the place of the one with its id."""
@@ -64,16 +68,30 @@ class Compilation:
         previous = self.fragments.pop(rule.id, None)
         self.fragments[rule.id] = fragment
         if fragment.problem is None:
+            self._problems.pop(rule.id, None)
             self._add(fragment)
+        else:
+            self._problems[rule.id] = fragment
         if previous is not None and previous.problem is None:
-            self._remove(previous, fragment)
+            self._remove(previous, fragment if fragment.problem is None else None)
         return fragment
 
     def drop(self, rule_id: int) -> None:
         """Take a rule out; one that is not there is no error."""
         fragment = self.fragments.pop(rule_id, None)
+        self._problems.pop(rule_id, None)
         if fragment is not None and fragment.problem is None:
             self._remove(fragment, None)
+
+    @property
+    def problems(self) -> Mapping[int, Fragment]:
+        """The rules that cannot be enforced, each with its reason."""
+        return self._problems
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the structure has changed since `settle`."""
+        return self._settled is not self.structure
 
     @property
     def structure(self) -> Structure:
@@ -112,6 +130,7 @@ class Compilation:
         live = self.structure.sets
         for name in [name for name in self.entries if name not in live]:
             del self.entries[name]
+        self._settled = self.structure
         return retired
 
     def protect(self, facts: Facts) -> None:
@@ -119,6 +138,11 @@ class Compilation:
         self.facts = facts
         for family in (4, 6):
             self._protect(family)
+
+    def sets_of(self, fragment: Fragment) -> tuple[str, ...]:
+        """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that
+        counts what was dropped."""
+        return self._names.get(fragment.purpose, ()) if fragment.purpose else ()
 
     # -- entries
 
@@ -131,6 +155,7 @@ class Compilation:
             self._keys.add(purpose_key(purpose))
             self._number(purpose)
         self._used[purpose] += 1
+        self.owners.setdefault(self._names[purpose], set()).add(fragment.rule_id)
         main, *twins = self._names[purpose]
         entry = self._entry(purpose, fragment.expires)
         plain = _interned(0, 0, fragment.expires)
@@ -149,6 +174,10 @@ class Compilation:
                 if successor is None or name not in kept or key not in successor.keys:
                     self.entries[name].pop(key, None)
                     self.touched.setdefault(name, set()).add(key)
+        if kept != names:
+            self.owners[names].discard(fragment.rule_id)
+            if not self.owners[names]:
+                del self.owners[names]
         self._used[purpose] -= 1
         if self._used[purpose] == 0:
             del self._used[purpose], self._names[purpose]
@@ -156,8 +185,11 @@ class Compilation:
             self._structure = None
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
-        self.entries.setdefault(name, {})[key] = entry
-        self.touched.setdefault(name, set()).add(key)
+        held = self.entries.setdefault(name, {})
+        # Writing an entry resets its counters: one that stays as it is must not be touched.
+        if held.get(key) != entry:
+            held[key] = entry
+            self.touched.setdefault(name, set()).add(key)
 
     def _entry(self, purpose: Purpose, expires: int) -> Entry:
         if not (isinstance(purpose, Limit) and purpose.group.marked):

@@ -123,7 +123,8 @@ def diff(
     """Plan the way from `observed` to `desired`.
 
     `transition` is the structure to pass through, in which what comes and what goes are both there (default: the
-    desired one). With `touched` (keys by set), only those entries of sets that exist already are looked at.
+    desired one). With `touched` (keys by set), only those entries of sets that exist already are looked at, and
+    written whether they are there or not.
     """
     between = transition or desired.structure
     have = observed.structure.sets
@@ -153,7 +154,7 @@ def _diff_entries(
         want, have = desired.entries.get(name, {}), observed.entries.get(name, {})
         keys = touched[name] if touched is not None else want.keys() | have.keys()
         changed = {key: want[key] for key in keys if key in want and not alike(want[key], have.get(key))}
-        gone = tuple(key for key in keys if key not in want and key in have)
+        gone = tuple(key for key in keys if key not in want and (touched is not None or key in have))
         if changed:
             add[name] = changed
         if gone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from netlimit.plan import Step
@@ -20,15 +21,20 @@ class Reading(NamedTuple):
 class HostFacts(NamedTuple):
     """What the kernel says of the host.
 
-    `capabilities` maps each to None or the reason why it is missing; `own` are the host's addresses, `peers` those
-    that are logged in by SSH at the moment; `notes` are sentences that an operator should know.
+    `capabilities` maps each to None or the reason why it is missing; `hz` is the clock tick; `notes` are sentences
+    that an operator should know.
     """
 
     capabilities: Mapping[str, str | None]
-    own: tuple[str, ...]
-    peers: tuple[str, ...]
     hz: int
     notes: tuple[str, ...]
+
+
+class Addresses(NamedTuple):
+    """The host's own addresses, and those that manage it at the moment (SSH, the API)."""
+
+    own: tuple[str, ...]
+    peers: tuple[str, ...]
 
 
 class Kernel(Protocol):
@@ -43,6 +49,14 @@ class Kernel(Protocol):
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what the host can do. Leaves no trace on it."""
+        ...
+
+    def addresses(self) -> Addresses:
+        """Read whose addresses must not be cut off."""
+        ...
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep every other netlimit process on this host from writing meanwhile. Raises KernelError after a while."""
         ...
 
     def structure(self) -> Structure:

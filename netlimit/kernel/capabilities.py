@@ -42,10 +42,8 @@ TRIALS: dict[str, tuple[str, str]] = {
 def probe(mark_mask: int) -> HostFacts:
     """Find out what the host can do. Rules are tried in a network namespace that is gone afterwards."""
     capabilities = _try_rules()
-    overlap = _find_overlap(mark_mask)
-    capabilities["marks"] = overlap
-    own, peers = _addresses()
-    return HostFacts(capabilities, own, peers, read_hz(), tuple(_notes()))
+    capabilities["marks"] = _find_overlap(mark_mask)
+    return HostFacts(capabilities, read_hz(), tuple(_notes()))
 
 
 def read_hz() -> int:
@@ -99,7 +97,8 @@ def _try_tool(family: int) -> str | None:
         iptables.read_tables(family)
         iptables.try_rule(family, "filter", "-j RETURN")
     except Exception as error:
-        return f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {program[:-1]}_filter`."
+        module = f"{program.removesuffix('s')}_filter"
+        return f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {module}`."
     return None
 
 
@@ -128,7 +127,7 @@ def _find_overlap(mask: int) -> str | None:
     for owner, other in _foreign_marks():
         if other & mask:
             return (
-                f"{owner} uses bits {other & mask:#x} of the packet mark, which are under NETLIMIT_MARK_MASK {mask:#x}. "
+                f"{owner} uses bits {other & mask:#x} of the packet mark, which NETLIMIT_MARK_MASK {mask:#x} covers. "
                 "Set a mask that is free, such as 0x00ff0000."
             )
     return None
@@ -172,39 +171,6 @@ def _nft_marks() -> Iterator[tuple[str, int]]:
         for match in re.finditer(r"\bmark (?:set |and |== |!= |& )*(0x[0-9a-f]+)", line):
             if "ct mark" not in line:
                 yield f"the nftables rule '{line.strip()}'", int(match[1], 16)
-
-
-def _addresses() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The host's own addresses, and those of who is logged in by SSH."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as ipr:
-        own = {message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in ipr.get_addr()}
-    return tuple(sorted(own)), tuple(sorted(_ssh_peers()))
-
-
-def _ssh_peers() -> set[str]:
-    peers = set()
-    for path, size in (("/proc/net/tcp", 8), ("/proc/net/tcp6", 32)):
-        try:
-            lines = Path(path).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            local, remote, state = line.split()[1:4]
-            if state == "01" and int(local.split(":")[1], 16) == 22:
-                peers.add(_read_address(remote.split(":")[0], size))
-    return peers
-
-
-def _read_address(text: str, size: int) -> str:
-    from ipaddress import IPv6Address, ip_address
-
-    raw = bytes.fromhex(text)
-    packed = b"".join(raw[i : i + 4][::-1] for i in range(0, size // 2, 4))
-    address = ip_address(packed)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
 
 
 def _notes() -> Iterator[str]:

@@ -7,7 +7,6 @@ to the network namespace in which they were opened, so a process serves one.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import subprocess
 import time
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from netlimit.errors import KernelError
+from netlimit.kernel.lock import locked
 from netlimit.plan import SwitchTable
 from netlimit.state import (
     CHAIN_PREFIX,
@@ -35,7 +35,6 @@ from netlimit.state import (
 )
 
 LOCK = "/run/xtables.lock"
-_LOCK_SECONDS = 10
 _ATTEMPTS = 5
 _HASHLIMIT_REVISION = 3
 _BURST_OFFSET = 32 + 256 + 8  # struct xt_entry_match, then name[255] aligned to 8, then cfg.avg
@@ -74,7 +73,8 @@ def read_tables(family: int) -> tuple[Chains, Chains]:
 
 def switch_table(step: SwitchTable) -> None:
     """Give a table its new contents in one commit, then read back and compare. Raises KernelError."""
-    with _locked(step):
+    # libiptc does not take the lock that iptables itself takes.
+    with locked(LOCK, str(step)):
         for attempt in range(_ATTEMPTS):
             try:
                 _commit(step)
@@ -257,24 +257,6 @@ def _save(family: int, table: Table | None = None) -> str:
     if done.returncode:
         raise KernelError(" ".join(command), done.stderr.strip())
     return done.stdout
-
-
-@contextmanager
-def _locked(step: SwitchTable) -> Iterator[None]:
-    """Hold the lock that iptables itself takes, for libiptc does not."""
-    with open(LOCK, "a") as lock:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise KernelError(
-                        str(step), f"another program has held {LOCK} for {_LOCK_SECONDS} seconds"
-                    ) from None
-                time.sleep(0.01)
-        yield
 
 
 def _reason(error: Exception) -> str:

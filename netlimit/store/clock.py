@@ -13,6 +13,11 @@ def revision(connection: Connection) -> int:
     return number
 
 
+def lock(connection: Connection) -> None:
+    """Let no other change of rules begin until this transaction ends (in SQLite, its beginning did that already)."""
+    connection.execute(select(clock.c.id).with_for_update())
+
+
 def take_revision(connection: Connection, new_rules: int = 0) -> tuple[int, int]:
     """Begin a change: the next revision, and the first of `new_rules` ids never used before.
 

@@ -76,6 +76,7 @@ class Database:
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
+                self._refuse_newer(schema(connection) or "")
                 yield connection
 
     def pin(self) -> PoolProxiedConnection:
@@ -105,19 +106,23 @@ class Database:
         if self.path:
             files.check_file(self.path)
         with self._in_words(), self._reader.connect() as connection:
-            if not inspect(connection).has_table("alembic_version"):
-                raise StoreError(f"The database {self} has no tables yet; run `netlimit db upgrade`.")
-            found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        if found is None or found < SCHEMA:
+            found = schema(connection)
+        if found is None:
+            raise StoreError(f"The database {self} has no tables yet; run `netlimit db upgrade`.")
+        self._refuse_newer(found)
+        if found < SCHEMA:
             raise StoreError(
-                f"The database {self} is at schema {found}, this netlimit needs {SCHEMA}; run `netlimit db upgrade`."
+                f"The database {self} is at schema {found}, but this netlimit needs {SCHEMA}; "
+                "run `netlimit db upgrade`."
             )
+        self._checked = True
+
+    def _refuse_newer(self, found: str) -> None:
         if found > SCHEMA:
             raise StoreError(
                 f"The database {self} is at schema {found}, newer than this netlimit knows ({SCHEMA}); "
                 "install the newer netlimit here too, or go back to a backup from before the upgrade."
             )
-        self._checked = True
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -137,11 +142,18 @@ class Database:
             return f"The database {self} is damaged ({reason}); restore a backup, or move it away and begin anew."
         if "unable to open" in reason or "readonly" in reason:
             return f"The database {self} cannot be opened for writing ({reason}); look at the rights of its directory."
-        if "full" in reason:
+        if "disk is full" in reason or "No space left" in reason:
             return f"The database {self} cannot grow: {reason}; make room on its disk."
         if "connection" in reason:
             return f"The database {self} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server."
         return f"The database {self} refused: {reason}."
+
+
+def schema(connection: Connection) -> str | None:
+    """The newest migration that a database has; None for one without tables."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
 
 
 def _parse_url(text: str) -> URL:

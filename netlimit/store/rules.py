@@ -14,11 +14,11 @@ from netlimit.errors import NetlimitError, RuleError
 from netlimit.rules import Rule, Target, parse_target
 from netlimit.store import audit, tombstones
 from netlimit.store.bulk import write
-from netlimit.store.clock import take_revision
+from netlimit.store.clock import lock, take_revision
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
 from netlimit.store.errors import ManyErrors, NotKept, Stale, limited_already, name_taken
 from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, kept_from_row, to_row, with_number
-from netlimit.store.tables import counters, rule_hosts, rule_labels, rule_states, rules, to_microseconds
+from netlimit.store.tables import LARGEST, counters, rule_hosts, rule_labels, rule_states, rules, to_microseconds
 
 _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
 
@@ -49,10 +49,11 @@ def replace(
 
     Raises NotKept, Stale, Conflict, NameTaken.
     """
-    revision, _ = take_revision(connection)
+    lock(connection)
     before = _get(connection, rule_id, expected_revision)
     if with_number(rule, rule_id, before.rule.revision) == before.rule:
         return before
+    revision, _ = take_revision(connection)
     kept = with_number(rule, rule_id, revision)
     namesake = find(connection, rule.name) if rule.name else None
     if namesake and namesake.rule.id != rule_id:
@@ -67,8 +68,9 @@ def replace(
 
 def remove(connection: Connection, rule_id: int, actor: str, now: datetime, expected_revision: int | None) -> None:
     """Forget a rule, with all that was known of it. Raises NotKept, Stale."""
-    revision, _ = take_revision(connection)
+    lock(connection)
     before = _get(connection, rule_id, expected_revision)
+    revision, _ = take_revision(connection)
     connection.execute(delete(rules).where(rules.c.id == rule_id))
     for table in (rule_states, counters):
         connection.execute(delete(table).where(table.c.rule_id == rule_id))
@@ -82,7 +84,7 @@ def find(connection: Connection, key: int | str) -> Kept | None:
     if isinstance(key, str) and not key.isdecimal():
         wanted = rules.c.name == key
     else:
-        wanted = rules.c.id == min(int(key), 2**63 - 1)
+        wanted = rules.c.id == min(int(key), LARGEST)
     row = connection.execute(select(*_KEPT_COLUMNS).where(wanted)).one_or_none()
     return kept_from_row(row) if row else None
 
@@ -92,7 +94,7 @@ def search(
 ) -> tuple[list[Kept], int]:
     """A page of the rules that are `wanted`, by id, from the one `after` on; and how many there are in all."""
     total = connection.execute(select(func.count()).select_from(rules).where(*wanted)).scalar_one()
-    page = select(*_KEPT_COLUMNS).where(*wanted, rules.c.id > after).order_by(rules.c.id).limit(limit)
+    page = select(*_KEPT_COLUMNS).where(*wanted, rules.c.id > min(after, LARGEST)).order_by(rules.c.id).limit(limit)
     return [kept_from_row(row) for row in connection.execute(page)], total
 
 
@@ -126,8 +128,8 @@ def _get(connection: Connection, rule_id: int, expected_revision: int | None) ->
     kept = find(connection, rule_id)
     if kept is None:
         raise NotKept(rule_id)
-    if expected_revision not in (None, kept.rule.revision):
-        raise Stale(rule_id, expected_revision or 0, kept.rule.revision)
+    if expected_revision is not None and expected_revision != kept.rule.revision:
+        raise Stale(rule_id, expected_revision, kept.rule.revision)
     return kept
 
 

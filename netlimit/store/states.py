@@ -35,6 +35,12 @@ def exceptional(connection: Connection, rule_ids: Sequence[int]) -> dict[int, di
     return found
 
 
+def marked(connection: Connection, host: str) -> dict[int, Exceptional]:
+    """Every exceptional state on a gateway, by rule."""
+    rows = connection.execute(select(rule_states).where(rule_states.c.host == host))
+    return {row.rule_id: Exceptional(row.rule_id, State(row.state), row.message) for row in rows}
+
+
 def count_states(connection: Connection) -> dict[State, int]:
     """How many pairs of rule and gateway are in each exceptional state."""
     kept = rule_states.join(rules, rules.c.id == rule_states.c.rule_id)

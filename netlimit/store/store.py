@@ -140,6 +140,11 @@ class Store:
         with self._database.reading() as connection:
             return states.exceptional(connection, rule_ids)
 
+    def marked(self, host: str) -> dict[int, Exceptional]:
+        """Every exceptional state on a gateway, by rule."""
+        with self._database.reading() as connection:
+            return states.marked(connection, host)
+
     def exceptional_counts(self) -> dict[State, int]:
         """How many pairs of rule and gateway are in each exceptional state."""
         with self._database.reading() as connection:

@@ -23,6 +23,8 @@ from sqlalchemy.types import TypeDecorator
 SCHEMA = "0001"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
+LARGEST = 2**63 - 1
+"""The largest whole number that a column holds."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from netlimit.store.errors import TokenExists
-from netlimit.store.tables import tokens
+from netlimit.store.tables import LARGEST, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def add(
 
 def find(connection: Connection, key: int | str) -> Token | None:
     """The token of this id or name."""
-    wanted = tokens.c.id == key if isinstance(key, int) else tokens.c.name == key
+    wanted = tokens.c.id == min(key, LARGEST) if isinstance(key, int) else tokens.c.name == key
     row = connection.execute(select(tokens).where(wanted)).mappings().one_or_none()
     return Token(**row) if row else None
 

@@ -1,0 +1,28 @@
+"""Waiting for a lock file that other processes take too."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from netlimit.errors import KernelError
+
+_SECONDS = 10
+
+
+@contextmanager
+def locked(path: str, purpose: str) -> Iterator[None]:
+    """Hold a lock file. Raises KernelError when another process keeps it for ten seconds."""
+    with open(path, "a") as lock:
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise KernelError(purpose, f"another program has held {path} for {_SECONDS} seconds") from None
+                time.sleep(0.01)
+        yield
