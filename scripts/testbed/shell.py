@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,9 @@ import time
 
 from scripts.testbed.errors import LabError
 from scripts.testbed.namespaces import Lab
+
+# Seconds; Python misses a signal that arrives just before it goes to sleep, until it wakes.
+WAKE = 0.5
 
 
 def main() -> None:
@@ -36,8 +40,15 @@ def _run(lab: Lab, command: list[str]) -> int:
     # Ctrl-C is for the command; this program only waits, and tidies up when the command has ended. A handler,
     # since SIG_IGN would be inherited.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    status = subprocess.call(command, env={**os.environ, **names})
-    return status if status >= 0 else 128 - status
+    with subprocess.Popen(command, env={**os.environ, **names}) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(WAKE)
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _wait(lab: Lab) -> int:
@@ -47,7 +58,7 @@ def _wait(lab: Lab) -> int:
     print("\nCtrl-C removes it.", flush=True)
     try:
         while True:
-            time.sleep(3600)
+            time.sleep(WAKE)
     except KeyboardInterrupt:
         print()
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -193,13 +194,17 @@ def test_the_chart_draws_the_limit_where_it_was_set() -> None:
     assert lines[7].split() == ["0", "1"]
 
 
-def _lab_command() -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def _lab_command() -> Iterator[subprocess.Popen[str]]:
     """scripts/lab, up."""
-    process = subprocess.Popen([sys.executable, ROOT / "scripts/lab"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    while "Ctrl-C" not in process.stdout.readline():
-        assert process.poll() is None
-    return process
+    with subprocess.Popen([sys.executable, ROOT / "scripts/lab"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "Ctrl-C" not in process.stdout.readline():
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
 
 
 def _names(owner: int) -> list[str]:
