@@ -211,7 +211,7 @@ class _Family:
     # -- limits
 
     def _groups(self, table: Table) -> list[Group]:
-        return sorted((group for group in self.limits if self._table(group) == table), key=_precedence)
+        return sorted((group for group in self.limits if self._table(group) == table), key=precedence)
 
     def _table(self, group: Group) -> Table:
         """Concurrent connections are counted where little is written, for every commit to a table begins the count
@@ -385,7 +385,7 @@ def _end_name(group: Group, action: Action) -> str:
     return f"{CHAIN_PREFIX}{'J' if action is Action.REJECT else 'D'}{group.digest}"
 
 
-def _precedence(group: Group) -> tuple[bool, int, int, int, str]:
+def precedence(group: Group) -> tuple[bool, int, int, int, str]:
     """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
     rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
     return not group.watch, rank, -group.bucket_length, -group.target_length, group.key

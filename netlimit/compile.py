@@ -6,9 +6,8 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from netlimit.chains import assemble
 from netlimit.limits import (
@@ -21,6 +20,7 @@ from netlimit.limits import (
     PurposeKey,
     VerdictGroup,
     compile_rule,
+    find_problem,
     parse_purpose,
     purpose_key,
     purpose_sets,
@@ -28,11 +28,23 @@ from netlimit.limits import (
     set_keys,
 )
 from netlimit.rules import Rule
-from netlimit.state import Entry, State, Structure
+from netlimit.state import Entry, IpSet, State, Structure
 
 Numbering = dict[PurposeKey, int]
 """What may be in the kernel, with the number that it has under the mark mask (0: needs none). A number must stay put,
 for entries in the kernel carry it."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a purpose comes to on this host: its sets, the entry that its rules have there (without an end), or the
+    reason why it cannot be enforced. `users` counts its rules."""
+
+    sets: tuple[IpSet, ...]
+    names: tuple[str, ...]
+    entry: Entry
+    problem: str | None
+    users: int = 0
 
 
 class Compilation:
@@ -40,53 +52,52 @@ class Compilation:
 
     `numbering` holds what may be in the kernel; what no rule needs any more stays in it until `settle`.
     `touched` names what changed since `settle`: keys by set. `owners` are the rules by the sets in which their keys
-    are. Not thread-safe.
+    are, `problems` says of rules why they cannot be enforced. Not thread-safe.
     """
 
     def __init__(self, facts: Facts, numbering: Mapping[PurposeKey, int] | None = None) -> None:
         self.facts = facts
         self.numbering: Numbering = dict(numbering or {})
         self.fragments: dict[int, Fragment] = {}
+        self.problems: dict[int, str] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
         self.owners: dict[tuple[str, ...], set[int]] = {}
-        self._used: Counter[Purpose] = Counter()
-        self._names: dict[Purpose, tuple[str, ...]] = {}
-        self._keys: set[PurposeKey] = set()
+        self._slots: dict[Purpose, _Slot] = {}
         self._taken: dict[str, set[int]] = {}
         for (group, _), number in self.numbering.items():
             self._taken.setdefault(group, set()).add(number)
         self._structure: Structure | None = None
         self._settled: Structure | None = None
-        self._problems: dict[int, Fragment] = {}
 
-    def put(self, rule: Rule) -> Fragment:
-        """Add a rule in force, or put it in the place of the one with its id."""
+    def put(self, rule: Rule) -> str | None:
+        """Add a rule in force, or put it in the place of the one with its id. Returns why it cannot be enforced."""
         fragment = compile_rule(rule, self.facts)
-        if fragment.problem is None:
-            fragment = self._check_room(fragment)
-        previous = self.fragments.pop(rule.id, None)
+        slot = self._slots.get(fragment.purpose) or self._prepare(fragment.purpose)
+        problem = slot.problem or self._find_lack(slot, fragment)
+        before = None if rule.id in self.problems else self.fragments.get(rule.id)
         self.fragments[rule.id] = fragment
-        if fragment.problem is None:
-            self._problems.pop(rule.id, None)
-            self._add(fragment)
+        if problem is None:
+            self.problems.pop(rule.id, None)
+            self._add(slot, fragment)
         else:
-            self._problems[rule.id] = fragment
-        if previous is not None and previous.problem is None:
-            self._remove(previous, fragment if fragment.problem is None else None)
-        return fragment
+            self.problems[rule.id] = problem
+        if before is not None:
+            self._remove(before, fragment if problem is None else None)
+        return problem
 
     def drop(self, rule_id: int) -> None:
         """Take a rule out; one that is not there is no error."""
         fragment = self.fragments.pop(rule_id, None)
-        self._problems.pop(rule_id, None)
-        if fragment is not None and fragment.problem is None:
+        if self.problems.pop(rule_id, None) is None and fragment is not None:
             self._remove(fragment, None)
 
-    @property
-    def problems(self) -> Mapping[int, Fragment]:
-        """The rules that cannot be enforced, each with its reason."""
-        return self._problems
+    def sets_of(self, rule_id: int) -> tuple[str, ...]:
+        """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that
+        counts what was dropped. None for a rule that is not enforced."""
+        if rule_id in self.problems or rule_id not in self.fragments:
+            return ()
+        return self._slots[self.fragments[rule_id].purpose].names
 
     @property
     def dirty(self) -> bool:
@@ -116,20 +127,21 @@ class Compilation:
 
         While entries move from one limit to another both are there, so that nobody is unlimited for a moment.
         """
-        retired = [parse_purpose(key) for key in self.numbering if key not in self._keys]
+        retired = [parse_purpose(key) for key in self._retired()]
         if not retired:
             return self.structure
         return assemble(self._limits(retired), self._verdicts(retired), self.facts)
 
     def settle(self) -> set[PurposeKey]:
         """Forget what changed, and the numbers of what no rule needs; returns their keys."""
-        retired = {key for key in self.numbering if key not in self._keys}
+        retired = self._retired()
         for key in retired:
-            self._taken[key[0]].discard(self.numbering.pop(key))
+            self._taken.get(key[0], set()).discard(self.numbering.pop(key))
         self.touched = {}
         live = self.structure.sets
         for name in [name for name in self.entries if name not in live]:
             del self.entries[name]
+        self._slots = {purpose: slot for purpose, slot in self._slots.items() if slot.users}
         self._settled = self.structure
         return retired
 
@@ -139,49 +151,37 @@ class Compilation:
         for family in (4, 6):
             self._protect(family)
 
-    def sets_of(self, fragment: Fragment) -> tuple[str, ...]:
-        """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that
-        counts what was dropped."""
-        return self._names.get(fragment.purpose, ()) if fragment.purpose else ()
-
     # -- entries
 
-    def _add(self, fragment: Fragment) -> None:
-        purpose = fragment.purpose
-        assert purpose is not None
-        if self._used[purpose] == 0:
+    def _add(self, slot: _Slot, fragment: Fragment) -> None:
+        if slot.users == 0:
             self._structure = None
-            self._names[purpose] = tuple(ipset.name for ipset in purpose_sets(purpose, self.facts))
-            self._keys.add(purpose_key(purpose))
-            self._number(purpose)
-        self._used[purpose] += 1
-        self.owners.setdefault(self._names[purpose], set()).add(fragment.rule_id)
-        main, *twins = self._names[purpose]
-        entry = self._entry(purpose, fragment.expires)
-        plain = _interned(0, 0, fragment.expires)
+        slot.users += 1
+        self.owners.setdefault(slot.names, set()).add(fragment.rule_id)
+        main, *twins = slot.names
+        entry, plain = slot.entry, _PLAIN
+        if fragment.expires:
+            entry = entry._replace(expires=fragment.expires)
+            plain = Entry(expires=fragment.expires)
         for key in fragment.keys:
             self._set(main, key, entry)
             for twin in twins:
                 self._set(twin, key, plain)
 
     def _remove(self, fragment: Fragment, successor: Fragment | None) -> None:
-        purpose = fragment.purpose
-        assert purpose is not None
-        names = self._names[purpose]
-        kept = self._names.get(successor.purpose, ()) if successor and successor.purpose else ()
-        for name in names:
+        slot = self._slots[fragment.purpose]
+        kept = self._slots[successor.purpose].names if successor else ()
+        for name in slot.names:
             for key in fragment.keys:
                 if successor is None or name not in kept or key not in successor.keys:
                     self.entries[name].pop(key, None)
                     self.touched.setdefault(name, set()).add(key)
-        if kept != names:
-            self.owners[names].discard(fragment.rule_id)
-            if not self.owners[names]:
-                del self.owners[names]
-        self._used[purpose] -= 1
-        if self._used[purpose] == 0:
-            del self._used[purpose], self._names[purpose]
-            self._keys.discard(purpose_key(purpose))
+        if kept != slot.names:
+            self.owners[slot.names].discard(fragment.rule_id)
+            if not self.owners[slot.names]:
+                del self.owners[slot.names]
+        slot.users -= 1
+        if slot.users == 0:
             self._structure = None
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
@@ -191,11 +191,6 @@ class Compilation:
             held[key] = entry
             self.touched.setdefault(name, set()).add(key)
 
-    def _entry(self, purpose: Purpose, expires: int) -> Entry:
-        if not (isinstance(purpose, Limit) and purpose.group.marked):
-            return _interned(0, 0, expires)
-        return _interned(self._number(purpose) << self.facts.shift, self.facts.mark_mask, expires)
-
     def _protect(self, family: int) -> None:
         name = safe_set(family, self.facts).name
         wanted = {key: Entry() for net in self.facts.safe if net.version == family for key in set_keys(net)}
@@ -204,52 +199,72 @@ class Compilation:
             self.touched.setdefault(name, set()).update(held.keys() ^ wanted.keys())
             self.entries[name] = wanted
 
-    # -- numbers
+    # -- purposes
 
-    def _check_room(self, fragment: Fragment) -> Fragment:
-        """Refuse what no set and no mark has room for."""
-        purpose = fragment.purpose
-        assert purpose is not None
-        for ipset in purpose_sets(purpose, self.facts):
-            held = self.entries.get(ipset.name, {})
-            if len(held) + sum(key not in held for key in fragment.keys) > ipset.size:
-                return replace(
-                    fragment,
-                    problem=f"The set for this kind of limit is full: it holds {ipset.size} addresses. Name larger "
-                    "subnets, or raise NETLIMIT_SET_SIZE.",
+    def _prepare(self, purpose: Purpose) -> _Slot:
+        sets = purpose_sets(purpose, self.facts)
+        problem = find_problem(purpose, self.facts)
+        entry = _PLAIN
+        if problem is None:
+            number = self._number(purpose)
+            if number is None:
+                problem = (
+                    f"All {self.facts.most_limits} numbers under the mark mask {self.facts.mark_mask:#x} are taken by "
+                    "other rates of this kind of limit. Use a rate that is in use already, or widen NETLIMIT_MARK_MASK."
                 )
-        if isinstance(purpose, Limit) and purpose.group.marked and self._number(purpose) == 0:
-            return replace(
-                fragment,
-                problem=f"All {self.facts.most_limits} numbers under the mark mask {self.facts.mark_mask:#x} are taken "
-                "by other rates of this kind of limit. Use a rate that is in use already, or widen NETLIMIT_MARK_MASK.",
-            )
-        return fragment
+            elif number:
+                entry = Entry(number << self.facts.shift, self.facts.mark_mask)
+        slot = _Slot(sets, tuple(ipset.name for ipset in sets), entry, problem)
+        if problem is None:
+            self._slots[purpose] = slot
+        return slot
 
-    def _number(self, purpose: Purpose) -> int:
-        """The purpose's number, a new one if it has none; 0 when it needs none, or when all are taken."""
+    def _find_lack(self, slot: _Slot, fragment: Fragment) -> str | None:
+        """Refuse what no set has room for."""
+        for ipset in slot.sets:
+            held = self.entries.get(ipset.name, {})
+            if len(held) + len(fragment.keys) <= ipset.size:
+                continue
+            if len(held) + sum(key not in held for key in fragment.keys) > ipset.size:
+                return (
+                    f"The set for this kind of limit is full: it holds {ipset.size} addresses. Name larger subnets, or "
+                    "raise NETLIMIT_SET_SIZE."
+                )
+        return None
+
+    def _number(self, purpose: Purpose) -> int | None:
+        """The purpose's number, a new one if it has none; 0 when it needs none, None when all are taken."""
         key = purpose_key(purpose)
         number = self.numbering.get(key)
         if number is not None:
             return number
-        taken = self._taken.setdefault(key[0], set())
         number = 0
         if isinstance(purpose, Limit) and purpose.group.marked:
-            number = next((n for n in range(1, self.facts.most_limits + 1) if n not in taken), 0)
-            if number == 0:
-                return 0
+            taken = self._taken.setdefault(key[0], set())
+            free = next((n for n in range(1, self.facts.most_limits + 1) if n not in taken), None)
+            if free is None:
+                return None
+            number = free
             taken.add(number)
         self.numbering[key] = number
         return number
 
+    def _retired(self) -> set[PurposeKey]:
+        used = {purpose_key(purpose) for purpose, slot in self._slots.items() if slot.users}
+        return self.numbering.keys() - used
+
+    def _purposes(self, retired: Iterable[Purpose]) -> Iterator[Purpose]:
+        yield from (purpose for purpose, slot in self._slots.items() if slot.users)
+        yield from retired
+
     def _verdicts(self, retired: Iterable[Purpose] = ()) -> list[VerdictGroup]:
-        return [purpose for purpose in (*self._used, *retired) if isinstance(purpose, VerdictGroup)]
+        return [purpose for purpose in self._purposes(retired) if isinstance(purpose, VerdictGroup)]
 
     def _limits(self, retired: Iterable[Purpose] = ()) -> dict[Group, dict[Profile, int]]:
         limits: dict[Group, dict[Profile, int]] = {}
-        for purpose in (*self._used, *retired):
+        for purpose in self._purposes(retired):
             if isinstance(purpose, Limit):
-                limits.setdefault(purpose.group, {})[purpose.profile] = self.numbering[purpose_key(purpose)]
+                limits.setdefault(purpose.group, {})[purpose.profile] = self.numbering[purpose.key]
         return limits
 
 
@@ -259,17 +274,11 @@ def compile_rules(
     """Compile rules in force from nothing: the desired state, the numbers it uses, and a sentence for every rule that
     cannot be enforced."""
     compilation = Compilation(facts, numbering)
-    problems = {rule.id: fragment.problem for rule in rules if (fragment := compilation.put(rule)).problem}
+    for rule in rules:
+        compilation.put(rule)
     state = compilation.state
     compilation.settle()
-    return state, compilation.numbering, problems
+    return state, compilation.numbering, compilation.problems
 
 
-_INTERNED: dict[tuple[int, int, int], Entry] = {}
-
-
-def _interned(mark: int, mask: int, expires: int) -> Entry:
-    """One object for all entries alike: of 100,000 few differ. Those that end are not kept for reuse."""
-    if expires:
-        return Entry(mark, mask, expires)
-    return _INTERNED.setdefault((mark, mask, expires), Entry(mark, mask, expires))
+_PLAIN = Entry()

@@ -234,9 +234,7 @@ class Controller:
     def _settle(self, revision: int) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
         problems = {
-            rule_id: Exceptional(rule_id, State.ERROR, fragment.problem)
-            for rule_id, fragment in self._compiled.problems.items()
-            if fragment.problem is not None
+            rule_id: Exceptional(rule_id, State.ERROR, problem) for rule_id, problem in self._compiled.problems.items()
         }
         changed = [problem for rule_id, problem in problems.items() if self._exceptional.get(rule_id) != problem]
         cleared = [rule_id for rule_id in self._exceptional if rule_id not in problems]
@@ -359,7 +357,7 @@ class Controller:
         """Read the counters of some rules now."""
         compilation = self._compiled
         here = [rule_id for rule_id in rule_ids if rule_id in compilation.fragments]
-        names = {name for rule_id in here for name in compilation.sets_of(compilation.fragments[rule_id])}
+        names = {name for rule_id in here for name in compilation.sets_of(rule_id)}
         self._store_counts(self._tally.read(compilation, here, self._kernel.readings(names), self._now()))
 
     def _store_counts(self, counts: list[RuleCounters]) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from netlimit.compile import Compilation
 from netlimit.kernel.base import Reading
-from netlimit.limits import Fragment, VerdictGroup
+from netlimit.limits import Fragment, Limit
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Action
 
@@ -34,41 +34,43 @@ class Tally:
         """Add the readings of the sets that these rules are in; returns the counters that changed."""
         changed = []
         for rule_id in rule_ids:
-            fragment = compilation.fragments[rule_id]
-            names = compilation.sets_of(fragment)
-            if names and fragment.problem is None:
-                counters = self._add(rule_id, fragment, names, readings, now)
+            names = compilation.sets_of(rule_id)
+            if names:
+                counters = self._add(compilation.fragments[rule_id], names, readings, now)
                 if counters is not None:
                     changed.append(counters)
         return changed
 
     def _add(
-        self, rule_id: int, fragment: Fragment, names: tuple[str, ...], readings: Readings, now: datetime
+        self, fragment: Fragment, names: tuple[str, ...], readings: Readings, now: datetime
     ) -> RuleCounters | None:
-        before = self._counters.get(rule_id)
-        last = before.raw if before else Counts()
-        matched = _sum(fragment, readings.get(names[0])) or (last.matched_packets, last.matched_bytes)
-        if len(names) > 1:
-            dropped = _sum(fragment, readings.get(names[1])) or (last.dropped_packets, last.dropped_bytes)
-        else:
-            blocks = isinstance(fragment.purpose, VerdictGroup) and fragment.purpose.action is Action.BLOCK
-            dropped = matched if blocks else (0, 0)
-        raw = Counts(*matched, *dropped)
-        if before is not None and raw == last:
+        matched = _sum(fragment, readings.get(names[0]))
+        dropped = _sum(fragment, readings.get(names[-1])) if _counts_drops(fragment) else (0, 0)
+        before = self._counters.get(fragment.rule_id)
+        if before is None and not (matched[0] or dropped[0]):
             return None
-        if before is None and raw == Counts():
+        raw, last = Counts(*matched, *dropped), before.raw if before else Counts()
+        if raw == last:
             return None
         total = (before.total if before else Counts()) + _gain(raw, last)
-        counters = RuleCounters(rule_id, total, raw, before.since if before else now, now)
-        self._counters[rule_id] = counters
+        counters = RuleCounters(fragment.rule_id, total, raw, before.since if before else now, now)
+        self._counters[fragment.rule_id] = counters
         return counters
 
 
-def _sum(fragment: Fragment, held: Mapping[str, Reading] | None) -> tuple[int, int] | None:
-    if held is None:
-        return None
-    found = [held[key] for key in fragment.keys if key in held]
-    return sum(reading.packets for reading in found), sum(reading.bytes for reading in found)
+def _counts_drops(fragment: Fragment) -> bool:
+    """Limits have a set that counts drops; what is blocked is dropped wherever it matched."""
+    return isinstance(fragment.purpose, Limit) or fragment.purpose.action is Action.BLOCK
+
+
+def _sum(fragment: Fragment, held: Mapping[str, Reading] | None) -> tuple[int, int]:
+    packets = size = 0
+    for key in fragment.keys:
+        reading = held.get(key) if held else None
+        if reading is not None:
+            packets += reading.packets
+            size += reading.bytes
+    return packets, size
 
 
 def _gain(raw: Counts, last: Counts) -> Counts:

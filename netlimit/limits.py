@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from ipaddress import ip_address, ip_network
+from typing import Any
 
 from netlimit.rates import Kind, Rate, parse_rate
 from netlimit.rules import HOST, PEER, TARGET, Action, Direction, PortRange, Protocol, Rule, Selector, Target
 from netlimit.state import SET_PREFIX, IpSet, Side
+
+PurposeKey = tuple[str, str]
+"""A group's key and a profile's; the latter is empty for verdicts."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,20 @@ class Facts:
         return any(address.version == net.version and address in net for net in self.safe)
 
 
-@dataclass(frozen=True)
-class Group:
+class _Keyed:
+    """Compared and hashed by its key, which is made once: there are few of them, asked for very often."""
+
+    key: Any
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Keyed) and type(self) is type(other) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True, eq=False)
+class Group(_Keyed):
     """Limits that share a set: alike in everything but target and rate.
 
     `scope` is "host", "peer" or "target"; for the last, targets of one length and buckets of one length make a group,
@@ -111,8 +127,8 @@ class Group:
         return self.kind is not Kind.CONCURRENT and not self.watch
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, eq=False)
+class Profile(_Keyed):
     """One rate in a group. `length` is the target's prefix length where buckets depend on it, else 0; `holder` the
     target itself where they belong to it alone (peers of concurrent connections)."""
 
@@ -128,8 +144,8 @@ class Profile:
         return _write_key(self.rate.text, self.burst, self.action, self.length, self.holder)
 
 
-@dataclass(frozen=True)
-class VerdictGroup:
+@dataclass(frozen=True, eq=False)
+class VerdictGroup(_Keyed):
     """Targets of one prefix length that are allowed or blocked."""
 
     family: int
@@ -150,22 +166,25 @@ class VerdictGroup:
         return "src" if self.direction is Direction.FROM else "dst"
 
 
-@dataclass(frozen=True)
-class Limit:
+@dataclass(frozen=True, eq=False)
+class Limit(_Keyed):
     """A profile in its group."""
 
     group: Group
     profile: Profile
 
+    @cached_property
+    def key(self) -> PurposeKey:
+        """Two texts that stand for it."""
+        return self.group.key, self.profile.key
+
 
 Purpose = Limit | VerdictGroup
-PurposeKey = tuple[str, str]
-"""A group's key and a profile's; the latter is empty for verdicts."""
 
 
 def purpose_key(purpose: Purpose) -> PurposeKey:
     """Two texts that stand for a purpose."""
-    return (purpose.group.key, purpose.profile.key) if isinstance(purpose, Limit) else (purpose.key, "")
+    return purpose.key if isinstance(purpose, Limit) else (purpose.key, "")
 
 
 def parse_purpose(key: PurposeKey) -> Purpose:
@@ -182,16 +201,12 @@ def parse_purpose(key: PurposeKey) -> Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What one rule adds to the kernel: its keys in the sets of `purpose`, until `expires` (Unix time, 0: for good).
-
-    With a `problem` it adds nothing, and the sentence says why.
-    """
+    """What one rule adds to the kernel: its keys in the sets of `purpose`, until `expires` (Unix time, 0: for good)."""
 
     rule_id: int
-    purpose: Purpose | None
+    purpose: Purpose
     keys: tuple[str, ...]
     expires: int = 0
-    problem: str | None = None
 
 
 def compile_rule(rule: Rule, facts: Facts) -> Fragment:
@@ -209,8 +224,7 @@ def compile_rule(rule: Rule, facts: Facts) -> Fragment:
         facts.protects(rule.target),
     )
     expires = int(rule.expires_at.timestamp()) if rule.expires_at else 0
-    problem = _find_problem(purpose, facts.capabilities) if facts.capabilities else None
-    return Fragment(rule.id, purpose, set_keys(rule.target), expires, problem)
+    return Fragment(rule.id, purpose, set_keys(rule.target), expires)
 
 
 def set_keys(target: Target) -> tuple[str, ...]:
@@ -248,6 +262,15 @@ def purpose_sets(purpose: Purpose, facts: Facts) -> tuple[IpSet, ...]:
     if isinstance(purpose, VerdictGroup):
         return (matched_set(purpose, facts),)
     return matched_set(purpose, facts), dropped_set(purpose, facts)
+
+
+def find_problem(purpose: Purpose, facts: Facts) -> str | None:
+    """Why the host cannot enforce it; None if it can."""
+    for name in _requirements(purpose):
+        reason = facts.capabilities.get(name)
+        if reason is not None:
+            return reason
+    return None
 
 
 def digest(text: str) -> str:
@@ -302,15 +325,6 @@ def _purpose(
     return Limit(group, Profile(rate, burst, action))
 
 
-def _find_problem(purpose: Purpose, capabilities: Mapping[str, str | None]) -> str | None:
-    for name in _requirements(purpose):
-        reason = capabilities.get(name)
-        if reason is not None:
-            return reason
-    return None
-
-
-@lru_cache(maxsize=65536)
 def _requirements(purpose: Purpose) -> tuple[str, ...]:
     group = purpose.group if isinstance(purpose, Limit) else purpose
     needs = ["iptables" if group.family == 4 else "ip6tables", "ipset"]

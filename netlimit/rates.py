@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 from netlimit.errors import RuleError
 
@@ -67,6 +68,7 @@ class Rate:
         return amount / (self.seconds or 1)
 
 
+@lru_cache(maxsize=4096)
 def parse_rate(text: str) -> Rate:
     """Read a rate. Raises RuleError (field `rate`) with what would be accepted."""
     quantity, slash, period = text.partition("/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -181,20 +181,22 @@ def parse_rule(fields: Mapping[str, object], now: datetime) -> Rule:
 
     `now` (aware) turns `ttl` into `expires_at`. Raises RuleError for the first field that is wrong.
     """
-    unknown = sorted(set(fields) - FIELDS)
-    if unknown:
-        known = ", ".join(sorted(FIELDS))
-        raise RuleError(unknown[0], f"There is no field {unknown[0]!r} in a rule; known are {known}.")
+    if not fields.keys() <= FIELDS:
+        unknown, known = sorted(map(str, set(fields) - FIELDS))[0], ", ".join(sorted(FIELDS))
+        raise RuleError(unknown, f"There is no field {unknown!r} in a rule; known are {known}.")
     target = parse_target(fields.get("target"))
+    rate = _parse_optional("rate", fields, parse_rate)
     action = _parse_choice(Action, "action", fields.get("action"), Action.DROP)
+    per = _parse_optional("per", fields, str.strip)
     rule = Rule(
         target=target,
         action=action,
         direction=_parse_choice(Direction, "direction", fields.get("direction"), Direction.FROM),
         selector=_parse_selector(fields),
-        rate=_parse_optional("rate", fields, parse_rate),
-        per=_parse_optional("per", fields, str.strip),
-        ceil=_parse_optional("ceil", fields, lambda text: replace_field(parse_rate, text, "ceil")),
+        rate=rate,
+        burst=_parse_burst(fields.get("burst"), rate),
+        per=_fit_per(target, per, rate) if action.limits else per,
+        ceil=_parse_optional("ceil", fields, _parse_ceil),
         on_failure=_parse_choice(OnFailure, "on_failure", fields.get("on_failure"), OnFailure.CLOSED),
         enabled=_parse_flag("enabled", fields.get("enabled"), True),
         expires_at=_parse_expiry(fields, now),
@@ -203,7 +205,8 @@ def parse_rule(fields: Mapping[str, object], now: datetime) -> Rule:
         labels=_parse_labels(fields.get("labels")),
         comment=_parse_comment(fields.get("comment")),
     )
-    return _check(replace(rule, burst=_parse_burst(fields.get("burst"), rule.rate)))
+    _check(rule)
+    return rule
 
 
 def parse_target(value: object) -> Target:
@@ -223,7 +226,7 @@ def parse_target(value: object) -> Target:
     address, _, prefix = text.partition("/")
     if prefix and not prefix.isdigit():
         raise RuleError("target", f"The target {text!r} has a mask; write it as {network}.")
-    if ip_address(address) != network.network_address:
+    if prefix and ip_address(address) != network.network_address:
         raise RuleError(
             "target",
             f"The target {text!r} has host bits set; did you mean {network}, or the one address {address}?",
@@ -269,20 +272,19 @@ def refuse_shape(rule: Rule) -> None:
         )
 
 
-def replace_field(parse: Callable[[str], T], text: str, field: str) -> T:
-    """Parse for another field than the parser's own, so that the error names the right one."""
-    try:
-        return parse(text)
-    except RuleError as error:
-        raise RuleError(field, str(error)) from None
-
-
 @lru_cache(maxsize=4096)
 def _fit(rate: Rate, burst: int | None) -> Bucket:
     return fit_bucket(rate, burst)
 
 
-def _check(rule: Rule) -> Rule:
+def _parse_ceil(text: str) -> Rate:
+    try:
+        return parse_rate(text)
+    except RuleError as error:
+        raise RuleError("ceil", str(error)) from None
+
+
+def _check(rule: Rule) -> None:
     _check_selector(rule)
     if not rule.action.limits:
         for field, value in (
@@ -293,7 +295,7 @@ def _check(rule: Rule) -> Rule:
         ):
             if value is not None:
                 raise RuleError(field, f'The action "{rule.action}" takes no {field}; leave it out.')
-        return rule
+        return
     if rule.rate is None:
         raise RuleError("rate", f'The action "{rule.action}" needs a rate, for example {EXAMPLES}.')
     if rule.ceil is not None and rule.action is not Action.SHAPE:
@@ -306,9 +308,8 @@ def _check(rule: Rule) -> Rule:
         raise RuleError("rate", f"The kernel cannot count {rule.rate.text}; the most that works is 4294967295.")
     if rule.rate.kind in (Kind.CONNECTIONS, Kind.CONCURRENT) and rule.selector.protocol is Protocol.ICMP:
         raise RuleError("rate", "ICMP has no connections; limit packets or bytes.")
-    rule = replace(rule, per=_check_per(rule))
-    rule.bucket  # noqa: B018  the kernel's own limits are part of what makes a rule valid
-    return rule
+    if rule.action is not Action.SHAPE and rule.rate.kind is not Kind.CONCURRENT:
+        _fit(rule.rate, rule.burst)
 
 
 def _check_selector(rule: Rule) -> None:
@@ -318,38 +319,42 @@ def _check_selector(rule: Rule) -> None:
             raise RuleError(field, f'`{field}` needs the protocol "tcp" or "udp"; it is "{selector.protocol}".')
 
 
-def _check_per(rule: Rule) -> str:
-    length, longest = rule.target.prefixlen, int(rule.target.max_prefixlen)
-    per = rule.per
+def _fit_per(target: Target, per: str | None, rate: Rate | None) -> str:
+    """Whose bucket it is; a subnet must say it, and the kernel must have room for that many."""
+    length, longest = target.prefixlen, int(target.max_prefixlen)
     if per is None:
         if length != longest:
             raise RuleError(
                 "per",
-                f"{rule.target} is a subnet: say whose bucket the rate is. `per: host` gives every address in it one, "
+                f"{target} is a subnet: say whose bucket the rate is. `per: host` gives every address in it one, "
                 "`per: target` one to all of them together, `per: /n` one to each block, `per: peer` one to every "
                 "address that talks with it.",
             )
-        per = HOST
-    if per in (TARGET, PEER):
-        return per
+        return HOST
+    if per == TARGET:
+        return TARGET
+    if per == PEER:
+        if length == 0:
+            raise RuleError("per", 'Everything has no peers; give the other direction and "per: host" or "per: /n".')
+        return PEER
     if per == HOST:
         bucket = longest
-    elif per.startswith("/") and per[1:].isdigit() and length <= int(per[1:]) <= longest:
+    elif per.startswith("/") and per[1:].isdecimal() and len(per) <= 4 and length <= int(per[1:]) <= longest:
         bucket = int(per[1:])
     else:
         raise RuleError(
             "per",
             f'`per` {per!r} is not known; write "host", "target", "peer", or "/n" with n from {length} to {longest}.',
         )
-    if 2 ** (bucket - length) > TABLE_MAX and rule.rate is not None and rule.rate.kind is not Kind.CONCURRENT:
+    if 2 ** (bucket - length) > TABLE_MAX and rate is not None and rate.kind is not Kind.CONCURRENT:
         usual = 24 if longest == 32 else 64
         works = usual if length <= usual <= length + 20 else length + 20
         raise RuleError(
             "per",
-            f"{rule.target} has more than {TABLE_MAX} buckets `per: {per}`, the most that the kernel holds; a full "
+            f"{target} has more than {TABLE_MAX} buckets `per: {per}`, the most that the kernel holds; a full "
             f"table would drop every new address. `per: /{works}` works, and so does a smaller target.",
         )
-    return TARGET if bucket == length and per != HOST else per
+    return TARGET if bucket == length and per != HOST else f"/{bucket}" if per != HOST else HOST
 
 
 def _parse_selector(fields: Mapping[str, object]) -> Selector:
@@ -373,10 +378,10 @@ def _parse_choice(kind: type[E], field: str, value: object, default: E) -> E:
 
 def _parse_optional(field: str, fields: Mapping[str, object], parse: Callable[[str], T]) -> T | None:
     value = fields.get(field)
-    if isinstance(value, Mapping) and field in ("rate", "ceil"):
-        value = value.get("text")
     if value is None:
         return None
+    if isinstance(value, Mapping) and field in ("rate", "ceil"):
+        value = value.get("text")
     if not isinstance(value, str):
         raise RuleError(field, f"`{field}` is {json.dumps(value, default=str)}; it must be text.")
     return parse(value)

@@ -1,0 +1,166 @@
+"""Which rules hit a packet, in which order, and which do not and why.
+
+Speaks of rules, not of chains: it says what `chains` makes the kernel do, and a property test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from netlimit.chains import precedence
+from netlimit.limits import Facts, Group, Limit, compile_rule, own_addresses, parse_safe
+from netlimit.packet import Packet
+from netlimit.rates import Kind
+from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule
+
+_NEIGHBOUR_DISCOVERY = range(133, 138)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one rule has to do with the packet; without a rule, what is never touched."""
+
+    rule: Rule | None
+    hits: bool
+    reason: str
+
+    def __str__(self) -> str:
+        if self.rule is None:
+            return self.reason
+        name = self.rule.name or f"rule {self.rule.id}"
+        return f"{'hits' if self.hits else '    '} {name} ({self.rule}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`verdict` is "passes", "limited", "allowed" or "blocked"; `steps` stand in the order in which rules are asked,
+    those that hit first."""
+
+    verdict: str
+    steps: tuple[Step, ...]
+
+    @property
+    def text(self) -> str:
+        """For an operator to read."""
+        first = "No rule limits the packet." if self.verdict == "passes" else f"The packet is {self.verdict}."
+        return "\n".join((first, *map(str, self.steps)))
+
+
+def explain(rules: Iterable[Rule], packet: Packet, own: Iterable[str] = (), safe: Iterable[str] = ()) -> Explanation:
+    """Explain what rules in force do to a packet on a host with these own addresses and this safe set.
+
+    An interface that is None is not known; a rule that names one then does not hit, and says so.
+    """
+    facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
+    untouched = _find_untouched(packet)
+    if untouched:
+        return Explanation("passes", (Step(None, False, untouched),))
+    misses: list[Step] = []
+    concerned: list[Rule] = []
+    for rule in rules:
+        reason = _find_mismatch(rule, packet) or _find_exemption(rule, packet, facts)
+        if reason:
+            misses.append(Step(rule, False, reason))
+        else:
+            concerned.append(rule)
+    verdict, steps = _judge(concerned, facts)
+    return Explanation(verdict, (*sorted(steps, key=lambda step: not step.hits), *misses))
+
+
+def _judge(rules: list[Rule], facts: Facts) -> tuple[str, list[Step]]:
+    """Allow and block by the longest prefix, then the limits."""
+    allows = sorted((rule for rule in rules if rule.action is Action.ALLOW), key=_length, reverse=True)
+    blocks = sorted((rule for rule in rules if rule.action is Action.BLOCK), key=_length, reverse=True)
+    limits = [rule for rule in rules if rule.action.limits]
+    if blocks and (not allows or _length(blocks[0]) > _length(allows[0])):
+        first, others = blocks[0], [*blocks[1:], *allows, *limits]
+        steps = [Step(first, True, "blocked: no allow is as specific")]
+        return "blocked", steps + [Step(rule, False, f"blocked already by rule {first.id}") for rule in others]
+    if allows:
+        first, others = allows[0], [*allows[1:], *blocks, *limits]
+        steps = [Step(first, True, "allowed: limited and blocked by nothing")]
+        return "allowed", steps + [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
+    steps = list(_ask_limits(limits, facts))
+    limited = any(step.hits and step.rule is not None and step.rule.action is not Action.OBSERVE for step in steps)
+    return "limited" if limited else "passes", steps
+
+
+def _ask_limits(rules: list[Rule], facts: Facts) -> Iterator[Step]:
+    groups: dict[Group, list[Rule]] = {}
+    for rule in rules:
+        purpose = compile_rule(rule, facts).purpose
+        assert isinstance(purpose, Limit)
+        groups.setdefault(purpose.group, []).append(rule)
+    for group in sorted(groups, key=_order):
+        first, *others = sorted(groups[group], key=_length, reverse=True)
+        yield Step(first, True, _describe(first))
+        for rule in others:
+            yield Step(rule, False, f"rule {first.id} of the same kind is more specific ({first.target})")
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    """In the order in which a packet meets them: `from` before `to`, connections that exist at last."""
+    return group.kind is Kind.CONCURRENT, group.direction is Direction.TO, precedence(group)
+
+
+def _describe(rule: Rule) -> str:
+    assert rule.rate is not None
+    whose = {HOST: f"each address in {rule.target}", PEER: f"each address that talks with {rule.target}"}
+    bucket = whose.get(rule.per or "", f"all of {rule.target}" if rule.per == "target" else f"each {rule.per} of it")
+    verb = "counted only" if rule.action is Action.OBSERVE else f"over the rate: {rule.action}"
+    counts = {
+        Kind.CONNECTIONS: ", counted by the first packet of a connection",
+        Kind.CONCURRENT: ", checked when a connection opens",
+    }.get(rule.rate.kind, "")
+    return f"{rule.rate.text} for {bucket}{counts}; {verb}"
+
+
+def _find_untouched(packet: Packet) -> str | None:
+    if "lo" in (packet.in_interface, packet.out_interface) or packet.src.is_loopback or packet.dst.is_loopback:
+        return "Loopback is never touched."
+    if packet.protocol == "icmp" and packet.src.version == 6 and packet.icmp_type in _NEIGHBOUR_DISCOVERY:
+        return "Neighbour discovery (ICMPv6 133 to 137) is never touched."
+    return None
+
+
+def _find_mismatch(rule: Rule, packet: Packet) -> str | None:
+    """Why the rule does not speak of this packet; None if it does."""
+    end = packet.src if rule.direction is Direction.FROM else packet.dst
+    if end.version != rule.family or end not in rule.target:
+        return f"{end} is not in {rule.target} ({'source' if rule.direction is Direction.FROM else 'destination'})"
+    selector = rule.selector
+    if selector.protocol is not Protocol.ANY and selector.protocol.value != packet.protocol:
+        return f"the protocol is {packet.protocol}, not {selector.protocol}"
+    for name, ranges, port in (
+        ("destination port", selector.ports, packet.port),
+        ("source port", selector.source_ports, packet.source_port),
+    ):
+        if ranges and not _within(port, ranges):
+            return f"the {name} is {'not given' if port is None else port}"
+    interface = packet.in_interface if rule.direction is Direction.FROM else packet.out_interface
+    if selector.interface and selector.interface != interface:
+        way = "enters by" if rule.direction is Direction.FROM else "leaves by"
+        return f"it {way} {interface or 'an interface not given'}, not {selector.interface}"
+    return None
+
+
+def _find_exemption(rule: Rule, packet: Packet, facts: Facts) -> str | None:
+    """Why a rule that speaks of the packet may not touch it; a rule that names the exact address may."""
+    if rule.action is Action.ALLOW or facts.protects(rule.target):
+        return None
+    for end in (packet.src, packet.dst):
+        if any(end.version == net.version and end in net for net in facts.safe):
+            return f"{end} is in the safe set, and the rule does not name it"
+    end = packet.src if rule.direction is Direction.FROM else packet.dst
+    if str(end) in facts.own:
+        return f"{end} is this host's own address, and the rule does not name it"
+    return None
+
+
+def _within(port: int | None, ranges: tuple[PortRange, ...]) -> bool:
+    return port is not None and any(low <= port <= high for low, high in ranges)
+
+
+def _length(rule: Rule) -> int:
+    return rule.target.prefixlen
