@@ -125,7 +125,7 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_rules"),
     )
-    op.create_index("ix_rules_identity", "rules", ["identity"])
+    op.create_index("ix_rules_identity_revision", "rules", ["identity", "revision"])
     named = sa.text("name IS NOT NULL")
     op.create_index("ix_rules_name", "rules", ["name"], unique=True, sqlite_where=named, postgresql_where=named)
     op.create_index("ix_rules_revision", "rules", ["revision"])

@@ -20,21 +20,28 @@ _AT_ONCE = 500
 
 def find_taken_names(connection: Connection, batch: Sequence[Rule]) -> Wrong:
     """Names of the batch that a kept rule bears, or an earlier rule of the batch."""
+    taken = _ids_by_name(connection, [rule.name for rule in batch if rule.name is not None])
     wrong: Wrong = []
     first: dict[str, int] = {}
     for index, rule in enumerate(batch):
-        if rule.name is None:
+        name = rule.name
+        if name is None:
             continue
-        if rule.name in first:
-            wrong.append((index, name_twice(rule.name, first[rule.name])))
-        else:
-            first[rule.name] = index
-    names = list(first)
-    for start in range(0, len(names), _AT_ONCE):
-        asked = names[start : start + _AT_ONCE]
-        for number, name in connection.execute(select(rules.c.id, rules.c.name).where(rules.c.name.in_(asked))):
-            wrong.append((first[name], name_taken(name, number)))
+        if name in taken:
+            wrong.append((index, name_taken(name, taken[name])))
+        elif first.setdefault(name, index) != index:
+            wrong.append((index, name_twice(name, first[name])))
     return wrong
+
+
+def _ids_by_name(connection: Connection, names: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for start in range(0, len(names), _AT_ONCE):
+        asked = rules.c.name.in_(names[start : start + _AT_ONCE])
+        found.update(
+            (name, number) for name, number in connection.execute(select(rules.c.name, rules.c.id).where(asked))
+        )
+    return found
 
 
 def find_twins(batch: Sequence[Rule], identities: Sequence[str], now: datetime) -> Wrong:

@@ -100,7 +100,7 @@ rules = Table(
     Column("updated_at", Moment, nullable=False),
     Index(None, "revision"),
     Index(None, "target"),
-    Index(None, "identity"),
+    Index(None, "identity", "revision"),
     Index(None, "name", unique=True, sqlite_where=text("name IS NOT NULL"), postgresql_where=text("name IS NOT NULL")),
 )
 """`hosts` and `labels` are for reading; what is searched for stands in `rule_hosts` and `rule_labels` too."""
