@@ -2,7 +2,8 @@
 
 Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery), rules that
 name a protected address, the safe set, allow and block from the longest prefix to the shortest, then the limits: hosts
-before the budgets that they share, the smaller budget before the larger.
+before the budgets that they share, the smaller budget before the larger. Few packets have an end that is safe, allowed
+or blocked: one look into a set for each end tells, and the others go to the limits at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from netlimit.limits import (
     dropped_set,
     matched_set,
     safe_set,
+    special_set,
 )
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
@@ -108,9 +110,12 @@ class _Family:
             sets[ipset.name] = ipset
         for table, name, rules in self._chains():
             chains[ChainId(self.family, table, name)] = tuple(rules)
-        for table, hook, chain in self._bases():
-            chains[ChainId(self.family, table, _base_name(hook))] = tuple(chain)
-            hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
+        for table, hook in _places():
+            base, close = self._base(table, hook)
+            if base:
+                chains[ChainId(self.family, table, _base_name(hook))] = tuple(base)
+                chains[ChainId(self.family, table, _close_name(hook))] = tuple(close)
+                hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
         if self._rejects():
             chains[ChainId(self.family, "filter", f"{CHAIN_PREFIX}REJECT")] = tuple(self._reject_chain())
             jump = chain_rule(Jump(f"{CHAIN_PREFIX}REJECT"), self._rejected())
@@ -122,6 +127,8 @@ class _Family:
 
     def _sets(self) -> Iterator[IpSet]:
         yield safe_set(self.family, self.facts)
+        yield special_set(self.family, Direction.FROM, self.facts)
+        yield special_set(self.family, Direction.TO, self.facts)
         yield offender_set(self.family)
         for verdict in self.verdicts:
             yield matched_set(verdict, self.facts)
@@ -132,35 +139,38 @@ class _Family:
 
     # -- hooks
 
-    def _bases(self) -> Iterator[tuple[Table, Hook, list[ChainRule]]]:
-        for table in ("raw", "mangle", "filter", "security"):
-            for hook in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT"):
-                base = self._base(table, hook)
-                if base:
-                    yield table, hook, base
-
-    def _base(self, table: Table, hook: Hook) -> list[ChainRule]:
-        """The rules of one hook; empty where nothing is to be done."""
+    def _base(self, table: Table, hook: Hook) -> tuple[list[ChainRule], list[ChainRule]]:
+        """The rules of one hook, and those for a packet that must be looked at closely; empty where nothing is to be
+        done."""
         groups = [group for group in self._groups(table) if _meets(group, table, hook)]
         exact = [group for group in groups if group.exact]
         general = [group for group in groups if not group.exact and not _only_named(group.direction, hook)]
         blocks = self._blocks(table, hook)
-        named = [block for block in blocks if block.exact]
-        broad = [block for block in blocks if not block.exact]
         if not (exact or general or blocks):
-            return []
-        rules = list(self._untouched(table, hook))
-        rules += self._levels(named, hook, self._longest)
+            return [], []
+        base = list(self._untouched(table, hook))
+        sides = (Direction.FROM,) if table == "raw" else (Direction.FROM, Direction.TO)
+        for direction in sides:
+            special = InSet(special_set(self.family, direction, self.facts).name, side_of(direction))
+            base.append(chain_rule(Jump(_close_name(hook), goto=True), special))
+        base += self._ask([*exact, *general], table, hook)
+        return base, list(self._look_closely(table, hook, exact, general, blocks))
+
+    def _look_closely(
+        self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]
+    ) -> Iterator[ChainRule]:
+        broad = [block for block in blocks if not block.exact]
+        yield from self._levels([block for block in blocks if block.exact], hook, self._longest)
         if exact:
-            rules.append(chain_rule(Jump(_exact_name(hook))))
+            yield chain_rule(Jump(_exact_name(hook)))
             if table == "mangle" and self._rejects(exact):
-                rules.append(chain_rule(RETURN, self._rejected()))
+                yield chain_rule(RETURN, self._rejected())
         if general or broad:
             safe = safe_set(self.family, self.facts).name
-            rules += [chain_rule(RETURN, InSet(safe, "src")), chain_rule(RETURN, InSet(safe, "dst"))]
-            rules += self._levels(broad, hook, 0 if general else min(block.length for block in broad))
-            rules += self._ask(general, table, hook)
-        return rules
+            yield chain_rule(RETURN, InSet(safe, "src"))
+            yield chain_rule(RETURN, InSet(safe, "dst"))
+            yield from self._levels(broad, hook, 0 if general else min(block.length for block in broad))
+            yield from self._ask(general, table, hook)
 
     def _untouched(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
         if hook in ("PREROUTING", "INPUT"):
@@ -222,24 +232,26 @@ class _Family:
 
     def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Lead packets to the groups that concern them, and leave no mark behind."""
+        marked = False
         for group in groups:
+            if group.marked and marked:
+                yield chain_rule(SetMark(0, self.facts.mark_mask))
+            marked |= group.marked
             for where in _conditions(group.selector, group.direction, hook, self.family, group.kind):
                 yield chain_rule(Jump(_group_name(group)), *where)
             if table == "mangle" and self._rejects([group]):
                 yield chain_rule(RETURN, self._rejected())
-        if any(group.marked for group in groups):
+        if marked:
             yield chain_rule(SetMark(0, self.facts.mark_mask))
 
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
             table = self._table(group)
             yield from ((table, name, rules) for name, rules in self._group_chains(group, profiles))
-        for table in ("mangle", "filter", "security"):
-            for hook in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT"):
-                exact = [g for g in self._groups(table) if g.exact and _meets(g, table, hook)]
-                if exact:
-                    allows = list(self._levels([], hook, 0))
-                    yield table, _exact_name(hook), [*allows, *self._ask(exact, table, hook)]
+        for table, hook in _places():
+            exact = [group for group in self._groups(table) if group.exact and _meets(group, table, hook)]
+            if exact:
+                yield table, _exact_name(hook), [*self._levels([], hook, 0), *self._ask(exact, table, hook)]
 
     def _group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:
@@ -250,12 +262,11 @@ class _Family:
             return
         main = matched_set(Limit(group, next(iter(profiles))), self.facts).name
         head = [
-            chain_rule(SetMark(0, self.facts.mark_mask)),
             chain_rule(MapMark(main, group.side)),
             chain_rule(RETURN, Marked(0, self.facts.mark_mask)),
         ]
         by_number = {number: profile for profile, number in sorted(profiles.items(), key=lambda item: item[1])}
-        chains = dict(self._dispatch(group, _group_name(group), by_number, self.facts.most_limits.bit_length()))
+        chains = dict(self._dispatch(group, _group_name(group), by_number))
         chains[_group_name(group)] = [*head, *chains[_group_name(group)]]
         yield from chains.items()
         for action in sorted({profile.action for profile in profiles}):
@@ -263,22 +274,24 @@ class _Family:
             yield _end_name(group, action), self._end(limit)
 
     def _dispatch(
-        self, group: Group, chain: str, profiles: Mapping[int, Profile], bits: int
+        self, group: Group, chain: str, profiles: Mapping[int, Profile], bits: int = 0
     ) -> Iterator[tuple[str, list[ChainRule]]]:
         """A shallow tree on the mark: at most eight leaves a chain, however many profiles there are."""
         if len(profiles) <= _FANOUT:
             yield chain, [rule for number, profile in profiles.items() for rule in self._leaf(group, number, profile)]
             return
-        bits = _FANOUT_BITS * ((bits - 1) // _FANOUT_BITS)
         branches: dict[int, dict[int, Profile]] = {}
-        for number, profile in profiles.items():
-            branches.setdefault(number >> bits, {})[number] = profile
+        while not branches or len(branches) > 2 * _FANOUT:
+            bits += _FANOUT_BITS
+            branches = {}
+            for number, profile in profiles.items():
+                branches.setdefault(number >> bits, {})[number] = profile
         mask = (self.facts.most_limits >> bits << bits) << self.facts.shift
         rules = []
         for branch, inside in branches.items():
             name = f"{chain}-{branch:x}"
             rules.append(chain_rule(Jump(name, goto=True), Marked(branch << bits << self.facts.shift, mask)))
-            yield from self._dispatch(group, name, inside, bits)
+            yield from self._dispatch(group, name, inside)
         yield chain, rules
 
     def _leaf(self, group: Group, number: int, profile: Profile) -> Iterator[ChainRule]:
@@ -367,6 +380,21 @@ class _Family:
 
 
 _SIDES: tuple[Side, Side] = ("src", "dst")
+
+
+def _places() -> Iterator[tuple[Table, Hook]]:
+    tables: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
+    hooks: tuple[Hook, ...] = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT")
+    yield from ((table, hook) for table in tables for hook in hooks)
+
+
+def side_of(direction: Direction) -> Side:
+    """Where the target stands in a packet."""
+    return "src" if direction is Direction.FROM else "dst"
+
+
+def _close_name(hook: Hook) -> str:
+    return f"{CHAIN_PREFIX}{hook}-CLOSE"
 
 
 def _base_name(hook: Hook) -> str:

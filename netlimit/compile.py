@@ -6,6 +6,7 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -26,8 +27,9 @@ from netlimit.limits import (
     purpose_sets,
     safe_set,
     set_keys,
+    special_set,
 )
-from netlimit.rules import Rule
+from netlimit.rules import Direction, Rule
 from netlimit.state import Entry, IpSet, State, Structure
 
 Numbering = dict[PurposeKey, int]
@@ -38,12 +40,14 @@ for entries in the kernel carry it."""
 @dataclass(slots=True)
 class _Slot:
     """What a purpose comes to on this host: its sets, the entry that its rules have there (without an end), or the
-    reason why it cannot be enforced. `users` counts its rules."""
+    reason why it cannot be enforced. `special` is the set that its rules have their keys in beside others'; `users`
+    counts its rules."""
 
     sets: tuple[IpSet, ...]
     names: tuple[str, ...]
     entry: Entry
     problem: str | None
+    special: str | None = None
     users: int = 0
 
 
@@ -64,11 +68,13 @@ class Compilation:
         self.touched: dict[str, set[str]] = {}
         self.owners: dict[tuple[str, ...], set[int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
+        self._special: dict[str, Counter[str]] = {}
         self._taken: dict[str, set[int]] = {}
         for (group, _), number in self.numbering.items():
             self._taken.setdefault(group, set()).add(number)
         self._structure: Structure | None = None
         self._settled: Structure | None = None
+        self.protect(facts)
 
     def put(self, rule: Rule) -> str | None:
         """Add a rule in force, or put it in the place of the one with its id. Returns why it cannot be enforced."""
@@ -111,8 +117,6 @@ class Compilation:
             self._structure = assemble(self._limits(), self._verdicts(), self.facts)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
-            for family in (4, 6):
-                self._protect(family)
         return self._structure
 
     @property
@@ -138,8 +142,7 @@ class Compilation:
         for key in retired:
             self._taken.get(key[0], set()).discard(self.numbering.pop(key))
         self.touched = {}
-        live = self.structure.sets
-        for name in [name for name in self.entries if name not in live]:
+        for name in [name for name, held in self.entries.items() if not held and name not in self.structure.sets]:
             del self.entries[name]
         self._slots = {purpose: slot for purpose, slot in self._slots.items() if slot.users}
         self._settled = self.structure
@@ -167,6 +170,8 @@ class Compilation:
             self._set(main, key, entry)
             for twin in twins:
                 self._set(twin, key, plain)
+        if slot.special:
+            self._share(slot.special, fragment.keys)
 
     def _remove(self, fragment: Fragment, successor: Fragment | None) -> None:
         slot = self._slots[fragment.purpose]
@@ -180,9 +185,28 @@ class Compilation:
             self.owners[slot.names].discard(fragment.rule_id)
             if not self.owners[slot.names]:
                 del self.owners[slot.names]
+        if slot.special:
+            self._unshare(slot.special, fragment.keys)
         slot.users -= 1
         if slot.users == 0:
             self._structure = None
+
+    def _share(self, name: str, keys: Iterable[str]) -> None:
+        """Add to a set in which several may want the same key. Its entries do not end: one too many costs a packet a
+        closer look, no more."""
+        counts = self._special.setdefault(name, Counter())
+        for key in keys:
+            counts[key] += 1
+            self._set(name, key, _PLAIN)
+
+    def _unshare(self, name: str, keys: Iterable[str]) -> None:
+        counts = self._special[name]
+        for key in keys:
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
+                self.entries[name].pop(key, None)
+                self.touched.setdefault(name, set()).add(key)
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
         held = self.entries.setdefault(name, {})
@@ -193,11 +217,18 @@ class Compilation:
 
     def _protect(self, family: int) -> None:
         name = safe_set(family, self.facts).name
-        wanted = {key: Entry() for net in self.facts.safe if net.version == family for key in set_keys(net)}
-        held = self.entries.get(name)
-        if held is not None and held != wanted:
-            self.touched.setdefault(name, set()).update(held.keys() ^ wanted.keys())
-            self.entries[name] = wanted
+        wanted = {key for net in self.facts.safe if net.version == family for key in set_keys(net)}
+        held = self.entries.setdefault(name, {}).keys()
+        gone, new = held - wanted, wanted - held
+        for key in gone:
+            del self.entries[name][key]
+        self.touched.setdefault(name, set()).update(gone)
+        for key in new:
+            self._set(name, key, _PLAIN)
+        for direction in Direction:
+            special = special_set(family, direction, self.facts).name
+            self._share(special, new)
+            self._unshare(special, gone)
 
     # -- purposes
 
@@ -215,6 +246,8 @@ class Compilation:
             elif number:
                 entry = Entry(number << self.facts.shift, self.facts.mark_mask)
         slot = _Slot(sets, tuple(ipset.name for ipset in sets), entry, problem)
+        if isinstance(purpose, VerdictGroup):
+            slot.special = special_set(purpose.family, purpose.direction, self.facts).name
         if problem is None:
             self._slots[purpose] = slot
         return slot

@@ -129,6 +129,11 @@ class Controller:
         self._expire()
         return diff(self._compiled.state, observe(self._kernel), self._compiled.transition)
 
+    def standing(self) -> tuple[int, int]:
+        """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
+        failed = len(self._compiled.problems)
+        return len(self._compiled.fragments) - failed, failed
+
     # -- loading and compiling
 
     @property
