@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from api import audit, bulk, counters, health, metrics, offenders, plan, rules, status
+from api import audit, bulk, counters, explain, health, metrics, offenders, plan, rules, status
 from api.auth import Doorkeeper, authorized
 from api.openapi import describe_api
 from api.problems import answer_problems
@@ -18,7 +18,7 @@ from netlimit.settings import Settings
 from netlimit.store import Store
 
 PREFIX = "/api/v1"
-_RESOURCES = (bulk, rules, counters, plan, status, offenders, audit)
+_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, audit)
 """`bulk` before `rules`, whose names it would be one of."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import sys
 import threading
@@ -27,7 +28,7 @@ ROLES = ("admin", "operator", "viewer")
 BOOTSTRAP = "bootstrap"
 """The name of the token that the first start makes, or that the settings give."""
 
-_COST, _BLOCK, _LANES = 2**14, 8, 1
+_BLOCK, _LANES = 8, 1
 _REMEMBERED = 1024
 _FRESH_SECONDS = 1.0
 _bearer = HTTPBearer(
@@ -81,10 +82,10 @@ class Doorkeeper:
         return known
 
 
-def hash_token(secret: str) -> str:
-    """The salted scrypt hash (RFC 7914) under which a token is kept."""
+def hash_token(secret: str, cost: int = 2**14) -> str:
+    """The salted scrypt hash (RFC 7914) under which a token is kept; `cost` is its N, a power of two."""
     salt = secrets.token_bytes(16)
-    return f"scrypt${_COST}${_BLOCK}${_LANES}${salt.hex()}${_scrypt(secret, salt, _COST, _BLOCK, _LANES).hex()}"
+    return f"scrypt${cost}${_BLOCK}${_LANES}${salt.hex()}${_scrypt(secret, salt, cost, _BLOCK, _LANES).hex()}"
 
 
 def verify_token(secret: str, kept: str) -> bool:
@@ -148,13 +149,12 @@ def token_path(database_url: str) -> Path:
 
 
 def _keep_given(store: Store, secret: str, now: datetime) -> None:
-    given = [token for token in store.active_tokens(now) if token.name.split("@")[0] == BOOTSTRAP]
+    given = [token for token in store.active_tokens(now) if re.fullmatch(rf"{BOOTSTRAP}(-\d+)?", token.name)]
     if any(verify_token(secret, token.hash) for token in given):
         return
     for token in given:
         store.revoke_token(token.id, now)
-    taken = store.token(BOOTSTRAP) is not None
-    name = f"{BOOTSTRAP}@{now:%Y-%m-%dT%H:%M:%S.%f}" if taken else BOOTSTRAP
+    name = f"{BOOTSTRAP}-{len(store.tokens()) + 1}" if store.token(BOOTSTRAP) else BOOTSTRAP
     store.add_token(name, hash_token(secret), "admin", now)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
@@ -109,6 +109,12 @@ async def add_rules(
     added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
+
+
+@router.api_route("", methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+def refuse_method() -> None:
+    """Without this they would be asked of a rule named `bulk`, and there is none."""
+    raise HTTPException(405)
 
 
 def read_batch(sent: Sent, now: datetime) -> Batch:

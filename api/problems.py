@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from netlimit.errors import NetlimitError, RuleError, StoreError
 from netlimit.store import Conflict, ManyErrors, NotKept, Stale
@@ -168,11 +169,22 @@ def _describe_parameter(error: Mapping[str, Any]) -> dict[str, object]:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = {
-        404: f"There is nothing at {request.url.path!r}; /docs lists what there is.",
-        405: f"{request.method} does not exist at {request.url.path!r}.",
-    }.get(error.status_code, str(error.detail))
-    return Problem(error.status_code, detail, headers=error.headers).response()
+    path = request.scope["path"]
+    if error.status_code == 404:
+        return Problem(404, f"There is nothing at {path!r}; /docs lists what there is.").response()
+    if error.status_code == 405:
+        allowed = ", ".join(_find_methods(request.app, path)) or (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} does not exist at {path!r}; there is {allowed}."
+        return Problem(405, detail, headers={"Allow": allowed}).response()
+    return Problem(error.status_code, str(error.detail), headers=error.headers).response()
+
+
+def _find_methods(app: FastAPI, path: str) -> list[str]:
+    """What exists at a path. The framework knows one route at a time, each with its own methods."""
+    for template, operations in app.openapi()["paths"].items():
+        if compile_path(template)[0].fullmatch(path):
+            return [method.upper() for method in operations]
+    return []
 
 
 async def _answer_gone(request: Request, error: Exception) -> Response:

@@ -9,17 +9,22 @@ from typing import Any
 
 from netlimit.errors import RuleError
 from netlimit.rates import Kind, Rate, format_number, format_rate, parse_rate
-from netlimit.rules import PortRange, Rule, format_port, parse_rule, refuse_shape, replace_field
+from netlimit.rules import PortRange, Rule, format_port, parse_rule, refuse_shape
 from netlimit.store import Kept
 
 RESERVED_NAMES = ("bulk",)
 """Names that are addresses under /rules already."""
+LONGEST_TEXT = 1000
+"""No field has more letters, so that nobody's time is spent on reading a number of a million digits."""
 READ_ONLY = ("id", "revision", "created_at", "updated_at", "status", "effective_rate", "effective_burst")
 """What netlimit alone sets; a rule that is sent back may have it."""
 
 
 def read_rule(fields: Mapping[str, object], now: datetime) -> Rule:
     """Make a rule of what was sent. Raises RuleError."""
+    for field, value in fields.items():
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise RuleError(field, f"`{field}` has {len(value)} letters; {LONGEST_TEXT} are the most.")
     for field in ("rate", "ceil"):
         _check_rate(field, fields.get(field))
     rule = parse_rule(fields, now)
@@ -126,10 +131,15 @@ def _check_rate(field: str, value: object) -> None:
     if not isinstance(value, Mapping):
         return
     text = value.get("text")
+    if isinstance(text, str) and len(text) > LONGEST_TEXT:
+        raise RuleError(field, f"The text of `{field}` has {len(text)} letters; {LONGEST_TEXT} are the most.")
     unknown = [key for key in value if key not in ("text", "amount", "unit", "seconds")]
     if unknown or not isinstance(text, str):
         raise RuleError(field, f'`{field}` is a text such as "200 packets/s", or an object whose `text` is that.')
-    written = write_rate(replace_field(parse_rate, text, field)) or {}
+    try:
+        written = write_rate(parse_rate(text)) or {}
+    except RuleError as error:
+        raise RuleError(field, str(error)) from None
     for part, said in value.items():
         if part != "text" and said is not None and (isinstance(said, bool) or said != written[part]):
             raise RuleError(

@@ -90,8 +90,8 @@ class RuleFields(Strict):
     burst: PositiveInt | Annotated[str, Field(pattern=r"^[0-9.]+ ?[A-Za-z]*$")] | None = Field(
         None,
         description="How much may come at once, in the unit of the rate. By default a tenth of a second of the "
-        "rate (at least 5), for bytes a second of it.",
-        examples=[100, "2 MB"],
+        "rate (at least 5); for bytes and bits it is a second of it, and nothing else works.",
+        examples=[100, "100 packets"],
     )
     per: Annotated[str, Field(pattern=r"^(host|target|peer|/[0-9]{1,3})$")] | None = Field(
         None,

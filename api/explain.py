@@ -1,0 +1,97 @@
+"""Which rules hit a packet, and why."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from api import schemas
+from api.context import StoreOf
+from api.problems import responses
+from netlimit.errors import RuleError
+from netlimit.explain import Explanation, explain
+from netlimit.packet import Address, Packet
+from netlimit.records import HostStatus
+from netlimit.rules import Protocol, Rule
+from netlimit.store import Store
+
+router = APIRouter(tags=["kernel"])
+_AT_ONCE = 1000
+
+
+class ExplainQuery(schemas.Strict):
+    """A packet, as far as rules can tell."""
+
+    src: str = Field(description="Its source address.", examples=["10.1.2.3"])
+    dst: str = Field(description="Its destination address.", examples=["198.51.100.7"])
+    protocol: Protocol = Field(Protocol.UDP, description="Its protocol; `any` is one that no rule selects.")
+    port: int | None = Field(None, ge=0, le=65535, description="Its destination port.")
+    source_port: int | None = Field(None, ge=0, le=65535, description="Its source port.")
+    in_interface: str | None = Field(None, alias="in", description="Where it enters; nowhere, if this host sends it.")
+    out_interface: str | None = Field(None, alias="out", description="Where it leaves; nowhere, if it ends here.")
+    host: str | None = Field(None, description="Only the rules of this gateway.")
+
+
+@router.get(
+    "/explain",
+    summary="Explain what happens to a packet",
+    response_model=None,
+    responses={200: {"model": schemas.Explanation}, **responses(401, 403, 422, 503)},
+)
+def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> dict[str, Any]:
+    """The rules that hit this packet, in the order in which they are asked, and which do not and why."""
+    packet = Packet(
+        src=_read_address("src", query.src),
+        dst=_read_address("dst", query.dst),
+        protocol=query.protocol.value,
+        port=query.port,
+        source_port=query.source_port,
+        in_interface=query.in_interface,
+        out_interface=query.out_interface,
+    )
+    if packet.src.version != packet.dst.version:
+        raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
+    hosts = [host for host in store.hosts() if query.host in (None, host.host)]
+    own = frozenset(address for host in hosts for address in host.own)
+    return _write(explain(_find_rules(store, packet, query.host), packet, own, _merge_safe(hosts)))
+
+
+def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:
+    """The rules in force that one of the packet's ends is a target of."""
+    now = datetime.now(UTC)
+    found: dict[int, Rule] = {}
+    for address in (packet.src, packet.dst):
+        last = 0
+        while chunk := store.select(contains=str(address), after=last, limit=_AT_ONCE)[0]:
+            last = chunk[-1].rule.id
+            found.update((kept.rule.id, kept.rule) for kept in chunk if kept.rule.in_force(now, host))
+    return [found[number] for number in sorted(found)]
+
+
+def _merge_safe(hosts: list[HostStatus]) -> tuple[str, ...]:
+    return tuple(sorted({network for host in hosts for network in host.safe}))
+
+
+def _read_address(field: str, text: str) -> Address:
+    try:
+        return ip_address(text.strip())
+    except ValueError:
+        raise RuleError(field, f'{text!r} is no IPv4 or IPv6 address; write for example "10.1.2.3".') from None
+
+
+def _write(explanation: Explanation) -> dict[str, Any]:
+    steps = [
+        {
+            "rule": step.rule.id if step.rule else None,
+            "name": step.rule.name if step.rule else None,
+            "summary": str(step.rule) if step.rule else None,
+            "hits": step.hits,
+            "reason": step.reason,
+        }
+        for step in explanation.steps
+    ]
+    return {"verdict": explanation.verdict, "text": explanation.text, "steps": steps}

@@ -1,0 +1,85 @@
+"""A real API over a real store in a file: a server in a thread, and a controller that only says that it is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import uvicorn
+
+from api.app import create_app
+from api.auth import hash_token
+from netlimit.records import HostStatus
+from netlimit.settings import Settings
+from netlimit.store import Store
+
+TOKENS = {role: f"{role}-token" for role in ("admin", "operator", "viewer")}
+HASHES = {role: hash_token(token, cost=2) for role, token in TOKENS.items()}
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextmanager
+def serve(settings: Settings, store: Store) -> Iterator[str]:
+    """Run the API until the block ends."""
+    config = uvicorn.Config(create_app(settings, store), port=0, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def connect(url: str, role: str) -> httpx.Client:
+    """A client with the token of a role."""
+    return httpx.Client(
+        base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {TOKENS[role]}"}, trust_env=False, timeout=120
+    )
+
+
+class Controller:
+    """Plays a gateway's controller: applies every revision in a while, answers questions."""
+
+    def __init__(self, store: Store, host: str = "gw1", delay: float = 0.01) -> None:
+        self.store = store
+        self.status = HostStatus(host=host, backend="iptables")
+        self.delay = delay
+        self.answers: dict[str, Answer] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> Controller:
+        """Begin; the gateway is known when this returns."""
+        self.store.report(self.status)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End, and be silent."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        watch = self.store.watch()
+        while not self._stopping.is_set():
+            self._apply()
+            for question in self.store.questions(self.status.host):
+                if question.kind in self.answers:
+                    self.store.answer(question.id, self.answers[question.kind](dict(question.argument)))
+            watch.wait(0.1)
+        watch.close()
+
+    def _apply(self) -> None:
+        revision = self.store.revision()
+        if revision != self.status.applied_revision and not self.store.paused(self.status.host):
+            time.sleep(self.delay)
+            self.status = replace(self.status, applied_revision=revision)
+            self.store.report(self.status)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import pty
+import stat
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from api.auth import Doorkeeper, bootstrap_token, hash_token, new_token, token_path, verify_token
+from netlimit.settings import Settings
+from netlimit.store import Store
+from tests.api.server import connect, serve
+
+RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Store:
+    store = Store(f"sqlite:///{tmp_path}/new/netlimit.db")
+    store.upgrade()
+    return store
+
+
+def find_active(store: Store, secret: str) -> list[str]:
+    return [token.name for token in store.active_tokens(NOW) if verify_token(secret, token.hash)]
+
+
+@pytest.mark.parametrize(
+    "header", [None, "Bearer", "Bearer wrong", "Basic YWRtaW46YQ==", "admin-token", "Bearer admin-token x",
+               "Bearer tök€n".encode(), "Bearer " + "x" * 9000]
+)  # fmt: skip
+def test_without_a_known_token_nothing_is_shown(url: str, header: str | bytes | None) -> None:
+    for method, address in (("GET", "/rules"), ("POST", "/rules"), ("GET", "/rules/1"), ("GET", "/status")):
+        headers = {} if header is None else {"Authorization": header}
+        answer = httpx.request(method, f"{url}/api/v1{address}", headers=headers, trust_env=False)  # type: ignore[arg-type]
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="netlimit"')
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_a_viewer_may_only_look(url: str) -> None:
+    with connect(url, "viewer") as viewer, connect(url, "operator") as operator:
+        assert operator.post("/rules", json=RULE).status_code == 201
+        for address in ("/rules", "/rules/1", "/status", "/audit", "/rules/1/counters"):
+            assert viewer.get(address).status_code == 200
+        for method, address in (("POST", "/rules"), ("POST", "/rules/bulk"), ("PUT", "/rules/1"),
+                                ("PATCH", "/rules/1"), ("DELETE", "/rules/1")):  # fmt: skip
+            answer = viewer.request(method, address, json=RULE)
+            assert answer.status_code == 403
+            assert "viewer" in answer.json()["detail"]
+        assert operator.delete("/rules/1").status_code == 204
+
+
+def test_some_doors_are_open(url: str) -> None:
+    for address in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
+        assert httpx.get(url + address, trust_env=False).status_code == 200, address
+
+
+@pytest.mark.parametrize(
+    ("listen", "status"),
+    [
+        ("0.0.0.0:0", 401),
+        ("[::]:0", 401),
+        ("gw1:0", 401),
+        ("[::1]:0", 200),
+        ("localhost:0", 200),
+        ("127.9.9.9:0", 200),
+    ],
+)
+def test_metrics_are_open_on_this_host_only(settings: Settings, store: Store, listen: str, status: int) -> None:
+    with serve(Settings(database_url=settings.database_url, listen=listen), store) as url:  # type: ignore[arg-type]
+        assert httpx.get(f"{url}/metrics", trust_env=False).status_code == status
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        with connect(url, "viewer") as viewer:
+            assert viewer.get(f"{url}/metrics").status_code == 200
+
+
+def test_a_token_that_is_revoked_is_refused_within_a_second(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.auth._FRESH_SECONDS", 0)
+    secret = new_token()
+    token = store.add_token("guest", hash_token(secret), "viewer", datetime.now(UTC))
+    headers = {"Authorization": f"Bearer {secret}"}
+    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+        assert client.get("/rules").status_code == 200
+        store.revoke_token(token.id, datetime.now(UTC))
+        assert client.get("/rules").status_code == 401
+
+
+def test_a_token_that_has_expired_is_refused(store: Store) -> None:
+    secret = new_token()
+    store.add_token("brief", hash_token(secret, cost=2), "viewer", NOW, datetime.now(UTC) - timedelta(seconds=1))
+    store.add_token("longer", hash_token("other", cost=2), "viewer", NOW, datetime.now(UTC) + timedelta(hours=1))
+    doorkeeper = Doorkeeper(store)
+    assert doorkeeper.find(secret) is None
+    assert getattr(doorkeeper.find("other"), "name", None) == "longer"
+
+
+def test_a_hash_is_salted_and_says_how_it_was_made() -> None:
+    first, second = hash_token("secret"), hash_token("secret")
+    assert first != second
+    assert first.startswith("scrypt$16384$8$1$")
+    assert "secret" not in first
+    assert verify_token("secret", first)
+    assert verify_token("secret", second)
+    assert not verify_token("Secret", first)
+    assert not verify_token("secret", "plain")
+    assert not verify_token("secret", "scrypt$a$b$c$d$e")
+
+
+def test_a_token_is_hashed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def verify(secret: str, kept: str) -> bool:
+        hashed.append(secret)
+        return verify_token(secret, kept)
+
+    monkeypatch.setattr("api.auth.verify_token", verify)
+    doorkeeper = Doorkeeper(store)
+    for _ in range(5):
+        assert getattr(doorkeeper.find("viewer-token"), "role", None) == "viewer"
+        assert doorkeeper.find("wrong") is None
+    assert hashed.count("wrong") == 3
+    assert hashed.count("viewer-token") == 3
+
+
+def test_the_first_start_makes_a_token(empty: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(database_url=f"sqlite:///{tmp_path}/new/netlimit.db")
+    bootstrap_token(empty, settings, NOW)
+    path = tmp_path / "new" / "admin.token"
+    secret = path.read_text().strip()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(secret) >= 40
+    (token,) = empty.tokens()
+    assert (token.name, token.role) == ("bootstrap", "admin")
+    assert secret not in token.hash
+    assert find_active(empty, secret) == ["bootstrap"]
+    assert capsys.readouterr().out == ""
+    bootstrap_token(empty, settings, NOW)
+    assert path.read_text().strip() == secret
+    assert len(empty.tokens()) == 1
+
+
+def test_a_terminal_is_shown_the_token(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        bootstrap_token(empty, Settings(database_url=f"sqlite:///{tmp_path}/new/netlimit.db"), NOW)
+        terminal.flush()
+    monkeypatch.undo()
+    assert (tmp_path / "new" / "admin.token").read_text().strip() in os.read(ours, 1000).decode()
+    os.close(ours)
+
+
+def test_the_token_of_the_settings_is_the_admins(empty: Store, tmp_path: Path) -> None:
+    def start(secret: str) -> None:
+        bootstrap_token(empty, Settings(database_url="sqlite:////x", bootstrap_token=SecretStr(secret)), NOW)
+
+    start("first")
+    start("first")
+    assert find_active(empty, "first") == ["bootstrap"]
+    assert not (tmp_path / "new" / "admin.token").exists()
+    start("second")
+    assert find_active(empty, "first") == []
+    assert len(find_active(empty, "second")) == 1
+    start("first")
+    assert (len(find_active(empty, "first")), len(find_active(empty, "second"))) == (1, 0)
+    assert len(empty.active_tokens(NOW)) == 1
+
+
+def test_the_token_lies_beside_the_database() -> None:
+    assert token_path("sqlite:////var/lib/netlimit/netlimit.db") == Path("/var/lib/netlimit/admin.token")
+    assert token_path("sqlite:///a%20b/netlimit.db?mode=rw") == Path("a%20b/admin.token")
+    assert token_path("postgresql+psycopg://u:p@db/netlimit") == Path("/var/lib/netlimit/admin.token")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.server import Controller
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+
+
+def rules(number: int) -> list[dict[str, Any]]:
+    return [{"target": f"10.7.{i // 256}.{i % 256}", "rate": "200 packets/s"} for i in range(number)]
+
+
+def lines(items: Sequence[object]) -> str:
+    return "\n".join(json.dumps(item) for item in items)
+
+
+def total(client: httpx.Client) -> int:
+    return int(client.get("/rules").json()["total"])
+
+
+def test_an_array_is_kept_as_one_change(client: httpx.Client) -> None:
+    client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
+    answer = client.post("/rules/bulk", json=rules(300))
+    assert answer.status_code == 201, answer.text
+    assert answer.json() == {"added": 300, "revision": 2, "ids": list(range(2, 302)), "state": "pending"}
+    assert client.get("/rules/301").json()["target"] == "10.7.1.43"
+    assert total(client) == 301
+
+
+@pytest.mark.parametrize("media_type", ["application/x-ndjson", "application/ndjson", "application/jsonl"])
+def test_ndjson_may_have_blank_lines(client: httpx.Client, media_type: str) -> None:
+    text = "\r\n\n".join(json.dumps(rule) for rule in rules(3)) + "\n\n"
+    answer = client.post("/rules/bulk", content=text, headers={"Content-Type": f"{media_type}; charset=utf-8"})
+    assert answer.json()["added"] == 3, answer.text
+
+
+@pytest.mark.parametrize(("content", "headers"), [("[]", JSON), (" [ ] ", JSON), ("", NDJSON), ("\n\n", NDJSON)])
+def test_nothing_is_nothing(client: httpx.Client, content: str, headers: dict[str, str]) -> None:
+    answer = client.post("/rules/bulk", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["added"], answer.json()["ids"]) == (201, 0, [])
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_one_bad_line_of_ten_thousand_keeps_all_out(client: httpx.Client, by_line: bool) -> None:
+    sent = rules(10_000)
+    sent[6999]["target"] = "10.7.1.2/8"
+    content, headers = (lines(sent), NDJSON) if by_line else (json.dumps(sent), JSON)
+    answer = client.post("/rules/bulk", content=content, headers=headers)
+    problem = answer.json()
+    assert answer.status_code == 422
+    assert problem["field"] == "target"
+    assert problem["detail"].startswith("Line 7000 is wrong, and nothing was kept: The target '10.7.1.2/8' has host")
+    assert [(each["line"], each["field"]) for each in problem["errors"]] == [(7000, "target")]
+    assert total(client) == 0
+
+
+def test_every_wrong_line_is_told(client: httpx.Client) -> None:
+    sent: list[Any] = rules(6)
+    sent[1] = {"target": "10.7.0.1"}
+    sent[3] = "10.7.0.3"
+    sent[4]["colour"] = "red"
+    answer = client.post("/rules/bulk", json=sent)
+    assert answer.status_code == 422
+    told = [(each["line"], each.get("field")) for each in answer.json()["errors"]]
+    assert told == [(2, "rate"), (4, None), (5, "colour")]
+    blank = client.post("/rules/bulk", content="\n\n" + "\n\n".join(map(json.dumps, sent)) + "\n{\n", headers=NDJSON)
+    assert [each["line"] for each in blank.json()["errors"]] == [5, 9, 11, 14]
+    assert total(client) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[", "[{}", "[{},", "[{},]", "[{} {}]", "[] []", "[NaN]", '[{"a": 1, "a": 2}]', "[1",
+     "[" * 100_000, "null"],
+)  # fmt: skip
+def test_what_is_no_array_is_400(client: httpx.Client, content: str) -> None:
+    answer = client.post("/rules/bulk", content=content, headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert total(client) == 0
+
+
+def test_lines_that_are_no_json_are_400(client: httpx.Client) -> None:
+    answer = client.post("/rules/bulk", content=lines(rules(2)) + '\n{"target"\nNaN\n', headers=NDJSON)
+    assert (answer.status_code, [each["line"] for each in answer.json()["errors"]]) == (400, [3, 4])
+
+
+def test_conflicts_name_line_and_rule(client: httpx.Client) -> None:
+    client.post("/rules", json={**rules(3)[2], "name": "third"})
+    sent = [*rules(4), rules(1)[0], {"target": "10.8.8.8", "action": "block", "name": "third"}]
+    answer = client.post("/rules/bulk", content="\n" + lines(sent), headers=NDJSON)
+    errors = answer.json()["errors"]
+    assert answer.status_code == 409
+    assert [each["line"] for each in errors] == [4, 6, 7]
+    assert errors[0]["rule"] == errors[2]["rule"] == {"id": 1, "name": "third"}
+    single = client.post("/rules/bulk", json=rules(3)[2:])
+    assert (single.status_code, single.json()["errors"][0]["line"]) == (409, 1)
+    assert single.json()["rule"]["id"] == 1
+    assert total(client) == 1
+
+
+def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Controller) -> None:
+    controller.start()
+    answer = client.post("/rules/bulk", json=rules(100), headers={"Prefer": "wait=10"})
+    assert answer.headers["Preference-Applied"] == "wait=10"
+    assert answer.json()["state"] == "applied"
+    assert client.get("/rules/100").json()["status"]["state"] == "applied"
