@@ -35,6 +35,7 @@ STRUCTURE_SECONDS = 1.0
 SWEEP_SHARE = 30
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
+_MOST_RETRIED = 100
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 
@@ -174,6 +175,9 @@ class Controller:
             self._tally.forget(rule_id)
         for rule in changes.rules:
             self._put(rule)
+        for rule_id in list(self._compiled.problems)[:_MOST_RETRIED]:
+            # There may be room for it now.
+            self._look_again(rule_id)
         self._revision = changes.revision
 
     def _put(self, rule: Rule) -> None:
@@ -210,6 +214,9 @@ class Controller:
 
     def _enforce(self) -> None:
         """Plan and apply. Numbers are kept before any entry carries them."""
+        if self._store.numbering(self._setup.host) != self._numbered:
+            # `netlimit apply` gave out numbers beside this process: an entry must not be misread.
+            self._load_all()
         compilation = self._compiled
         added = {key: number for key, number in compilation.numbering.items() if key not in self._numbered}
         if added:

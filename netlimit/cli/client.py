@@ -1,0 +1,123 @@
+"""The API, as commands use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import typer
+
+from netlimit.cli.errors import CommandError
+from netlimit.cli.parts import read_settings
+from netlimit.settings import Settings
+
+ANSWER_SECONDS = 30.0
+"""How long an answer may take, apart from what the API is asked to wait."""
+BULK_SECONDS = 300.0
+
+
+class Client:
+    """Speaks to the API. Whatever is not an answer of success is raised as CommandError, in the API's sentences."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.url
+        self._token = find_token(settings)
+        self._http = httpx.Client(
+            base_url=f"{settings.url}/api/v1",
+            headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
+            timeout=ANSWER_SECONDS,
+            trust_env=not _is_loopback(settings.url),
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get(self, path: str, **query: object) -> Any:
+        """Read something; query parameters that are None, or empty lists, are left out."""
+        return self.call("GET", path, params={name: value for name, value in query.items() if value not in (None, [])})
+
+    def call(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> Any:
+        """Do something. `wait` are the seconds that the API may wait for the kernel; None: it answers at once."""
+        headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
+        timeout = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
+        try:
+            answer = self._http.request(method, path, headers=headers, timeout=timeout, **arguments)
+        except httpx.TimeoutException:
+            raise CommandError(f"The API at {self._url} did not answer in {timeout:g} seconds.") from None
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise CommandError(
+                f"No API answers at {self._url} ({error}). Is `netlimit serve` running? NETLIMIT_URL names another."
+            ) from None
+        return self._read(answer)
+
+    def _read(self, answer: httpx.Response) -> Any:
+        if answer.status_code == 204:
+            return None
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if answer.is_success and document is not None:
+            return document
+        if not isinstance(document, dict) or "detail" not in document:
+            raise CommandError(
+                f"What answers at {self._url} (with status {answer.status_code}) is not netlimit's API; "
+                "look at NETLIMIT_URL."
+            )
+        raise CommandError(self._word(answer.status_code, document))
+
+    def _word(self, status: int, problem: Mapping[str, Any]) -> str:
+        """A problem document as its sentences: of many lines that are wrong, every one."""
+        if status == 401:
+            return f"{problem['detail']} {_advise(self._token is not None)}"
+        lines = [f"Line {each['line']}: {each['detail']}" for each in problem.get("errors", ()) if "line" in each]
+        if len(lines) < 2:
+            return str(problem["detail"])
+        return "\n".join([f"{len(lines)} lines are wrong, and nothing was kept.", *lines])
+
+
+@contextmanager
+def open_client(context: typer.Context) -> Iterator[Client]:
+    """The API that the settings name."""
+    client = Client(read_settings(context))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def rule_path(key: str) -> str:
+    """Where a rule is, by id or name."""
+    return f"/rules/{quote(key, safe='')}"
+
+
+def find_token(settings: Settings) -> str | None:
+    """The token of the settings, or else the one that the first start of this host's own API has kept in a file."""
+    if settings.token:
+        return settings.token.get_secret_value()
+    if not (_is_loopback(settings.url) or httpx.URL(settings.url).host == settings.listen.host):
+        return None
+    from api.auth import token_path  # a third of a second, and not needed with a token
+
+    try:
+        return token_path(settings.database_url).read_text("ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _advise(had_token: bool) -> str:
+    known = "Set NETLIMIT_TOKEN to one that is good" if had_token else "Set NETLIMIT_TOKEN"
+    return f"{known}; the first start wrote one to the file admin.token beside the database, which root may read."
+
+
+def _is_loopback(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

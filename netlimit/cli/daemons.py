@@ -1,0 +1,114 @@
+"""The parts that run: the controller, and the API."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+from datetime import UTC, datetime
+
+import typer
+
+from netlimit.cli.errors import CommandError
+from netlimit.cli.logs import log_to_stderr
+from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.privileges import USER, become, find_user, is_root
+from netlimit.settings import Listen, Settings
+
+UMASK = 0o007
+"""Controller and API share the database, and nobody else."""
+GRACE_SECONDS = 5
+"""How long the API waits for answers that are under way when it is told to end."""
+
+log = logging.getLogger(__name__)
+
+
+def controller(context: typer.Context) -> None:
+    """Keep this host's kernel as the rules say, until SIGTERM. The rules stay in the kernel."""
+    run_controller(read_settings(context))
+
+
+def api(
+    context: typer.Context,
+    user: str = typer.Option(USER, "--user", help="Whom to run as when it is started by root."),
+) -> None:
+    """Serve the admin API, until SIGTERM."""
+    settings = read_settings(context)
+    with open_store(settings) as store:
+        make_token(settings, store)
+    run_api(settings, user)
+
+
+def run_controller(settings: Settings) -> None:
+    """Run the controller until SIGTERM or SIGINT."""
+    os.umask(UMASK)
+    log_to_stderr("controller")
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: stopping.append(received))
+    with open_store(settings) as store:
+        running = make_controller(settings, store, make_kernel(settings))
+        watch = store.watch()
+        log.info("Keeping the rules of %s in its kernel.", settings.host)
+        running.run(watch, lambda: bool(stopping))
+        watch.close()
+    log.info("Stopped; the rules stay in the kernel.")
+
+
+def run_api(settings: Settings, user: str) -> None:
+    """Serve the API until SIGTERM or SIGINT; root becomes `user` before anything is answered."""
+    import uvicorn
+
+    from api.app import create_app
+
+    os.umask(UMASK)
+    log_to_stderr("api")
+    for number in (signal.SIGTERM, signal.SIGINT):  # what uvicorn raises again once it has ended
+        signal.signal(number, lambda received, frame: None)
+    listening = listen(settings.listen)
+    with open_store(settings) as store:
+        config = uvicorn.Config(
+            create_app(settings, store),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        config.load()
+        importlib.import_module("anyio._backends._asyncio")  # the new user may not be able to read where it lies
+        if is_root():
+            become(find_user(user))
+        store.revision()
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def make_token(settings: Settings, store: object) -> None:
+    """See to it that there is an admin token."""
+    from api.auth import bootstrap_token
+    from netlimit.store import Store
+
+    assert isinstance(store, Store)
+    bootstrap_token(store, settings, datetime.now(UTC))
+
+
+def listen(place: Listen) -> socket.socket:
+    """Take the place where the API listens. Raises CommandError."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        return socket.create_server((place.host, place.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise CommandError(
+            f"The API cannot listen at {place}: {reason}. Set NETLIMIT_LISTEN to another place."
+        ) from None
+
+
+def check_parts(settings: Settings, user: str) -> None:
+    """Raise CommandError for what would keep the parts from running."""
+    check_backend(settings)
+    if is_root():
+        find_user(user)

@@ -1,0 +1,100 @@
+"""The database: bringing it up to date, and letting the API's user at it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import typer
+
+from netlimit.cli.errors import CommandError
+from netlimit.cli.parts import open_store, read_settings
+from netlimit.cli.printing import JSON, say
+
+app = typer.Typer(help="The database that keeps the rules.", no_args_is_help=True)
+
+_SHARED_DIRECTORY, _SHARED_FILE = 0o2770, 0o660
+_TOKEN = "admin.token"  # noqa: S105  # the name of a file
+
+
+@app.command()
+def upgrade(context: typer.Context, json: bool = JSON) -> None:
+    """Make the database if there is none, and bring it to the schema of this netlimit. Harmless when done twice."""
+    settings = read_settings(context)
+    with open_store(settings) as store:
+        store.upgrade()
+        revision = store.revision()
+    say(json, {"revision": revision}, f"The database is up to date; the rules are at revision {revision}.")
+
+
+def find_file(database_url: str) -> Path | None:
+    """The file of a SQLite database."""
+    scheme, _, rest = database_url.partition(":///")
+    return Path(rest.partition("?")[0]) if scheme.startswith("sqlite") else None
+
+
+def share(path: Path, user: pwd.struct_passwd) -> None:
+    """Let a user's group read and write the database and its directory. As root; raises CommandError.
+
+    A directory that holds other things than the database is left as it is, and must let the user in already.
+    """
+    group = user.pw_gid
+    directory = path.parent
+    own = {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal", _TOKEN}
+    if set(os.listdir(directory)) <= own and not _may_write(directory, user):
+        os.chown(directory, -1, group)
+        directory.chmod(_SHARED_DIRECTORY)
+    for name in sorted(own - {_TOKEN}):
+        _share_file(directory / name, group)
+    _check_way(directory, user)
+
+
+def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
+    for place in directory.resolve().parents:
+        if not _may(place, user, stat.S_IXOTH):
+            raise CommandError(
+                f"The user {user.pw_name!r}, whom the API runs as, may not pass {place}, under which the database lies; "
+                "keep it elsewhere with NETLIMIT_DATABASE_URL, or use another user with --api-user."
+            )
+    if not _may_write(directory, user):
+        group = grp.getgrgid(user.pw_gid).gr_name
+        raise CommandError(
+            f"The user {user.pw_name!r}, whom the API runs as, may not write to {directory}, where the database lies: "
+            f"use `chgrp {group} {directory}` and `chmod 2770 {directory}`."
+        )
+
+
+def _share_file(path: Path, group: int) -> None:
+    """By descriptor, and only a plain file: the directory is writable to others than root."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            os.fchown(descriptor, -1, group)
+            os.fchmod(descriptor, _SHARED_FILE)
+    finally:
+        os.close(descriptor)
+
+
+def _may_write(path: Path, user: pwd.struct_passwd) -> bool:
+    return _may(path, user, stat.S_IWOTH | stat.S_IXOTH)
+
+
+def _may(path: Path, user: pwd.struct_passwd, rights: int) -> bool:
+    """Whether the user has rights (as of others) to a path, going by its mode."""
+    found = path.stat()
+    if user.pw_uid == 0:
+        return True
+    if found.st_uid == user.pw_uid:
+        wanted = rights << 6
+    elif found.st_gid in os.getgrouplist(user.pw_name, user.pw_gid):
+        wanted = rights << 3
+    else:
+        wanted = rights
+    return found.st_mode & wanted == wanted

@@ -1,0 +1,48 @@
+"""Errors of commands: one sentence on stderr, and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from netlimit.errors import NetlimitError
+
+
+class CommandError(NetlimitError):
+    """A command cannot do what was asked, for a reason that is the command line's own."""
+
+
+def complain(error: BaseException) -> None:
+    """Write what is wrong to stderr."""
+    typer.echo(f"netlimit: {error}", err=True)
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """End with status 1 and a sentence where an error of the house, or of the file system, ends the block."""
+    try:
+        yield
+    except NetlimitError as error:
+        complain(error)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise typer.Exit(1) from None
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror or error}."
+        complain(CommandError(what))
+        raise typer.Exit(1) from None
+
+
+class Sentences(TyperGroup):
+    """A group of commands whose errors are sentences."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with in_words():
+            return super().invoke(ctx)

@@ -1,0 +1,48 @@
+"""`netlimit`, the command."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netlimit.cli import daemons, database, host, rules, serve
+from netlimit.cli.errors import Sentences
+
+app = typer.Typer(
+    cls=Sentences,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"netlimit {version('netlimit')}")
+        except PackageNotFoundError:
+            typer.echo("netlimit, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def netlimit(
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings, as TOML.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Limit who may send or receive how much, by the kernel of a Linux gateway."""
+
+
+for command in (serve.serve, daemons.controller, daemons.api, host.plan, host.apply, host.teardown):
+    app.command()(command)
+app.add_typer(rules.app, name="rule")
+app.add_typer(database.app, name="db")
+
+if __name__ == "__main__":
+    app()

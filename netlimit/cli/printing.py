@@ -1,0 +1,57 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+T = TypeVar("T")
+JSON = typer.Option(False, "--json", help="Print JSON.")
+_ENDLESS = 1000
+
+
+def say(as_json: bool, document: object, text: str) -> None:
+    """Print the document as JSON, or else the text."""
+    typer.echo(jsonlib.dumps(document, indent=2, ensure_ascii=False) if as_json else text)
+
+
+def print_as(as_json: bool, document: T, show: Callable[[T], None]) -> None:
+    """Print the document as JSON, or else let it be shown."""
+    if as_json:
+        typer.echo(jsonlib.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        show(document)
+
+
+def open_console() -> Console:
+    """Where tables go. What is no terminal gets each row on one line, for grep."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console(highlight=False)
+    return Console(highlight=False, width=_ENDLESS, no_color=True)
+
+
+def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A plain table; `right` are the columns of numbers."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def add_row(table: Table, *cells: object) -> None:
+    """Add a row; what is None stays empty, and nothing in a cell is taken for markup."""
+    table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
+
+
+def print_table(table: Table) -> None:
+    """Print a table."""
+    open_console().print(table)
