@@ -18,8 +18,9 @@ _AT_ONCE = 2000
 
 def stream(connection: Connection, host: str) -> Iterator[Rule]:
     """Every rule of a gateway, in no order; a few thousand rows are in memory at a time."""
-    rows = connection.execution_options(yield_per=_AT_ONCE).execute(select(*RULE_COLUMNS).where(_concerns(host)))
-    return map(from_row, rows)
+    wanted = select(*RULE_COLUMNS).where(_concerns(host))
+    with connection.execution_options(yield_per=_AT_ONCE).execute(wanted) as rows:
+        yield from map(from_row, rows)
 
 
 def changes(connection: Connection, since: int, host: str) -> Changes | None:

@@ -12,6 +12,7 @@ from netlimit.store.tables import counters, rules
 from netlimit.store.upsert import upsert
 
 _AT_ONCE = 5000
+_KEPT = select(counters).join(rules, rules.c.id == counters.c.rule_id)
 
 
 def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -> None:
@@ -23,14 +24,13 @@ def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -
 
 def by_host(connection: Connection, rule_id: int) -> dict[str, RuleCounters]:
     """The counters of one rule on each gateway."""
-    rows = connection.execute(select(counters).where(counters.c.rule_id == rule_id)).mappings()
+    rows = connection.execute(_KEPT.where(counters.c.rule_id == rule_id)).mappings()
     return {row["host"]: _from_row(row) for row in rows}
 
 
 def by_rule(connection: Connection, host: str) -> dict[int, RuleCounters]:
     """The counters of every rule on one gateway."""
-    kept = counters.join(rules, rules.c.id == counters.c.rule_id)
-    rows = connection.execute(select(counters).select_from(kept).where(counters.c.host == host)).mappings()
+    rows = connection.execute(_KEPT.where(counters.c.host == host)).mappings()
     return {row["rule_id"]: _from_row(row) for row in rows}
 
 

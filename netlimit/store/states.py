@@ -11,6 +11,7 @@ from netlimit.store.tables import rule_states, rules
 from netlimit.store.upsert import upsert
 
 _AT_ONCE = 500
+_KEPT = rule_states.join(rules, rules.c.id == rule_states.c.rule_id)
 
 
 def mark(connection: Connection, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
@@ -29,7 +30,7 @@ def exceptional(connection: Connection, rule_ids: Sequence[int]) -> dict[int, di
     found: dict[int, dict[str, Exceptional]] = {}
     for start in range(0, len(rule_ids), _AT_ONCE):
         asked = rule_states.c.rule_id.in_(rule_ids[start : start + _AT_ONCE])
-        for row in connection.execute(select(rule_states).where(asked)):
+        for row in connection.execute(select(rule_states).select_from(_KEPT).where(asked)):
             state = Exceptional(row.rule_id, State(row.state), row.message)
             found.setdefault(row.rule_id, {})[row.host] = state
     return found
@@ -43,6 +44,5 @@ def marked(connection: Connection, host: str) -> dict[int, Exceptional]:
 
 def count_states(connection: Connection) -> dict[State, int]:
     """How many pairs of rule and gateway are in each exceptional state."""
-    kept = rule_states.join(rules, rules.c.id == rule_states.c.rule_id)
-    counted = select(rule_states.c.state, func.count()).select_from(kept).group_by(rule_states.c.state)
+    counted = select(rule_states.c.state, func.count()).select_from(_KEPT).group_by(rule_states.c.state)
     return {State(state): number for state, number in connection.execute(counted)}

@@ -155,7 +155,7 @@ rule_states = Table(
     Column("message", Text, nullable=False),
 )
 """No foreign key, here and in `counters`: a controller may speak of a rule that was removed a moment ago. Readers join
-`rules`, and removing rules sweeps up."""
+`rules`, and pruning tombstones sweeps up."""
 
 counters = Table(
     "counters",

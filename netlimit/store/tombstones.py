@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from netlimit.store.tables import clock, hosts, tombstones
+from netlimit.store.tables import clock, counters, hosts, rule_states, tombstones
 
 _FORGOTTEN = timedelta(days=1)
 """A gateway not seen for this long reads all rules anew when it comes back."""
@@ -18,13 +18,18 @@ def put(connection: Connection, rule_id: int, revision: int) -> None:
 
 
 def prune(connection: Connection, now: datetime) -> None:
-    """Drop what every gateway seen in the last day has applied. With no gateway seen, nothing is dropped."""
+    """Drop the tombstones that every gateway seen in the last day has applied. With none seen, nothing is dropped.
+
+    With them goes what a gateway said of those rules while it did not know yet that they were removed.
+    """
     heard = select(func.min(hosts.c.applied_revision)).where(hosts.c.seen_at > now - _FORGOTTEN)
     revision = connection.execute(heard).scalar_one_or_none()
     if not revision:
         return
-    pruned = connection.execute(delete(tombstones).where(tombstones.c.revision <= revision)).rowcount
-    if pruned:
+    old = tombstones.c.revision <= revision
+    for table in (rule_states, counters):
+        connection.execute(delete(table).where(table.c.rule_id.in_(select(tombstones.c.rule_id).where(old))))
+    if connection.execute(delete(tombstones).where(old)).rowcount:
         connection.execute(update(clock).where(clock.c.pruned < revision).values(pruned=revision))
 
 

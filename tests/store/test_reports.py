@@ -1,0 +1,159 @@
+"""What controllers report: status, states of rules, counters, numbers, and the pause that they are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import func, select
+
+from netlimit.records import Counts, Exceptional, HostStatus, RuleCounters, State
+from netlimit.store import Store
+from netlimit.store.tables import metadata
+from tests.store.examples import NOW, keep, rule
+
+STATUS = HostStatus(
+    host="gw1",
+    backend="iptables",
+    applied_revision=7,
+    hz=1000,
+    capabilities={"connlimit": None, "nftables": "the module nf_tables is missing"},
+    own=("192.0.2.1", "2001:db8::1"),
+    safe=("198.51.100.0/24",),
+    notes=("a note",),
+    drift=3,
+    last_error="The kernel refused it.",
+)
+
+
+def test_a_report_is_kept_with_its_time(store: Store) -> None:
+    store.report(STATUS, NOW)
+    assert store.hosts() == [replace(STATUS, seen_at=NOW)]
+
+
+def test_a_report_without_a_time_is_of_now(store: Store) -> None:
+    before = datetime.now(UTC)
+    store.report(STATUS)
+    seen = store.hosts()[0].seen_at
+    assert seen is not None
+    assert before <= seen <= datetime.now(UTC)
+
+
+def test_the_next_report_takes_the_place_of_the_last(store: Store) -> None:
+    store.report(STATUS, NOW)
+    calm = HostStatus(host="gw1", backend="fake", applied_revision=8)
+    store.report(calm, NOW + timedelta(seconds=1))
+    store.report(HostStatus(host="gw0", backend="fake"), NOW)
+    assert [status.host for status in store.hosts()] == ["gw0", "gw1"]
+    assert store.hosts()[1] == replace(calm, seen_at=NOW + timedelta(seconds=1))
+
+
+def test_a_report_ends_no_pause(store: Store) -> None:
+    assert not store.paused("gw1")
+    store.pause("gw1", True)
+    store.pause("gw1", True)
+    store.report(replace(STATUS, paused=False), NOW)
+    assert store.paused("gw1")
+    assert store.hosts()[0].paused
+    assert not store.paused("gw2")
+    store.pause("gw1", False)
+    store.report(replace(STATUS, paused=True), NOW)
+    assert not store.paused("gw1")
+    assert not store.hosts()[0].paused
+
+
+def test_states_other_than_applied(store: Store) -> None:
+    one, two, three = (keep(store, f"10.0.0.{n}").id for n in (1, 2, 3))
+    wrong = Exceptional(one, State.ERROR, "no room")
+    slow = Exceptional(one, State.DEGRADED, "1 % off")
+    off = Exceptional(two, State.DISABLED, "")
+    store.mark("gw1", [wrong, off], [])
+    store.mark("gw2", [slow], [])
+    assert store.exceptional([one, two, three]) == {one: {"gw1": wrong, "gw2": slow}, two: {"gw1": off}}
+    assert store.exceptional([two]) == {two: {"gw1": off}}
+    assert store.exceptional([]) == {}
+    assert store.exceptional_counts() == {State.ERROR: 1, State.DEGRADED: 1, State.DISABLED: 1}
+
+
+def test_states_change_and_are_cleared_on_their_gateway(store: Store) -> None:
+    one = keep(store).id
+    store.mark("gw1", [Exceptional(one, State.ERROR, "a")], [])
+    store.mark("gw2", [Exceptional(one, State.ERROR, "b")], [])
+    store.mark("gw1", [Exceptional(one, State.PENDING, "c")], [])
+    assert store.exceptional([one])[one]["gw1"] == Exceptional(one, State.PENDING, "c")
+    store.mark("gw1", [], [one, 99])
+    assert store.exceptional([one]) == {one: {"gw2": Exceptional(one, State.ERROR, "b")}}
+
+
+def test_many_states_at_once(store: Store) -> None:
+    store.add([rule(f"10.0.{n >> 8}.{n & 255}") for n in range(3000)], "test", NOW)
+    everyone = [Exceptional(number, State.ERROR, "x") for number in range(1, 3001)]
+    store.mark("gw1", everyone, [])
+    assert len(store.exceptional(range(1, 3001))) == 3000
+    store.mark("gw1", [], range(1, 3001))
+    assert store.exceptional(range(1, 3001)) == {}
+
+
+def reading(rule_id: int, packets: int) -> RuleCounters:
+    total = Counts(packets, packets * 100, packets // 2, packets * 50)
+    raw = Counts(1, 2**62, 3, 4)
+    return RuleCounters(rule_id, total, raw, NOW, NOW + timedelta(seconds=packets))
+
+
+def test_counters_of_a_rule_by_gateway(store: Store) -> None:
+    one, two = (keep(store, f"10.0.0.{n}").id for n in (1, 2))
+    store.count("gw1", [reading(one, 10), reading(two, 20)])
+    store.count("gw2", [reading(one, 30)])
+    store.count("gw1", [reading(one, 11)])
+    store.count("gw1", [])
+    assert store.counters(one) == {"gw1": reading(one, 11), "gw2": reading(one, 30)}
+    assert store.raw_counters("gw1") == {one: reading(one, 11), two: reading(two, 20)}
+    assert store.counters(99) == {}
+
+
+def test_a_removed_rule_leaves_neither_states_nor_counters(store: Store) -> None:
+    one, two = (keep(store, f"10.0.0.{n}").id for n in (1, 2))
+    for number in (one, two):
+        store.mark("gw1", [Exceptional(number, State.ERROR, "x")], [])
+        store.count("gw1", [reading(number, 10)])
+    store.remove(one, "test", NOW)
+    assert store.exceptional([one, two]) == {two: {"gw1": Exceptional(two, State.ERROR, "x")}}
+    assert store.exceptional_counts() == {State.ERROR: 1}
+    assert store.counters(one) == {}
+    assert list(store.raw_counters("gw1")) == [two]
+
+
+def test_a_late_word_on_a_removed_rule_counts_nowhere_and_does_not_stay(store: Store) -> None:
+    one, two = (keep(store, f"10.0.0.{n}").id for n in (1, 2))
+    store.remove(one, "test", NOW)
+    store.mark("gw1", [Exceptional(one, State.ERROR, "x")], [])
+    store.count("gw1", [reading(one, 10)])
+    assert not store.exceptional_counts()
+    assert not store.exceptional([one])
+    assert not store.raw_counters("gw1")
+    assert not store.counters(one)
+    assert rows(store, "rule_states") == rows(store, "counters") == 1
+    store.report(replace(STATUS, applied_revision=store.revision()), NOW)
+    store.remove(two, "test", NOW)
+    assert rows(store, "rule_states") == rows(store, "counters") == 0
+
+
+def rows(store: Store, table: str) -> int:
+    with store._database.reading() as connection:
+        return connection.execute(select(func.count()).select_from(metadata.tables[table])).scalar_one()
+
+
+def test_a_changed_rule_keeps_its_counters(store: Store) -> None:
+    kept = keep(store)
+    store.count("gw1", [reading(kept.id, 10)])
+    store.replace(kept.id, replace(kept, comment="new"), "test", NOW)
+    assert store.counters(kept.id) == {"gw1": reading(kept.id, 10)}
+
+
+def test_numbers_stay_with_their_gateway(store: Store) -> None:
+    store.number("gw1", {("set-a", "100/s"): 1, ("set-a", "200/s"): 2, ("set-b", "100/s"): 1}, [])
+    store.number("gw2", {("set-a", "100/s"): 9}, [])
+    store.number("gw1", {("set-a", "300/s"): 1, ("set-b", "100/s"): 5}, [("set-a", "100/s"), ("set-z", "x")])
+    assert store.numbering("gw1") == {("set-a", "200/s"): 2, ("set-a", "300/s"): 1, ("set-b", "100/s"): 5}
+    assert store.numbering("gw2") == {("set-a", "100/s"): 9}
+    assert store.numbering("gw3") == {}

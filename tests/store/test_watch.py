@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from threading import Timer
+
+import pytest
+
+from netlimit.errors import StoreError
+from netlimit.records import HostStatus
+from netlimit.store import Store, Watch
+from tests.store.conftest import Postgres
+from tests.store.examples import NOW, keep
+
+
+@pytest.fixture
+def watch(url: str) -> Iterator[Watch]:
+    """A watch of another process than the one whose store the tests write with."""
+    watching = Store(url)
+    watch = watching.watch()
+    yield watch
+    watch.close()
+    watching.close()
+
+
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "rule": keep,
+    "pause": lambda store: store.pause("gw1", True),
+    "question": lambda store: store.ask("gw1", "plan", {}),
+    "answer": lambda store: store.answer(store.ask("gw1", "plan", {}), {}),
+    "report": lambda store: store.report(HostStatus("gw1", "fake")),
+    "token": lambda store: store.add_token("ci", "hash", "admin", NOW),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_is_heard_of_once(store: Store, watch: Watch, change: Callable[[Store], object]) -> None:
+    assert not watch.changed()
+    change(store)
+    assert watch.wait(1)
+    while watch.changed():  # one notice for each of several transactions is fine
+        pass
+    assert not watch.wait(0.05)
+
+
+def test_reading_is_no_change(store: Store, watch: Watch) -> None:
+    store.select()
+    list(store.load("gw1")[1])
+    assert not watch.wait(0.05)
+
+
+def test_what_was_undone_is_no_change(store: Store, watch: Watch) -> None:
+    keep(store)
+    watch.wait(1)
+    while watch.changed():
+        pass
+    with pytest.raises(Exception, match="limited already"):
+        keep(store)
+    assert not watch.wait(0.05)
+
+
+def test_waiting_ends_when_something_is_written(store: Store, watch: Watch) -> None:
+    later = Timer(0.2, keep, [store])
+    began = time.monotonic()
+    later.start()
+    assert watch.wait(10)
+    assert 0.15 < time.monotonic() - began < 2
+    later.join()
+    assert len(store.select()[0]) == 1
+
+
+def test_waiting_ends_after_its_time(watch: Watch) -> None:
+    began = time.monotonic()
+    assert not watch.wait(0.2)
+    assert 0.2 <= time.monotonic() - began < 1
+
+
+def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: Postgres, migrated: str) -> None:
+    store = Store(postgres.url(migrated))
+    watch = store.watch()
+    postgres.run(migrated, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+    with pytest.raises(StoreError, match="look at NETLIMIT_DATABASE_URL and the server"):
+        watch.wait(1)
+    assert watch.wait(0)
+    assert not watch.wait(0.05)
+    store.pause("gw1", False)
+    assert watch.wait(1)
+    watch.close()
+    store.close()
+
+
+def test_watching_costs_little(sqlite_store: Store) -> None:
+    watch = sqlite_store.watch()
+    began = time.perf_counter()
+    for _ in range(1000):
+        watch.changed()
+    assert time.perf_counter() - began < 0.5
+    watch.close()
