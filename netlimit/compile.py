@@ -131,7 +131,8 @@ class Compilation:
 
         While entries move from one limit to another both are there, so that nobody is unlimited for a moment.
         """
-        retired = [parse_purpose(key) for key in self._retired()]
+        known = (parse_purpose(key) for key in sorted(self._retired()))
+        retired = [purpose for purpose in known if purpose is not None]
         if not retired:
             return self.structure
         return assemble(self._limits(retired), self._verdicts(retired), self.facts)

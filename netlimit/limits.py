@@ -187,16 +187,19 @@ def purpose_key(purpose: Purpose) -> PurposeKey:
     return purpose.key if isinstance(purpose, Limit) else (purpose.key, "")
 
 
-def parse_purpose(key: PurposeKey) -> Purpose:
-    """Make the purpose again from what `purpose_key` gave."""
-    family, direction, selector, *rest = json.loads(key[0])
-    protocol, ports, source_ports, interface = selector
-    where = Selector(Protocol(protocol), _pairs(ports), _pairs(source_ports), interface)
-    if not key[1]:
-        return VerdictGroup(family, Direction(direction), where, Action(rest[0]), *rest[1:])
-    group = Group(family, Direction(direction), where, Kind(rest[0]), *rest[1:])
-    rate, burst, action, length, holder = json.loads(key[1])
-    return Limit(group, Profile(parse_rate(rate), burst, Action(action), length, holder))
+def parse_purpose(key: PurposeKey) -> Purpose | None:
+    """Make the purpose again from what `purpose_key` gave; None for one of another version, which is not understood."""
+    try:
+        family, direction, selector, *rest = json.loads(key[0])
+        protocol, ports, source_ports, interface = selector
+        where = Selector(Protocol(protocol), _pairs(ports), _pairs(source_ports), interface)
+        if not key[1]:
+            return VerdictGroup(family, Direction(direction), where, Action(rest[0]), *rest[1:])
+        group = Group(family, Direction(direction), where, Kind(rest[0]), *rest[1:])
+        rate, burst, action, length, holder = json.loads(key[1])
+        return Limit(group, Profile(parse_rate(rate), burst, Action(action), length, holder))
+    except (ValueError, TypeError, IndexError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,10 +132,14 @@ def diff(
     fresh = {ipset.name for ipset in create}
     fill = {name: desired.entries[name] for name in fresh if desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, fresh, touched)
+    # A set that is nearly full has no room for old and new at once.
+    crowded = {name: keys for name, keys in remove.items() if len(desired.entries[name]) + len(keys) > have[name].size}
+    remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
     steps: list[Step] = [
         WriteSets(create=create, add=fill),
         *_switch(between, observed.structure),
+        WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),
         *_switch(desired.structure, between),
         WriteSets(destroy=destroy),

@@ -1,0 +1,130 @@
+from collections.abc import Callable
+
+from netlimit.plan import SwitchTable, WriteSets
+from netlimit.records import State
+from tests.controller.conftest import Site
+
+
+def test_a_rule_limits_from_the_next_pass_on_and_no_longer_when_removed(site: Site) -> None:
+    assert site.send("10.0.0.1", times=10) == ["accept"] * 10
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    assert site.send("10.0.0.1", times=10) == ["accept"] * 5 + ["drop"] * 5
+    assert site.send("10.0.0.2", times=10) == ["accept"] * 10
+    site.store.remove(rule.id, "test", site.clock())
+    site.controller.sync()
+    assert site.send("10.0.0.1", times=10) == ["accept"] * 10
+    assert str(site.kernel.structure().chains) == "{}"
+
+
+def test_one_more_rule_of_a_known_limit_is_one_entry_in_each_of_its_sets(site: Site) -> None:
+    for host in range(1, 60):
+        site.add(target=f"10.0.0.{host}", rate="5 packets/s")
+    site.controller.sync()
+    site.kernel.applied.clear()
+    site.add(target="10.0.1.1", rate="5 packets/s")
+    site.controller.sync()
+    (step,) = site.kernel.applied
+    assert isinstance(step, WriteSets)
+    assert sorted(len(entries) for entries in step.add.values()) == [1, 1]
+    assert (step.create, step.remove, step.destroy) == ((), {}, ())
+
+
+def test_a_pass_without_changes_touches_nothing(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.kernel.applied.clear()
+    site.controller.sync()
+    site.restart().sync()
+    assert site.kernel.applied == []
+
+
+def test_changing_the_only_rate_of_a_limit_keeps_a_limit_at_every_step(site: Site) -> None:
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.kernel.applied.clear()
+    kept = site.store.find(rule.id)
+    assert kept is not None
+    changed = site.add(target="10.0.0.2", rate="7 packets/s")
+    site.store.remove(rule.id, "test", site.clock())
+    del changed
+    site.controller.sync()
+    kinds = [type(step) for step in site.kernel.applied]
+    assert kinds == [SwitchTable, WriteSets, SwitchTable], "leaves come, entries move, leaves go"
+
+
+def test_the_applied_revision_is_reported_only_after_it_is_applied(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    (host,) = site.store.hosts()
+    assert host.applied_revision == site.store.revision()
+
+
+def test_a_failed_step_is_put_right_by_the_next_pass(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    before = site.store.hosts()[0].applied_revision
+    for step in range(3):
+        site.add(target=f"10.0.{step}.2", rate=f"{7 + step} packets/s", per="host")
+        site.kernel.fail_at(step)
+        stops: list[int] = []
+
+        class Once:
+            def wait(self, timeout: float) -> bool:
+                return False
+
+        def stopped(stops: list[int] = stops) -> bool:
+            stops.append(1)
+            return len(stops) > 40
+
+        site.controller.run(Once(), stopped)  # type: ignore[arg-type]
+        host = site.store.hosts()[0]
+        assert host.applied_revision == site.store.revision() > before
+        assert host.last_error is None
+    assert not site.controller.plan()
+
+
+def test_a_rule_that_finds_its_set_full_is_in_error_and_says_what_would_work(
+    small_site: Callable[[int], Site],
+) -> None:
+    site = small_site(2)
+    for host in range(3):
+        site.add(target=f"10.0.0.{host}", rate="5 packets/s")
+    site.controller.sync()
+    ((rule_id, states),) = site.store.exceptional([1, 2, 3]).items()
+    assert rule_id == 3
+    assert states["gw"].state is State.ERROR
+    assert "it holds 2 addresses" in states["gw"].message
+    assert "NETLIMIT_SET_SIZE" in states["gw"].message
+    assert site.send("10.0.0.0", times=6)[-1] == "drop"
+    assert site.send("10.0.0.2", times=6)[-1] == "accept"
+    site.store.remove(1, "test", site.clock())
+    site.controller.sync()
+    assert site.store.exceptional([3]) == {}, "there is room now"
+    assert site.send("10.0.0.2", times=6)[-1] == "drop"
+
+
+def test_a_missing_capability_is_the_reason_that_the_rule_shows(site: Site) -> None:
+    site.kernel.facts = site.kernel.facts._replace(capabilities={"connlimit": "this host has no connlimit."})
+    few = site.add(target="10.0.0.1", rate="5 connections")
+    some = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    states = site.store.exceptional([few.id, some.id])
+    assert states[few.id]["gw"].message == "this host has no connlimit."
+    assert some.id not in states
+    assert site.send("10.0.0.1", times=6)[-1] == "drop"
+
+
+def test_numbers_that_another_process_gave_out_are_not_given_again(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="3 packets/s")
+    site.controller.sync()
+    mine = site.controller
+    site.add(target="10.0.0.2", rate="4 packets/s")
+    site.restart().sync()
+    site.add(target="10.0.0.3", rate="5 packets/s")
+    mine.sync()
+    numbers = [number for number in site.store.numbering("gw").values() if number]
+    assert len(numbers) == len(set(numbers)) == 3
+    assert not mine.plan()
+    for host, allowed in ((1, 3), (2, 4), (3, 5)):
+        assert site.send(f"10.0.0.{host}", times=10).count("accept") == allowed

@@ -1,0 +1,109 @@
+from netlimit.kernel.base import Addresses
+from netlimit.state import ChainId
+from tests.controller.conftest import Site
+
+
+def test_a_ban_ends_by_itself_and_is_gone_after_the_next_pass(site: Site) -> None:
+    site.add(target="10.0.0.1", action="block", ttl="10m")
+    site.controller.sync()
+    assert site.send("10.0.0.1") == ["drop"]
+    site.clock.pass_by(minutes=11)
+    assert site.send("10.0.0.1") == ["accept"], "the kernel ends it without the controller"
+    site.controller.sync()
+    assert site.kernel.structure().chains == {}
+
+
+def test_an_end_too_far_for_the_kernel_is_told_to_it_when_it_is_near(site: Site) -> None:
+    site.add(target="10.0.0.1", action="block", ttl="60d")
+    site.controller.sync()
+    name = next(name for name in site.kernel.sets if name.startswith("nl-b4"))
+    assert site.kernel.elements[name]["10.0.0.1"].entry.expires == 0
+    site.clock.pass_by(days=40)
+    site.controller.sync()
+    assert site.kernel.elements[name]["10.0.0.1"].entry.expires > 0
+    site.clock.pass_by(days=21)
+    site.controller.sync()
+    assert site.send("10.0.0.1") == ["accept"]
+
+
+def test_drift_is_repaired_and_counted(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    chain = next(chain for chain in site.kernel.chains if chain.name == "NL-PREROUTING")
+    site.kernel.damage(chain=ChainId(*chain))
+    assert "accept" in site.send("10.0.0.1", times=6)[-1]
+    site.controller.tick()
+    assert site.send("10.0.0.1", times=6)[-1] == "drop"
+    assert site.store.hosts()[0].drift == 1
+
+
+def test_a_lost_entry_is_found_by_the_sweep(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    name = next(name for name in site.kernel.sets if name.startswith("nl-l4"))
+    site.kernel.damage(set_name=name)
+    for _ in range(8):
+        site.controller._sweep_one()
+    assert site.send("10.0.0.1", times=6)[-1] == "drop"
+    assert site.store.hosts()[0].drift == 1
+
+
+def test_teardown_keeps_hands_off_until_apply(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.tick()
+    site.store.pause("gw", True)
+    site.kernel.chains.clear()
+    site.kernel.hooks.clear()
+    site.controller.tick()
+    assert site.store.hosts()[0].paused
+    assert site.kernel.chains == {}
+    site.store.pause("gw", False)
+    site.controller.tick()
+    assert not site.store.hosts()[0].paused
+    assert site.send("10.0.0.1", times=6)[-1] == "drop"
+
+
+def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_named(site: Site) -> None:
+    site.add(target="198.51.100.0/24", action="block")
+    site.controller.tick()
+    assert site.send("198.51.100.7") == ["drop"]
+    site.kernel.where = Addresses((), ("198.51.100.7",))
+    site.controller._protect()
+    site.controller.sync()
+    assert site.send("198.51.100.7") == ["accept"]
+    site.add(target="198.51.100.7", action="block")
+    site.controller.sync()
+    assert site.send("198.51.100.7") == ["drop"], "a rule that names the exact address holds"
+
+
+def test_counters_go_on_over_a_restart_and_over_an_entry_written_anew(site: Site) -> None:
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.send("10.0.0.1", times=8, length=100)
+    site.controller._count([rule.id])
+    total = site.store.counters(rule.id)["gw"].total
+    assert (total.matched_packets, total.matched_bytes, total.dropped_packets) == (8, 800, 3)
+    site.restart().sync()
+    site.kernel.damage(set_name=next(name for name in site.kernel.sets if name.startswith("nl-l4")))
+    site.controller.plan()
+    site.controller._in_step = False
+    site.controller._repair("a test")
+    site.send("10.0.0.1", times=4, length=100)
+    site.controller._count([rule.id])
+    total = site.store.counters(rule.id)["gw"].total
+    assert total.matched_packets == 12
+
+
+def test_questions_are_answered_through_the_store(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    asked = site.store.ask("gw", "plan", {})
+    site.controller.tick()
+    answer = site.store.answered(asked)
+    assert answer is not None
+    assert "ipset create" in answer["text"]
+    site.send("10.0.0.1", times=9)
+    offenders = site.store.ask("gw", "offenders", {})
+    site.controller.tick()
+    answer = site.store.answered(offenders)
+    assert answer is not None
+    assert answer["items"] == [{"address": "10.0.0.1", "packets": 3, "bytes": 180}]
