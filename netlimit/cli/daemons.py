@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,10 +18,17 @@ from netlimit.cli.parts import check_backend, make_controller, make_kernel, open
 from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.settings import Listen, Settings
 
+if TYPE_CHECKING:
+    import uvicorn
+
+    from netlimit.store import Store
+
 UMASK = 0o007
 """Controller and API share the database, and nobody else."""
 GRACE_SECONDS = 5
 """How long the API waits for answers that are under way when it is told to end."""
+
+_LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
 
 log = logging.getLogger(__name__)
 
@@ -78,20 +86,28 @@ def run_api(settings: Settings, user: str) -> None:
             ws="none",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        config.load()
-        importlib.import_module("anyio._backends._asyncio")  # the new user may not be able to read where it lies
         if is_root():
-            become(find_user(user))
+            _drop_root(config, store, user)
         store.revision()
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def make_token(settings: Settings, store: object) -> None:
+def _drop_root(config: uvicorn.Config, store: Store, user: str) -> None:
+    """Become another user, who may not be able to read where Python and its packages lie: import all that comes late,
+    and open the database anew."""
+    config.load()
+    config.get_loop_factory()
+    for module in _LATE:
+        importlib.import_module(module)
+    store.revision()
+    store.close()
+    become(find_user(user))
+
+
+def make_token(settings: Settings, store: Store) -> None:
     """See to it that there is an admin token."""
     from api.auth import bootstrap_token
-    from netlimit.store import Store
 
-    assert isinstance(store, Store)
     bootstrap_token(store, settings, datetime.now(UTC))
 
 

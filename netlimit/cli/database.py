@@ -56,8 +56,9 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
     for place in directory.resolve().parents:
         if not _may(place, user, stat.S_IXOTH):
             raise CommandError(
-                f"The user {user.pw_name!r}, whom the API runs as, may not pass {place}, under which the database lies; "
-                "keep it elsewhere with NETLIMIT_DATABASE_URL, or use another user with --api-user."
+                f"The user {user.pw_name!r}, whom the API runs as, may not pass {place}, "
+                "under which the database lies; keep it elsewhere with NETLIMIT_DATABASE_URL, "
+                "or use another user with --api-user."
             )
     if not _may_write(directory, user):
         group = grp.getgrgid(user.pw_gid).gr_name

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from netlimit.cli import daemons, database, host, rules, serve
+from netlimit.cli import daemons, database, explaining, host, rules, serve, standing, top
 from netlimit.cli.errors import Sentences
 
 app = typer.Typer(
@@ -39,9 +39,11 @@ def netlimit(
     """Limit who may send or receive how much, by the kernel of a Linux gateway."""
 
 
-for command in (serve.serve, daemons.controller, daemons.api, host.plan, host.apply, host.teardown):
+for command in (serve.serve, daemons.controller, daemons.api):
     app.command()(command)
 app.add_typer(rules.app, name="rule")
+for command in (host.plan, host.apply, host.teardown, standing.status, standing.counters, top.top, explaining.explain):
+    app.command()(command)
 app.add_typer(database.app, name="db")
 
 if __name__ == "__main__":
