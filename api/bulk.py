@@ -30,21 +30,19 @@ _EXAMPLE = [
     {"target": "10.5.0.2", "rate": "20 Mbit/s", "direction": "to"},
     {"target": "203.0.113.8", "action": "block", "ttl": "10m"},
 ]
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "application/json": {"three rules": _EXAMPLE},
-    "application/x-ndjson": {"three rules": "\n".join(json.dumps(rule) for rule in _EXAMPLE)},
-}
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {
                 "schema": {"type": "array", "items": reference(schemas.NewRule)},
-                "examples": write_examples(EXAMPLES["application/json"]),
+                "examples": write_examples({"three rules": _EXAMPLE}),
             },
             "application/x-ndjson": {
-                "schema": {"type": "string", "description": "One JSON object on each line."},
-                "examples": write_examples(EXAMPLES["application/x-ndjson"]),
+                "schema": {
+                    "type": "string",
+                    "description": "One rule on each line:\n\n" + "\n".join(json.dumps(rule) for rule in _EXAMPLE),
+                },
             },
         },
     }

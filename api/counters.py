@@ -13,7 +13,9 @@ from api.context import StoreOf, WaitingOf, no_query
 from api.problems import responses
 from api.representation import write_time
 from api.rules import Key, find_kept
+from api.standing import is_live
 from netlimit.records import Counts
+from netlimit.rules import Rule
 from netlimit.store import Store
 
 router = APIRouter(prefix="/rules", tags=["rules"])
@@ -31,9 +33,15 @@ READING_SECONDS = 2.0
 async def get_counters(key: Key, store: StoreOf, waiting: WaitingOf) -> dict[str, Any]:
     """What a rule matched and dropped, on all its gateways together, read now if their controllers answer."""
     kept = await run_in_threadpool(find_kept, store, key)
-    hosts = [host for host in await waiting.live_hosts() if kept.rule.in_force(datetime.now(UTC), host)]
+    hosts = await run_in_threadpool(_find_hosts, store, kept.rule)
     await waiting.ask(hosts, "counters", {"rule": kept.rule.id}, READING_SECONDS)
     return await run_in_threadpool(_sum_up, store, kept.rule.id)
+
+
+def _find_hosts(store: Store, rule: Rule) -> list[str]:
+    """The gateways that can say something new about a rule."""
+    now = datetime.now(UTC)
+    return [host.host for host in store.hosts() if is_live(host, now) and rule.in_force(now, host.host)]
 
 
 def _sum_up(store: Store, rule_id: int) -> dict[str, Any]:

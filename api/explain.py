@@ -12,6 +12,7 @@ from pydantic import Field
 from api import schemas
 from api.context import StoreOf
 from api.problems import responses
+from api.waiting import choose_hosts
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, explain
 from netlimit.packet import Address, Packet
@@ -40,7 +41,7 @@ class ExplainQuery(schemas.Strict):
     "/explain",
     summary="Explain what happens to a packet",
     response_model=None,
-    responses={200: {"model": schemas.Explanation}, **responses(401, 403, 422, 503)},
+    responses={200: {"model": schemas.Explanation}, **responses(401, 403, 404, 422, 503)},
 )
 def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> dict[str, Any]:
     """The rules that hit this packet, in the order in which they are asked, and which do not and why."""
@@ -55,7 +56,7 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     )
     if packet.src.version != packet.dst.version:
         raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
-    hosts = [host for host in store.hosts() if query.host in (None, host.host)]
+    hosts = choose_hosts(store.hosts(), query.host)
     own = frozenset(address for host in hosts for address in host.own)
     return _write(explain(_find_rules(store, packet, query.host), packet, own, _merge_safe(hosts)))
 

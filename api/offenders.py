@@ -27,7 +27,7 @@ class OffendersQuery(schemas.Strict):
     "/offenders",
     summary="Show who is being limited",
     response_model=None,
-    responses={200: {"model": schemas.Offenders}, **responses(401, 403, 422, 503)},
+    responses={200: {"model": schemas.Offenders}, **responses(401, 403, 404, 422, 503)},
 )
 async def list_offenders(query: Annotated[OffendersQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
     """The addresses whose traffic is dropped now, worst first; one that several gateways see is summed up."""

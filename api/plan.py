@@ -25,7 +25,7 @@ class PlanQuery(schemas.Strict):
     "/plan",
     summary="Show the plan",
     response_model=None,
-    responses={200: {"model": schemas.Plan}, **responses(401, 403, 422, 503)},
+    responses={200: {"model": schemas.Plan}, **responses(401, 403, 404, 422, 503)},
 )
 async def get_plan(query: Annotated[PlanQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
     """What every live controller would do to its kernel now; nothing, where all is as it should be."""

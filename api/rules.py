@@ -148,8 +148,8 @@ async def replace_rule(
     """Put a rule in the place of one that is kept. Fields that are left out go back to their defaults."""
     now = datetime.now(UTC)
     before = await run_in_threadpool(find_kept, store, key)
-    expected = expect_revision(if_match, before.rule)
     rule = read_rule(without_read_only(sent), now)
+    expected = expect_revision(if_match, before.rule)
     kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.name, now, expected)
     return await _answer(kept, store, waiting, wait)
 
@@ -235,8 +235,8 @@ def _change(store: Store, key: str, changes: Mapping[str, object], actor: str, i
     for attempt in range(1, _ATTEMPTS + 1):
         now = datetime.now(UTC)
         before = find_kept(store, key)
-        expect_revision(if_match, before.rule)
         rule = read_rule(merge(before.rule, changes), now)
+        expect_revision(if_match, before.rule)
         try:
             return store.replace(before.rule.id, rule, actor, now, before.rule.revision)
         except Stale:

@@ -64,19 +64,22 @@ class Waiting:
                     answers[host] = answer
         return answers
 
-    async def live_hosts(self) -> list[str]:
-        """The gateways whose controllers have reported lately."""
-        now = datetime.now(UTC)
-        return [host.host for host in await run_in_threadpool(self._store.hosts) if is_live(host, now)]
-
-    async def ask_live(self, kind: str, seconds: float, host: str | None = None) -> tuple[Answers, list[str]]:
-        """Ask every live gateway, or one: the answers, and which were silent. Raises Problem 503 without any answer."""
-        hosts = await self.live_hosts()
-        if host is not None:
-            hosts = [live for live in hosts if live == host]
-        if not hosts:
+    async def live_hosts(self, host: str | None = None) -> list[str]:
+        """The gateways whose controllers have reported lately, or only this one. Raises Problem 404 and 503."""
+        now, hosts = datetime.now(UTC), await run_in_threadpool(self._store.hosts)
+        wanted = choose_hosts(hosts, host)
+        live = [each.host for each in wanted if is_live(each, now)]
+        if not live:
             whose = f"of {host!r} " if host is not None else ""
             raise Problem(503, f"No controller {whose}has reported lately; run `netlimit serve` on the gateway.")
+        return live
+
+    async def ask_live(self, kind: str, seconds: float, host: str | None = None) -> tuple[Answers, list[str]]:
+        """Ask every live gateway, or one: the answers, and which were silent.
+
+        Raises Problem 404 for a gateway that is not known, and 503 when there is no answer at all.
+        """
+        hosts = await self.live_hosts(host)
         answers = await self.ask(hosts, kind, {}, seconds)
         if not answers:
             raise Problem(503, f"No controller answered in {seconds:g} seconds; asked were {', '.join(hosts)}.")
@@ -99,3 +102,12 @@ def _have_applied(hosts: Sequence[HostStatus], revision: int) -> bool:
     now = datetime.now(UTC)
     live = [host for host in hosts if is_live(host, now)]
     return bool(live) and all(host.paused or host.applied_revision >= revision for host in live)
+
+
+def choose_hosts(hosts: Sequence[HostStatus], host: str | None) -> list[HostStatus]:
+    """All gateways, or the one that is named. Raises Problem 404 if it is not known."""
+    chosen = [each for each in hosts if host in (None, each.host)]
+    if host is not None and not chosen:
+        known = f"known are {', '.join(each.host for each in hosts)}" if hosts else "none has reported yet"
+        raise Problem(404, f"There is no gateway named {host!r}; {known}.")
+    return chosen

@@ -1,0 +1,254 @@
+"""What gateways report, and what only they can answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from netlimit.records import Counts, HostStatus, RuleCounters
+from netlimit.settings import Settings
+from netlimit.store import Store
+from tests.api.server import Controller, connect, serve
+
+RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
+SINCE = datetime(2030, 1, 1, tzinfo=UTC)
+STEPS = [{"kind": "add", "text": "add 10.1.2.3 to nl-1"}]
+
+
+@pytest.fixture
+def second(settings: Settings) -> Iterator[Controller]:
+    store = Store(settings.database_url)
+    controller = Controller(store, "gw2")
+    yield controller
+    controller.stop()
+    store.close()
+
+
+def reading(rule_id: int, number: int, as_of: datetime) -> RuleCounters:
+    counts = Counts(number, number * 100, number // 2, number * 50)
+    return RuleCounters(rule_id, counts, counts, SINCE, as_of)
+
+
+def test_the_plan_is_the_controllers(client: httpx.Client, controller: Controller) -> None:
+    controller.answers["plan"] = lambda argument: {"text": "add 10.1.2.3 to nl-1", "steps": STEPS}
+    controller.start()
+    begin = time.monotonic()
+    answer = client.get("/plan")
+    assert time.monotonic() - begin < 2
+    assert answer.json() == {
+        "text": "add 10.1.2.3 to nl-1",
+        "steps": STEPS,
+        "hosts": {"gw1": {"text": "add 10.1.2.3 to nl-1", "steps": STEPS}},
+        "silent": [],
+    }
+
+
+def test_the_plans_of_several_are_told_apart(
+    client: httpx.Client, controller: Controller, second: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.plan.ANSWER_SECONDS", 1.0)
+    for each in (controller, second):
+        each.answers["plan"] = lambda argument: {"text": "nothing to do", "steps": []}
+        each.start()
+    assert client.get("/plan").json()["text"] == "# gw1\nnothing to do\n# gw2\nnothing to do"
+    assert set(client.get("/plan", params={"host": "gw2"}).json()["hosts"]) == {"gw2"}
+    second.answers.clear()
+    assert client.get("/plan").json()["silent"] == ["gw2"]
+
+
+def test_no_plan_without_a_controller(
+    client: httpx.Client, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.plan.ANSWER_SECONDS", 0.3)
+    answer = client.get("/plan")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
+    assert "netlimit serve" in answer.json()["detail"]
+    controller.start()
+    answer = client.get("/plan")
+    assert answer.status_code == 503
+    assert "gw1" in answer.json()["detail"]
+    for address in ("/plan", "/offenders", "/explain?src=10.1.2.3&dst=10.1.2.4"):
+        answer = client.get(address, params={**httpx.URL(address).params, "host": "gw9"})
+        assert answer.status_code == 404
+        assert "'gw9'; known are gw1" in answer.json()["detail"]
+
+
+def test_counters_are_read_afresh(client: httpx.Client, store: Store, controller: Controller) -> None:
+    def read(argument: dict[str, Any]) -> dict[str, Any]:
+        controller.store.count("gw1", [reading(argument["rule"], 42, datetime.now(UTC))])
+        return {"ok": True}
+
+    client.post("/rules", json=RULE)
+    controller.answers["counters"] = read
+    controller.start()
+    counters = client.get("/rules/1/counters").json()
+    assert datetime.now(UTC) - datetime.fromisoformat(counters.pop("as_of")) < timedelta(seconds=5)
+    assert counters == {
+        "matched_packets": 42,
+        "matched_bytes": 4200,
+        "dropped_packets": 21,
+        "dropped_bytes": 2100,
+        "since": "2030-01-01T00:00:00Z",
+    }
+
+
+def test_counters_of_all_gateways_are_summed(
+    client: httpx.Client, store: Store, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.counters.READING_SECONDS", 0.1)
+    client.post("/rules", json={**RULE, "name": "guests"})
+    nothing = client.get("/rules/guests/counters").json()
+    assert nothing == {
+        "matched_packets": 0, "matched_bytes": 0, "dropped_packets": 0, "dropped_bytes": 0,
+        "since": None, "as_of": None,
+    }  # fmt: skip
+    controller.start()
+    store.count("gw1", [reading(1, 10, SINCE + timedelta(hours=2))])
+    store.count("gw2", [reading(1, 30, SINCE + timedelta(hours=1))])
+    counters = client.get("/rules/guests/counters").json()
+    assert (counters["matched_packets"], counters["dropped_packets"]) == (40, 20)
+    assert counters["as_of"] == "2030-01-01T01:00:00Z"
+    assert client.get("/rules/2/counters").status_code == 404
+
+
+def test_offenders_are_merged_and_the_worst_is_first(
+    client: httpx.Client, controller: Controller, second: Controller
+) -> None:
+    def see(*items: tuple[str, int, int]) -> dict[str, Any]:
+        return {"items": [{"address": a, "packets": p, "bytes": b} for a, p, b in items]}
+
+    controller.answers["offenders"] = lambda argument: see(("10.1.2.3", 5, 500), ("10.1.2.4", 7, 700))
+    second.answers["offenders"] = lambda argument: see(("10.1.2.3", 5, 500), ("10.1.2.5", 1, 9))
+    controller.start()
+    second.start()
+    answer = client.get("/offenders").json()
+    assert [(each["address"], each["packets"], each["bytes"]) for each in answer["items"]] == [
+        ("10.1.2.3", 10, 1000), ("10.1.2.4", 7, 700), ("10.1.2.5", 1, 9),
+    ]  # fmt: skip
+    assert len(client.get("/offenders", params={"limit": 1}).json()["items"]) == 1
+
+
+def test_no_offenders_without_a_controller(client: httpx.Client) -> None:
+    assert client.get("/offenders").status_code == 503
+
+
+def test_the_status_of_one_gateway_is_the_status(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json=RULE)
+    store.report(
+        HostStatus(
+            host="gw1",
+            backend="iptables",
+            applied_revision=1,
+            capabilities={"ipset": None, "reject": "xt_REJECT is missing; load it."},
+            own=("192.0.2.1",),
+            safe=("198.51.100.0/24",),
+            notes=("A note.",),
+            drift=3,
+            last_error="It failed.",
+        )
+    )
+    status = client.get("/status").json()
+    (host,) = status.pop("hosts")
+    assert status == {
+        "backend": "iptables",
+        "capabilities": {
+            "ipset": {"available": True, "reason": None},
+            "reject": {"available": False, "reason": "xt_REJECT is missing; load it."},
+        },
+        "wanted_revision": 1,
+        "applied_revision": 1,
+        "drift": 3,
+        "last_error": "It failed.",
+        "rules": {"applied": 1, "expired": 0, "disabled": 0, "pending": 0, "degraded": 0, "error": 0, "total": 1},
+        "notes": ["A note."],
+    }
+    assert (host["own"], host["safe"], host["live"], host["paused"]) == (
+        ["192.0.2.1"],
+        ["198.51.100.0/24"],
+        True,
+        False,
+    )
+
+
+def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store: Store) -> None:
+    status = client.get("/status").json()
+    assert (status["backend"], status["applied_revision"], status["hosts"]) == (None, 0, [])
+    assert "netlimit serve" in status["notes"][0]
+    client.post("/rules", json=RULE)
+    one = HostStatus(host="gw1", backend="iptables", applied_revision=1, capabilities={"ipset": None}, drift=1)
+    store.report(one)
+    missing = {"ipset": "It is not installed."}
+    store.report(replace(one, host="gw2", applied_revision=0, capabilities=missing), SINCE - timedelta(days=3650))
+    store.pause("gw1", True)
+    status = client.get("/status").json()
+    assert (status["applied_revision"], status["drift"], status["rules"]["pending"]) == (0, 2, 1)
+    assert status["capabilities"]["ipset"] == {"available": False, "reason": "gw2: It is not installed."}
+    assert len(status["notes"]) == 2
+    assert [host["live"] for host in status["hosts"]] == [True, False]
+
+
+def test_metrics_say_how_rules_stand(url: str, client: httpx.Client, controller: Controller) -> None:
+    controller.start()
+    client.post("/rules", json=RULE, headers={"Prefer": "wait=10"})
+    answer = httpx.get(f"{url}/metrics", trust_env=False)
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        'netlimit_rules{state="applied"} 1.0',
+        "netlimit_wanted_revision 1.0",
+        'netlimit_applied_revision{host="gw1"} 1.0',
+        'netlimit_host_live{host="gw1"} 1.0',
+    ):
+        assert line in answer.text.splitlines()
+
+
+def test_without_a_database_it_lives_but_is_not_ready(tmp_path: Path) -> None:
+    settings = Settings(database_url=f"sqlite:///{tmp_path}/missing.db")
+    with serve(settings, Store(settings.database_url)) as url, connect(url, "admin") as client:
+        assert client.get(f"{url}/healthz").json() == {"status": "ok"}
+        for address in (f"{url}/readyz", "/rules", f"{url}/metrics"):
+            answer = client.get(address)
+            assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
+            assert "netlimit db upgrade" in answer.json()["detail"]
+
+
+def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "host", "name": "office"})
+    client.post("/rules", json={**RULE, "protocol": "tcp"})
+    client.post("/rules", json={"target": "10.9.0.0/16", "action": "block"})
+    client.post("/rules", json={**RULE, "enabled": False})
+    client.post("/rules", json={**RULE, "protocol": "udp", "ports": [53], "hosts": ["gw2"]})
+    store.report(HostStatus(host="gw1", backend="iptables"))
+    query: dict[str, str | int] = {"src": "10.1.2.3", "dst": "198.51.100.7", "protocol": "udp", "port": 53}
+    answer = client.get("/explain", params=query).json()
+    assert answer["verdict"] == "limited"
+    assert {step["rule"]: step["hits"] for step in answer["steps"]} == {1: True, 2: False, 5: True}
+    assert {step["name"] for step in answer["steps"]} == {"office", None}
+    here = client.get("/explain", params={**query, "host": "gw1"}).json()
+    assert [step["rule"] for step in here["steps"]] == [1, 2]
+    store.report(HostStatus(host="gw1", backend="iptables", own=("198.51.100.7",), safe=("10.1.0.0/16",)))
+    safe = client.get("/explain", params={**query, "host": "gw1"}).json()
+    assert (safe["verdict"], any(step["hits"] for step in safe["steps"])) == ("passes", False)
+
+
+@pytest.mark.parametrize(
+    ("field", "query"),
+    [
+        ("src", "dst=10.1.2.3"),
+        ("src", "src=here&dst=10.1.2.3"),
+        ("dst", "src=10.1.2.3&dst=10.1.0.0/16"),
+        ("dst", "src=10.1.2.3&dst=2001:db8::1"),
+        ("port", "src=10.1.2.3&dst=10.1.2.4&port=65536"),
+        ("protocol", "src=10.1.2.3&dst=10.1.2.4&protocol=gre"),
+        ("inn", "src=10.1.2.3&dst=10.1.2.4&inn=eth0"),
+    ],
+)
+def test_no_packet_is_like_that(client: httpx.Client, field: str, query: str) -> None:
+    answer = client.get(f"/explain?{query}")
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
