@@ -1,0 +1,1 @@
+"""Benchmarks: each prints figures of one run, as medians and ratios, with the goal beside them."""

@@ -1,0 +1,36 @@
+"""`scripts/bench [NAME …]`: runs benchmarks and prints a table each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from scripts.benchmarks import accuracy, bulk, forwarding, latency
+from scripts.benchmarks.figures import Figure, show
+
+BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+    "forwarding": forwarding.measure,
+    "accuracy": accuracy.measure,
+    "bulk": bulk.measure,
+    "latency": latency.measure,
+}
+
+
+def main() -> None:
+    """Run what is named, or all."""
+    parser = argparse.ArgumentParser(description="Measure netlimit in namespaces of its own.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    names = parser.parse_args().names or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    if os.geteuid() != 0:
+        sys.exit("scripts/bench: run it as root: it makes network namespaces.")
+    missed = 0
+    for name in names:
+        figures = BENCHMARKS[name]()
+        show(name, figures)
+        missed += sum(figure.met is False for figure in figures)
+    sys.exit(1 if missed else 0)
