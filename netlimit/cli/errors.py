@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,11 @@ class CommandError(NetlimitError):
 
 def complain(error: BaseException) -> None:
     """Write what is wrong to stderr."""
-    typer.echo(f"netlimit: {error}", err=True)
+    sentence = str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or type(error).__name__
+        sentence = f"{error.filename}: {reason}." if error.filename else f"{reason}."
+    typer.echo(f"netlimit: {sentence}", err=True)
 
 
 @contextmanager
@@ -27,15 +30,10 @@ def in_words() -> Iterator[None]:
     """End with status 1 and a sentence where an error of the house, or of the file system, ends the block."""
     try:
         yield
-    except NetlimitError as error:
+    except BrokenPipeError:  # typer ends quietly by itself
+        raise
+    except (NetlimitError, OSError) as error:
         complain(error)
-        raise typer.Exit(1) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise typer.Exit(1) from None
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror or error}."
-        complain(CommandError(what))
         raise typer.Exit(1) from None
 
 

@@ -39,11 +39,17 @@ def netlimit(
     """Limit who may send or receive how much, by the kernel of a Linux gateway."""
 
 
-for command in (serve.serve, daemons.controller, daemons.api):
-    app.command()(command)
+app.command()(serve.serve)
+app.command()(daemons.controller)
+app.command()(daemons.api)
 app.add_typer(rules.app, name="rule")
-for command in (host.plan, host.apply, host.teardown, standing.status, standing.counters, top.top, explaining.explain):
-    app.command()(command)
+app.command()(host.plan)
+app.command()(host.apply)
+app.command()(host.teardown)
+app.command()(standing.status)
+app.command()(standing.counters)
+app.command()(top.top)
+app.command()(explaining.explain)
 app.add_typer(database.app, name="db")
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -33,8 +32,6 @@ OnFailure = Annotated[str | None, typer.Option("--on-failure", help="closed (def
 Wait = Annotated[int, typer.Option("--wait", min=0, max=60, help="Seconds to wait until the kernel holds it.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait.")]
 
-_SHORT = {"port": "ports", "source_port": "source_ports", "host": "hosts", "label": "labels"}
-
 
 def collect_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a rule, of options that were given (by the names of their parameters). Raises BadParameter."""
@@ -53,9 +50,3 @@ def read_labels(texts: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"The label {text!r} has no value; write for example --label customer=acme.")
         labels[key] = value
     return labels
-
-
-def name_field(word: str) -> str:
-    """The field that an option, or a field, is called by: `--source-port` is source_ports."""
-    field = re.sub("-", "_", word.lstrip("-"))
-    return _SHORT.get(field, field)

@@ -30,7 +30,7 @@ PAGE = 1000
 @app.command("add")
 def add_rule(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="An address or CIDR.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="An address or CIDR.")],
     rate: options.Rate = None,
     per: options.Per = None,
     direction: options.Direction = None,
@@ -149,7 +149,9 @@ def remove(
 @app.command("import")
 def import_rules(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A JSON array, or a JSON object on each line; - is stdin.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A JSON array, or a JSON object on each line; - is stdin.")
+    ],
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,

@@ -71,7 +71,7 @@ def _run(run: Callable[[], None], parent: int) -> None:
     try:
         end_with_parent(parent)
         run()
-    except NetlimitError as error:
+    except (NetlimitError, OSError) as error:
         complain(error)
         sys.exit(1)
 
