@@ -1,0 +1,112 @@
+"""netlimit itself, running in a namespace of a lab with a database of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from scripts.testbed.errors import LabError
+from scripts.testbed.namespaces import NAMESPACES, Namespace
+from scripts.testbed.streams import ROOT
+
+URL = "http://127.0.0.1:8750"
+START_SECONDS, STOP_SECONDS = 20.0, 10.0
+
+
+class Answer(NamedTuple):
+    """What the API answered; `body` is None where there is none."""
+
+    status: str
+    body: Any
+
+
+class Service:
+    """`netlimit serve` in a namespace, on its loopback: a context manager, which ends it and removes its files.
+
+    The API runs as `user`, who must exist. Commands in the same namespace reach it with `env`.
+    """
+
+    def __init__(self, namespace: Namespace, user: str = "nobody") -> None:
+        self.namespace = namespace
+        self.directory = Path(tempfile.mkdtemp(prefix="netlimit-"))
+        self.log = self.directory.with_suffix(".log")
+        self.env = {
+            "NETLIMIT_DATABASE_URL": f"sqlite:///{self.directory}/netlimit.db",
+            "NETLIMIT_BOOTSTRAP_TOKEN": (token := secrets.token_urlsafe(32)),
+            "NETLIMIT_TOKEN": token,
+            "NETLIMIT_HOST": "gateway",
+            "NETLIMIT_LISTEN": URL.removeprefix("http://"),
+            "NETLIMIT_URL": URL,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
+        }
+        self._user = user
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            with self.log.open("w") as log:
+                self._process = self.namespace.popen(*self._command(), stdout=log, stderr=log, env=self.env, cwd=ROOT)
+            self._await_controller()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def request(self, method: str, path: str, body: Mapping[str, object] | None = None, *headers: str) -> Answer:
+        """Asks the API by curl and returns what it answered. Raises LabError when there is no answer."""
+        sent = [f"Authorization: Bearer {self.env['NETLIMIT_TOKEN']}", *headers]
+        if body is not None:
+            sent.append("Content-Type: application/json")
+        options = [word for header in sent for word in ("--header", header)]
+        if body is not None:
+            options += ["--data", json.dumps(body)]
+        done = self.namespace.run(
+            *("curl", "--silent", "--show-error", "--include", "--noproxy", "*", "--max-time", "10"),
+            *("--request", method, *options, URL + path),
+        )
+        head, _, text = done.stdout.replace("\r", "").partition("\n\n")
+        return Answer(head.partition("\n")[0], json.loads(text) if text else None)
+
+    def remove(self) -> None:
+        """Ends it and removes its files; once removed, does nothing."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        with contextlib.suppress(FileNotFoundError):
+            # The lock is named for the namespace, and means nothing once that is gone.
+            Path(f"/run/netlimit-{(NAMESPACES / self.namespace.name).stat().st_ino}.lock").unlink()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.log.unlink(missing_ok=True)
+
+    def _command(self) -> tuple[str, ...]:
+        return sys.executable, "-m", "netlimit.cli.main", "serve", "--api-user", self._user
+
+    def _await_controller(self) -> None:
+        """Until the API answers and the controller has reported."""
+        deadline = time.monotonic() + START_SECONDS
+        said = ""
+        while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
+            try:
+                if self.request("GET", "/api/v1/status").body.get("hosts"):
+                    return
+            except LabError as error:
+                said = str(error)
+            time.sleep(0.05)
+        raise LabError(f"`netlimit serve` did not start: {self.log.read_text().strip()[-2000:]}\n{said}")
