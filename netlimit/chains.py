@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from netlimit.hashlimit import fit_bucket
@@ -142,7 +143,7 @@ class _Family:
     def _base(self, table: Table, hook: Hook) -> tuple[list[ChainRule], list[ChainRule]]:
         """The rules of one hook, and those for a packet that must be looked at closely; empty where nothing is to be
         done."""
-        groups = [group for group in self._groups(table) if _meets(group, table, hook)]
+        groups = [group for group in self._groups(table) if self._meets(group, table, hook)]
         exact = [group for group in groups if group.exact]
         general = [group for group in groups if not group.exact and not _only_named(group.direction, hook)]
         blocks = self._blocks(table, hook)
@@ -201,9 +202,7 @@ class _Family:
         `allow to` that is as specific will apply, for the address may be translated: such blocks wait until it is.
         """
         blocks = [verdict for verdict in self.verdicts if verdict.action is Action.BLOCK]
-        waits = max(
-            (v.length for v in self.verdicts if v.action is Action.ALLOW and v.direction is Direction.TO), default=-1
-        )
+        waits = self._waits
         if table == "raw" and hook == "PREROUTING":
             return [block for block in blocks if block.direction is Direction.FROM and block.length > waits]
         if table != "mangle" or hook == "PREROUTING":
@@ -219,6 +218,25 @@ class _Family:
         return here
 
     # -- limits
+
+    def _meets(self, group: Group, table: Table, hook: Hook) -> bool:
+        """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
+
+        `from` as early as it can be told what is exempt: only behind routing and translation is it known whether an
+        `allow to` applies. Connections are counted behind both anyway, and so is all that goes `to` somewhere.
+        """
+        if group.direction is Direction.TO:
+            return hook != "PREROUTING"
+        if hook == "OUTPUT":
+            return group.exact
+        early = table == "mangle" and self._waits < 0
+        return hook == "PREROUTING" if early else hook != "PREROUTING"
+
+    @cached_property
+    def _waits(self) -> int:
+        """The longest prefix of an `allow to`; -1 if there is none."""
+        exempt = (v for v in self.verdicts if v.action is Action.ALLOW and v.direction is Direction.TO)
+        return max((verdict.length for verdict in exempt), default=-1)
 
     def _groups(self, table: Table) -> list[Group]:
         return sorted((group for group in self.limits if self._table(group) == table), key=precedence)
@@ -249,7 +267,7 @@ class _Family:
             table = self._table(group)
             yield from ((table, name, rules) for name, rules in self._group_chains(group, profiles))
         for table, hook in _places():
-            exact = [group for group in self._groups(table) if group.exact and _meets(group, table, hook)]
+            exact = [group for group in self._groups(table) if group.exact and self._meets(group, table, hook)]
             if exact:
                 yield table, _exact_name(hook), [*self._levels([], hook, 0), *self._ask(exact, table, hook)]
 
@@ -417,18 +435,6 @@ def precedence(group: Group) -> tuple[bool, int, int, int, str]:
     """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
     rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
     return not group.watch, rank, -group.bucket_length, -group.target_length, group.key
-
-
-def _meets(group: Group, table: Table, hook: Hook) -> bool:
-    """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
-
-    `from` before addresses are translated, `to` afterwards; connections are counted behind both.
-    """
-    if group.direction is Direction.TO:
-        return hook != "PREROUTING"
-    if hook == "OUTPUT":
-        return group.exact
-    return hook == "PREROUTING" if table == "mangle" else hook != "PREROUTING"
 
 
 def _only_named(direction: Direction, hook: Hook) -> bool:
