@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import ip_network
 
 from netlimit.errors import KernelError
@@ -273,13 +274,7 @@ class FakeKernel:
     def _find(self, name: str, address: Address) -> _Element | None:
         """The entry with the longest prefix that holds the address."""
         held = self.elements[name]
-        longest = address.max_prefixlen
-        for length in range(longest, 0, -1):
-            network = ip_network((address, length), strict=False)
-            element = held.get(str(network.network_address) if length == longest else str(network))
-            if element is not None:
-                return element
-        return None
+        return next((held[key] for key in _keys(address) if key in held), None) if held else None
 
     def _count(self, packet: Packet, element: _Element) -> None:
         element.packets += 1
@@ -336,6 +331,13 @@ def _selects(packet: Packet, match: Match) -> bool:
     if isinstance(match, Syn | Opens):
         return packet.opens
     return isinstance(match, Icmp6) and packet.icmp_type == match.type
+
+
+@lru_cache(maxsize=4096)
+def _keys(address: Address) -> tuple[str, ...]:
+    """The address, then every network around it, from the longest prefix to the shortest."""
+    lengths = range(address.max_prefixlen - 1, 0, -1)
+    return str(address), *(str(ip_network((address, length), strict=False)) for length in lengths)
 
 
 def _end(packet: Packet, side: Side) -> Address:
