@@ -1,0 +1,115 @@
+"""What `explain` says of a packet is what the chains do with it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from hypothesis import example, given, settings
+
+from netlimit.compile import Compilation
+from netlimit.explain import Explanation, explain
+from netlimit.kernel.fake import FakeKernel
+from netlimit.packet import Packet
+from netlimit.plan import diff
+from netlimit.rates import Kind
+from netlimit.rules import Action, Rule, parse_rule
+from netlimit.state import State
+from tests.unit.strategies import EXHAUSTING, NOW, cases, facts, keep
+
+
+def make_kernel(compilation: Compilation) -> FakeKernel:
+    """A kernel that holds it, whose clock stands still: buckets do not fill."""
+    kernel = FakeKernel(now=lambda: 0.0)
+    for step in diff(compilation.state, State(), compilation.transition).steps:
+        kernel.apply(step)
+    return kernel
+
+
+def compile_all(rules: list[Rule]) -> Compilation:
+    compilation = Compilation(facts)
+    for rule in rules:
+        assert compilation.put(rule) is None
+    return compilation
+
+
+def counted(compilation: Compilation, kernel: FakeKernel, which: int) -> set[int]:
+    """The rules whose matched (0) or dropped (-1) packets were counted."""
+    found = set()
+    for rule_id, fragment in compilation.fragments.items():
+        name = compilation.sets_of(rule_id)[which]
+        readings = kernel.readings([name])[name]
+        if any(readings[key].packets for key in fragment.keys):
+            found.add(rule_id)
+    return found
+
+
+def ask(rules: list[Rule], packet: Packet) -> Explanation:
+    return explain(rules, packet, facts.own, map(str, facts.safe))
+
+
+def counts_now(rule: Rule, packet: Packet) -> bool:
+    """Connections are counted by the packet that opens one."""
+    return rule.rate is None or rule.rate.kind in (Kind.PACKETS, Kind.BYTES) or packet.opens
+
+
+EXEMPT = Packet(ip_address("10.1.0.2"), ip_address("10.2.0.2"), in_interface="lan", out_interface="wan", length=1500)
+"""From a limited address to one that is allowed where it leaves, which only routing tells."""
+EXEMPTION = keep(
+    [
+        parse_rule({"target": "10.1.0.2", "rate": "1 packets/min"}, NOW),
+        parse_rule({"target": "10.2.0.2", "direction": "to", "interface": "wan", "action": "allow"}, NOW),
+    ]
+)
+
+
+@settings(max_examples=600)
+@given(cases())
+@example((EXEMPT, EXEMPTION))
+def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]) -> None:
+    packet, rules = case
+    compilation = compile_all(rules)
+    kernel = make_kernel(compilation)
+    explanation = ask(rules, packet)
+    hits = {s.rule.id for s in explanation.steps if s.hits and s.rule is not None and counts_now(s.rule, packet)}
+    by_id = {rule.id: rule for rule in rules}
+
+    verdict = kernel.trace(packet)
+    moved = counted(compilation, kernel, 0)
+
+    if explanation.verdict == "blocked":
+        assert verdict == "drop"
+        # Of two blocks the one that the packet meets first counts it: `from` dies before `to` is asked.
+        assert any(by_id[rule_id].action is Action.BLOCK for rule_id in moved)
+        return
+    assert verdict == "accept", "no bucket is empty at first"
+    assert not counted(compilation, kernel, -1) - {i for i in moved if by_id[i].action is Action.ALLOW}
+    if explanation.verdict == "allowed":
+        assert all(by_id[rule_id].action is Action.ALLOW for rule_id in moved)
+    else:
+        assert moved == hits
+
+
+@settings(max_examples=600)
+@given(cases())
+@example((EXEMPT, EXEMPTION))
+def test_a_packet_is_dropped_sooner_or_later_if_it_is_limited(case: tuple[Packet, list[Rule]]) -> None:
+    packet, rules = case
+    compilation = compile_all(rules)
+    kernel = make_kernel(compilation)
+    explanation = ask(rules, packet)
+
+    verdicts = [kernel.trace(packet) for _ in range(EXHAUSTING + 1)]
+
+    limits = [s.rule for s in explanation.steps if s.hits and s.rule is not None and s.rule.action is not Action.ALLOW]
+    limiting = [rule for rule in limits if rule.action is not Action.OBSERVE and counts_now(rule, packet)]
+    assert (verdicts[-1] != "accept") == bool(limiting)
+    dropped = counted(compilation, kernel, -1)
+    if explanation.verdict == "limited" and limiting:
+        assert dropped & {rule.id for rule in limiting}, "a drop is counted by rule"
+        if all(rule.action is Action.REJECT for rule in limiting):
+            assert verdicts[-1] == "reject"
+        if all(rule.action is Action.DROP for rule in limiting):
+            assert verdicts[-1] == "drop"
+    if explanation.verdict == "passes":
+        watched = {r.id for r in limits if r.action is Action.OBSERVE and counts_now(r, packet)}
+        assert dropped == watched, "what would be dropped is counted"
