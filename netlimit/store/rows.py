@@ -45,8 +45,8 @@ def to_row(rule: Rule) -> tuple[Any, ...]:
         rule.action.value,
         rule.direction.value,
         selector.protocol.value,
-        _write_ports(selector.ports),
-        _write_ports(selector.source_ports),
+        _write_ports(selector.ports) if selector.ports else "",
+        _write_ports(selector.source_ports) if selector.source_ports else "",
         selector.interface,
         rule.rate.text if rule.rate else None,
         rule.burst,
@@ -57,7 +57,7 @@ def to_row(rule: Rule) -> tuple[Any, ...]:
         to_microseconds(rule.expires_at) if rule.expires_at else None,
         ",".join(rule.hosts),
         rule.name,
-        json.dumps(rule.labels) if rule.labels else "",
+        _write_labels(rule.labels) if rule.labels else "",
         rule.comment,
         rule.identity,
     )
@@ -113,7 +113,12 @@ def to_fields(rule: Rule) -> dict[str, Any]:
 
 
 def _write_ports(ports: tuple[PortRange, ...]) -> str:
-    return ",".join(map(format_port, ports)) if ports else ""
+    return ",".join(map(format_port, ports))
+
+
+@lru_cache(maxsize=4096)
+def _write_labels(labels: tuple[tuple[str, str], ...]) -> str:
+    return json.dumps(labels)
 
 
 def _write_target(target: Target) -> str:

@@ -73,6 +73,8 @@ def test_states_other_than_applied(store: Store) -> None:
     assert store.exceptional([two]) == {two: {"gw1": off}}
     assert store.exceptional([]) == {}
     assert store.exceptional_counts() == {State.ERROR: 1, State.DEGRADED: 1, State.DISABLED: 1}
+    assert store.marked("gw1") == {one: wrong, two: off}
+    assert store.marked("gw3") == {}
 
 
 def test_states_change_and_are_cleared_on_their_gateway(store: Store) -> None:
