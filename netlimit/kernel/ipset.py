@@ -39,7 +39,7 @@ def write_sets(step: WriteSets) -> None:
     held = read_sets() if step.create or step.destroy or step.remove else {}
     script = "\n".join(_render(step, held, int(time.time())))
     if script:
-        _run("restore", "-exist", script=script + "\n", step=str(step))
+        _run("restore", "-exist", script=script + "\n", step=step)
 
 
 def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
@@ -122,14 +122,14 @@ def _read_entry(options: dict[str, str], now: int) -> Entry:
     return Entry(mark, mask, now + left if left else 0)
 
 
-def _run(*words: str, script: str | None = None, step: str = "") -> str:
+def _run(*words: str, script: str | None = None, step: WriteSets | None = None) -> str:
     command = ["ipset", *words]
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise KernelError(" ".join(command), "there is no `ipset` on this host; install the package ipset") from None
     if done.returncode:
-        raise KernelError(step or " ".join(command), _explain(done.stderr.strip()))
+        raise KernelError(str(step) if step else " ".join(command), _explain(done.stderr.strip()))
     return done.stdout
 
 

@@ -74,7 +74,7 @@ def read_tables(family: int) -> tuple[Chains, Chains]:
 def switch_table(step: SwitchTable) -> None:
     """Give a table its new contents in one commit, then read back and compare. Raises KernelError."""
     # libiptc does not take the lock that iptables itself takes.
-    with locked(LOCK, str(step)):
+    with locked(LOCK, f"write to the table {step.table}"):
         for attempt in range(_ATTEMPTS):
             try:
                 _commit(step)
