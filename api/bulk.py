@@ -18,6 +18,7 @@ from api.headers import Wait, preference_applied
 from api.openapi import reference, write_examples
 from api.problems import Problem, find_problem, list_problems, responses
 from api.representation import read_rule
+from api.standing import find_worst
 from netlimit.errors import RuleError
 from netlimit.records import State
 from netlimit.rules import Rule
@@ -47,7 +48,6 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-_BADNESS = list(State)
 
 
 @dataclass
@@ -102,8 +102,9 @@ async def add_rules(
     """
     kept = await run_in_threadpool(_add, store, sent, caller.name)
     revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
-    applied = wait is not None and await waiting.applied(revision, wait)
-    state = await run_in_threadpool(_find_worst, store, kept) if applied else State.PENDING
+    if wait is not None:
+        await waiting.applied(revision, wait)
+    state = await run_in_threadpool(_find_state, store, kept)
     added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
@@ -145,8 +146,6 @@ def _add(store: Store, sent: Sent, actor: str) -> list[Rule]:
         raise list_problems([(batch.lines[0], find_problem(error))]) from None
 
 
-def _find_worst(store: Store, kept: list[Rule]) -> State:
-    """How rules stand that every live gateway has applied: as the worst of the exceptions among them."""
-    found = store.exceptional([rule.id for rule in kept])
-    states = [each.state for by_host in found.values() for each in by_host.values()]
-    return max(states, key=_BADNESS.index, default=State.APPLIED)
+def _find_state(store: Store, kept: list[Rule]) -> State:
+    exceptional = store.exceptional([rule.id for rule in kept])
+    return find_worst(kept, store.hosts(), exceptional, datetime.now(UTC))

@@ -45,6 +45,7 @@ class AddQuery(schemas.Strict):
 class ListQuery(schemas.Strict):
     """The parameters of listing rules."""
 
+    name: str | None = Field(None, description="Only the rule of this name.")
     contains: str | None = Field(None, description="Only rules whose target has this address (or all of this CIDR).")
     target: str | None = Field(None, description="Only rules with this very target.")
     label: list[str] = Field([], description="Only rules with this label, `key=value`; repeated: with all of them.")
@@ -104,7 +105,10 @@ def list_rules(query: Annotated[ListQuery, Query()], store: StoreOf) -> Response
         "action": query.action.value if query.action else None,
     }
     after = read_cursor(query.cursor) or 0
-    if query.state is None:
+    if query.name is not None:
+        page = _select_named(store, query.name, query.state, wanted)
+        page, total = [kept for kept in page if kept.rule.id > after], len(page)
+    elif query.state is None:
         page, total = store.select(**wanted, after=after, limit=query.limit + 1)
     else:
         page, total = _select_in_state(store, query.state, wanted, after, query.limit + 1)
@@ -243,6 +247,18 @@ def _change(store: Store, key: str, changes: Mapping[str, object], actor: str, i
             if attempt == _ATTEMPTS:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _select_named(store: Store, name: str, state: State | None, wanted: Mapping[str, Any]) -> list[Kept]:
+    """The rule of this name, if it is wanted."""
+    kept = store.find(name) if _KEY.fullmatch(name) else None
+    if kept is None or kept.rule.name != name:
+        return []
+    found, _ = store.select(**wanted, after=kept.rule.id - 1, limit=1)
+    (described,) = describe([kept], store)
+    standing: Any = described["status"]
+    matches = [each.rule.id for each in found] == [kept.rule.id] and state in (None, standing["state"])
+    return [kept] if matches else []
 
 
 def _select_in_state(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from api.representation import write_time
@@ -44,6 +44,21 @@ def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exc
 def find_state(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> State:
     """The state of a rule alone."""
     return State(str(judge(rule, hosts, exceptional, now)["state"]))
+
+
+def find_worst(
+    rules: Iterable[Rule],
+    hosts: Sequence[HostStatus],
+    exceptional: Mapping[int, Mapping[str, Exceptional]],
+    now: datetime,
+) -> State:
+    """The worst state of many rules; those that can only stand alike are judged once."""
+    states: dict[object, State] = {}
+    for rule in rules:
+        key = rule.id if rule.id in exceptional else (rule.revision, rule.enabled, rule.expired(now), rule.hosts)
+        if key not in states:
+            states[key] = find_state(rule, hosts, exceptional.get(rule.id, {}), now)
+    return max(states.values(), key=lambda state: _BADNESS[state.value], default=State.APPLIED)
 
 
 def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | None, now: datetime) -> Standing:

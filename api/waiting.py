@@ -60,7 +60,8 @@ class Waiting:
         while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(POLL_SECONDS)
             for host, question in asked.items():
-                if host not in answers and (answer := await run_in_threadpool(self._store.answered, question)):
+                answer = None if host in answers else await run_in_threadpool(self._store.answered, question)
+                if answer is not None:
                     answers[host] = answer
         return answers
 

@@ -111,3 +111,15 @@ def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Contr
     assert answer.headers["Preference-Applied"] == "wait=10"
     assert answer.json()["state"] == "applied"
     assert client.get("/rules/100").json()["status"]["state"] == "applied"
+
+
+def test_a_batch_stands_as_the_worst_of_its_rules(client: httpx.Client, controller: Controller) -> None:
+    controller.start()
+    controller.store.pause("gw1", True)
+    wait = {"Prefer": "wait=10"}
+    assert client.post("/rules/bulk", json=rules(2), headers=wait).json()["state"] == "pending"
+    controller.store.pause("gw1", False)
+    off = [{**rule, "direction": "to", "enabled": False} for rule in rules(2)]
+    assert client.post("/rules/bulk", json=off, headers=wait).json()["state"] == "disabled"
+    elsewhere = [{**rule, "per": "peer", "hosts": ["gw2"][:number]} for number, rule in enumerate(rules(2))]
+    assert client.post("/rules/bulk", json=elsewhere, headers=wait).json()["state"] == "pending"

@@ -248,7 +248,8 @@ def test_rules_are_listed_by_what_they_are(client: httpx.Client) -> None:
     add(client, target="10.1.0.0/16", per="host", labels={"site": "office", "floor": "2"})
     add(client, target="2001:db8::/48", per="/64")
     add(client, target="203.0.113.7", rate=None, action="block")
-    assert ids(client) == [1, 2, 3, 4]
+    add(client, target="10.2.2.2", labels={"floor": "1"}, name="guests", enabled=False)
+    assert ids(client) == [1, 2, 3, 4, 5]
     assert ids(client, contains="10.1.2.3") == [1, 2]
     assert ids(client, contains="10.1.9.9") == [2]
     assert ids(client, contains="2001:db8:0:1::1") == [3]
@@ -257,6 +258,10 @@ def test_rules_are_listed_by_what_they_are(client: httpx.Client) -> None:
     assert ids(client, label="site=office") == [1, 2]
     assert ids(client, label=["site=office", "floor=2"]) == [2]
     assert ids(client, action="block") == [4]
+    assert ids(client, name="guests") == [5]
+    assert ids(client, name="guests", contains="10.2.2.2", label="floor=1", state="disabled") == [5]
+    assert ids(client, name="guests", action="block") == ids(client, name="guests", state="applied") == []
+    assert ids(client, name="5") == ids(client, name="Guests") == []
     assert ids(client, action="drop", contains="10.1.2.3", label="floor=1") == [1]
 
 
@@ -265,7 +270,7 @@ def test_rules_are_listed_by_what_they_are(client: httpx.Client) -> None:
     [
         "contains=here", "contains=10.1.2.3%00", "target=10.1.2.3/8", "target=", "label=site", "label=a%3D1%00",
         "label=a%3D1&label=a%3D2", "action=stop", "state=good", "limit=0", "limit=1001", "limit=many", "cursor=2",
-        "cursor=%F0%9F%98%80", "colour=red", "name=guests",
+        "cursor=%F0%9F%98%80", "colour=red", "names=guests",
     ],
 )  # fmt: skip
 def test_a_filter_that_cannot_be_meant_is_refused(client: httpx.Client, query: str) -> None:
