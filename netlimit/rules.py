@@ -469,7 +469,7 @@ def _parse_labels(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Mapping):
         raise RuleError("labels", '`labels` is an object of texts, such as {"customer": "acme"}.')
     for key, text in value.items():
-        if not isinstance(key, str) or not _LABEL.fullmatch(key) or not isinstance(text, str) or len(text) > 255:
+        if not isinstance(key, str) or not _LABEL.fullmatch(key) or not _is_text(text, 255):
             raise RuleError(
                 "labels",
                 f"The label {key!r} does not fit: keys are words, values texts of at most 255 letters.",
@@ -480,6 +480,13 @@ def _parse_labels(value: object) -> tuple[tuple[str, str], ...]:
 def _parse_comment(value: object) -> str:
     if value is None:
         return ""
-    if not isinstance(value, str) or len(value) > 1000:
-        raise RuleError("comment", "`comment` is a text of at most 1000 letters.")
-    return value
+    if not _is_text(value, 1000):
+        raise RuleError("comment", "`comment` is a text of at most 1000 letters, without control characters.")
+    return str(value)
+
+
+def _is_text(value: object, longest: int) -> bool:
+    """Whether every database can keep it and every terminal show it."""
+    if not isinstance(value, str) or len(value) > longest:
+        return False
+    return value.isprintable() or all(letter.isprintable() or letter in "\n\t" for letter in value)
