@@ -104,7 +104,7 @@ async def add_rules(
     revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
     if wait is not None:
         await waiting.applied(revision, wait)
-    state = await run_in_threadpool(_find_state, store, kept)
+    state = await run_in_threadpool(_find_state, store, kept, wait is not None)
     added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
@@ -146,6 +146,7 @@ def _add(store: Store, sent: Sent, actor: str) -> list[Rule]:
         raise list_problems([(batch.lines[0], find_problem(error))]) from None
 
 
-def _find_state(store: Store, kept: list[Rule]) -> State:
-    exceptional = store.exceptional([rule.id for rule in kept])
+def _find_state(store: Store, kept: list[Rule], waited: bool) -> State:
+    """How they stand: the worst of them. Nobody has had time to report an exception, unless somebody waited."""
+    exceptional = store.exceptional([rule.id for rule in kept]) if waited else {}
     return find_worst(kept, store.hosts(), exceptional, datetime.now(UTC))
