@@ -6,7 +6,7 @@ import typer
 
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
-from netlimit.cli.printing import JSON, say
+from netlimit.cli.printing import JSON, count, say
 from netlimit.errors import StoreError
 from netlimit.settings import Settings
 
@@ -30,7 +30,7 @@ def apply(context: typer.Context, json: bool = JSON) -> None:
         store.pause(settings.host, False)
         controller.sync()
         enforced, failed = controller.standing()
-    summary = f"{_count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
+    summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed}
     say(json, document, f"{steps}\n{summary}" if steps else summary)
 
@@ -63,7 +63,3 @@ def _pause(settings: Settings) -> None:
     except StoreError as error:
         complain(error)
         complain(CommandError("Going on; but a controller that runs will not hear of it, so stop it first."))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -55,3 +55,8 @@ def add_row(table: Table, *cells: object) -> None:
 def print_table(table: Table) -> None:
     """Print a table."""
     open_console().print(table)
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

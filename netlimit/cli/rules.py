@@ -14,7 +14,7 @@ import typer
 from netlimit.cli import options
 from netlimit.cli.client import BULK_SECONDS, Client, open_client, rule_path
 from netlimit.cli.describing import describe_rule, list_rules, show_rule
-from netlimit.cli.printing import JSON, print_as, say
+from netlimit.cli.printing import JSON, count, print_as, say
 from netlimit.records import State
 from netlimit.rules import FIELDS
 from netlimit.rules import Action as RuleAction
@@ -164,7 +164,7 @@ def import_rules(
         added = client.call(
             "POST", "/rules/bulk", content=body, headers=headers, wait=None if no_wait else wait, timeout=BULK_SECONDS
         )
-    say(json, added, f"Added {added['added']} rules at revision {added['revision']}: {added['state']}.")
+    say(json, added, f"Added {count(added['added'], 'rule')} at revision {added['revision']}: {added['state']}.")
 
 
 @app.command("export")

@@ -1,0 +1,140 @@
+"""The command as it is used: as a program, and as a server whose processes can be found by their parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = (sys.executable, "-W", "error", "-m", "netlimit.cli.main")
+SECONDS = 30.0
+"""How long anything may take here; a busy machine is no failure."""
+
+
+@dataclass(frozen=True)
+class Netlimit:
+    """A place to run `netlimit` in: its settings, and whatever the command line is led in by (`ip netns exec …`)."""
+
+    environment: Mapping[str, str]
+    before: Sequence[str] = field(default=())
+
+    def run(self, *arguments: str, given: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [*self.before, *PROGRAM, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=2 * SECONDS,
+            cwd=REPOSITORY,
+            env={**self.environment, **settings},
+            check=False,
+        )
+
+    def do(self, *arguments: str, given: str = "") -> str:
+        """Run a command that must do its work; what it prints."""
+        done = self.run(*arguments, given=given)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    def ask(self, *arguments: str, given: str = "") -> Any:
+        """What a command prints as JSON."""
+        return json.loads(self.do(*arguments, "--json", given=given))
+
+    def refuse(self, *arguments: str, given: str = "", **settings: str) -> str:
+        """Run a command that must fail, in words; what it says."""
+        done = self.run(*arguments, given=given, **settings)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def start(self, *arguments: str) -> Server:
+        """Start a command that goes on."""
+        log = Path(self.environment["LOG"])
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*self.before, *PROGRAM, *arguments], stderr=output, cwd=REPOSITORY, env=dict(self.environment)
+            )
+        return Server(process, log)
+
+    def serve(self) -> Server:
+        """Start `netlimit serve`; it answers when this returns. Root lets the API be nobody's."""
+        server = self.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()))
+        until(lambda: server.ended or not self.run("status").returncode, server.said)
+        assert not server.ended, server.said()
+        return server
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command that goes on, and what it logs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has come to its end."""
+        return self.process.poll() is not None
+
+    @property
+    def children(self) -> dict[int, int]:
+        """The processes that it has started, by id, with the user whose they are."""
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(child): Path(f"/proc/{child}").stat().st_uid for child in listed}
+
+    def said(self) -> str:
+        """What it has logged."""
+        return self.log.read_text()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, and wait for the end; the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+
+def settings_in(directory: Path, **others: str) -> dict[str, str]:
+    """Settings for an API and a database of its own, in memory rather than in the kernel."""
+    place = f"127.0.0.1:{free_port()}"
+    return {
+        "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin",
+        "HOME": str(directory),
+        "LOG": str(directory / "log"),
+        "NETLIMIT_BACKEND": "fake",
+        "NETLIMIT_DATABASE_URL": f"sqlite:///{directory}/database/netlimit.db",
+        "NETLIMIT_HOST": "gw1",
+        "NETLIMIT_LISTEN": place,
+        "NETLIMIT_URL": f"http://{place}",
+        **others,
+    }
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def until(come: Callable[[], object], say: Callable[[], str] = str) -> None:
+    """Wait until something has come true."""
+    end = time.monotonic() + SECONDS
+    while not come():
+        assert time.monotonic() < end, say()
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    """Whether there is such a process, other than as a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,95 @@
+"""plan, apply, teardown and serve on the real kernel, in a network namespace of the test's own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.cli.running import Netlimit, until
+
+_SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save")
+_LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc filter")
+
+
+def look(gateway: Netlimit, *command: str) -> str:
+    """What a tool prints in the gateway."""
+    done = subprocess.run(
+        [*gateway.before, *command], capture_output=True, text=True, check=True, env=dict(gateway.environment)
+    )
+    return done.stdout
+
+
+def snapshot(gateway: Netlimit) -> str:
+    """What the kernel holds: without comments and counters, and without tables in which there is no rule."""
+    tables: list[str] = []
+    for save in _SAVES:
+        text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", look(gateway, save), flags=re.MULTILINE)
+        tables += [table for table in text.split("COMMIT\n") if "\n-A " in table or re.search(r"^:\S+ -", table, re.M)]
+    lists = "\n".join(look(gateway, *each.split()) for each in _LISTS)
+    return "".join(tables) + re.sub(r" initval \S+|Size in memory: \d+", "", lists)
+
+
+@pytest.fixture
+def foreign(gateway: Netlimit) -> Netlimit:
+    """A gateway that has rules and sets of others already."""
+    look(gateway, "ipset", "create", "theirs", "hash:ip")
+    look(gateway, "iptables-legacy", "-t", "mangle", "-A", "FORWARD", "-s", "192.0.2.1", "-j", "DROP")
+    return gateway
+
+
+def test_serve_add_teardown(foreign: Netlimit) -> None:
+    before = snapshot(foreign)
+    server = foreign.serve()
+    rule = foreign.ask("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
+    assert (rule["status"]["state"], rule["status"]["enforced_by"]) == ("applied", "iptables")
+    assert "200/sec" in look(foreign, "iptables-legacy-save", "-t", "mangle")
+    assert "10.1.0.0/16" in look(foreign, "ipset", "list")
+    assert foreign.do("plan") == "Nothing to do.\n"
+
+    assert foreign.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+    assert snapshot(foreign) == before
+    added = foreign.ask("rule", "add", "10.2.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "1")
+    assert added["status"]["state"] == "pending"
+    assert "netlimit apply" in added["status"]["message"]
+    assert snapshot(foreign) == before
+
+    assert foreign.do("apply").endswith("2 rules in force here.\n")
+    until(lambda: foreign.ask("rule", "show", "office")["status"]["state"] == "applied")
+    assert foreign.do("teardown")
+    assert foreign.do("teardown") == "There was nothing to remove.\n"
+    server.end()
+    assert snapshot(foreign) == before
+
+
+def test_rules_stay_when_serve_ends(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    held = snapshot(gateway)
+    server.end()
+    assert snapshot(gateway) == held
+    assert gateway.ask("plan")["steps"] == []
+    gateway.do("teardown")
+
+
+def test_apply_without_a_controller(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    server.end()
+    held = snapshot(gateway)
+    gateway.do("teardown")
+    plan = gateway.ask("plan")
+    assert plan["steps"]
+    assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0}
+    assert snapshot(gateway) == held
+    assert gateway.do("apply") == "1 rule in force here.\n"
+    gateway.do("teardown")
+
+
+def test_teardown_without_a_database(gateway: Netlimit) -> None:
+    done = gateway.run("teardown")
+    assert done.returncode == 0
+    assert "There is no database" in done.stderr
+    assert "stop it first" in done.stderr
+    assert done.stdout == "There was nothing to remove.\n"

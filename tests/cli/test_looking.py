@@ -1,0 +1,73 @@
+"""status, counters, top, explain: how things stand, from the API."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.cli.running import Netlimit, free_port
+
+
+def test_status(served: Netlimit) -> None:
+    found = served.ask("status")
+    assert [host["host"] for host in found["hosts"]] == ["gw1"]
+    assert found["wanted_revision"] == found["applied_revision"]
+    lines = served.do("status").splitlines()
+    assert lines[0] == "Rules: 0"
+    assert lines[1] == f"Revision: {found['wanted_revision']} wanted, {found['wanted_revision']} applied"
+    assert lines[-1].split()[:5] == ["gw1", "fake", str(found["wanted_revision"]), "0", "live"]
+
+
+def test_counters(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one")
+    assert served.ask("counters", "one")["matched_packets"] == 0
+    assert served.do("counters", "one")
+
+
+def test_top(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one")
+    frame = served.ask("top", "--every", "0.2")
+    assert frame["offenders"] == []
+    assert [(flow["name"], flow["dropped_packets"]) for flow in frame["rules"]] == [("one", 0)]
+    printed = served.do("top", "one", "--once", "--every", "0.2")
+    assert "Nobody is being limited." in printed
+    assert "drop 10.1.2.3 from 200 packets/s per host" in printed
+    assert "There is no rule named 'two'" in served.refuse("top", "two", "--once")
+
+
+def test_explain(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
+    packet = ("--src", "10.1.2.3", "--dst", "192.0.2.1", "--protocol", "udp", "--port", "53")
+    found = served.ask("explain", *packet)
+    assert (found["verdict"], [step["name"] for step in found["steps"]]) == ("limited", ["office"])
+    assert served.do("explain", *packet).startswith("The packet is limited.\nhits office")
+    assert "not of one family" in served.refuse("explain", "--src", "10.1.2.3", "--dst", "::2")
+
+
+def test_a_token_that_is_wrong_says_what_to_set(served: Netlimit) -> None:
+    said = served.refuse("status", NETLIMIT_TOKEN="wrong")
+    assert "The token is not known" in said
+    assert "NETLIMIT_TOKEN" in said
+
+
+def test_without_a_token_file_the_token_must_be_set(served: Netlimit, netlimit: Netlimit) -> None:
+    said = served.refuse("status", NETLIMIT_DATABASE_URL=netlimit.environment["NETLIMIT_DATABASE_URL"])
+    assert said.startswith("netlimit: A token is needed")
+    assert "NETLIMIT_TOKEN" in said
+
+
+def test_nobody_answers(netlimit: Netlimit) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    said = netlimit.refuse("status", NETLIMIT_URL=url)
+    assert f"No API answers at {url}" in said
+    assert "netlimit serve" in said
+
+
+def test_somebody_else_answers(netlimit: Netlimit) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        said = netlimit.refuse("status", NETLIMIT_URL=f"http://127.0.0.1:{other.server_port}")
+        other.shutdown()
+        thread.join()
+    assert "is not netlimit's API" in said

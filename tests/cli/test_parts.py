@@ -1,0 +1,78 @@
+"""The program itself, its settings, and the parts that `serve` runs, each alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import PROGRAM, Netlimit, until
+
+EVERYBODY = ("--user", "nobody") if os.geteuid() == 0 else ()
+
+
+def test_version(netlimit: Netlimit) -> None:
+    assert netlimit.do("--version").startswith("netlimit")
+
+
+def test_help_names_every_command(netlimit: Netlimit) -> None:
+    said = netlimit.do("--help")
+    commands = "serve controller api rule plan apply teardown status counters top explain db"
+    assert [command for command in commands.split() if f"\n  {command} " not in said] == []
+
+
+def test_settings_from_a_file(netlimit: Netlimit, directory: Path) -> None:
+    config = directory / "netlimit.toml"
+    config.write_text('backend = "fake"\nhost = "gw7"\n')
+    netlimit.do("db", "upgrade")
+    assert netlimit.do("--config", str(config), "plan") == "Nothing to do.\n"
+    config.write_text('backend = "magic"\n')
+    said = netlimit.refuse("--config", str(config), "plan", NETLIMIT_BACKEND="")
+    assert "'magic' is no backend" in said
+    assert "There is no settings file" in netlimit.refuse("--config", "/nosuch", "plan")
+
+
+@pytest.mark.parametrize("command", ["controller", "api", "plan", "apply"])
+def test_a_database_that_is_missing_is_a_sentence(netlimit: Netlimit, command: str) -> None:
+    done = netlimit.run(command)
+    assert done.returncode == 1
+    assert "`netlimit db upgrade` makes one" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_upgrade_may_be_repeated(netlimit: Netlimit) -> None:
+    assert netlimit.do("db", "upgrade") == netlimit.do("db", "upgrade")
+    assert netlimit.ask("db", "upgrade") == {"revision": 0}
+
+
+def test_controller_and_api_run_apart(netlimit: Netlimit) -> None:
+    netlimit.do("db", "upgrade")
+    if EVERYBODY:
+        database = Path(netlimit.environment["NETLIMIT_DATABASE_URL"].partition("///")[2])
+        for path, mode in ((database.parent, 0o777), *((found, 0o666) for found in database.parent.iterdir())):
+            path.chmod(mode)
+    api, controller = netlimit.start("api", *EVERYBODY), netlimit.start("controller")
+    until(lambda: api.ended or not netlimit.run("status").returncode, api.said)
+    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    assert rule["status"]["state"] == "applied"
+    assert (controller.end(), api.end(signal.SIGINT)) == (0, 0)
+    assert "Traceback" not in api.said()
+
+
+@pytest.mark.parametrize("command", ["serve", "controller", "plan", "apply", "teardown"])
+def test_without_the_rights_it_says_so(root: None, netlimit: Netlimit, command: str) -> None:
+    bound = Netlimit(netlimit.environment, before=("setpriv", "--bounding-set", "-net_admin"))
+    said = bound.refuse(command, NETLIMIT_BACKEND="iptables")
+    assert "run this as root" in said
+    assert "NETLIMIT_BACKEND=fake" in said
+
+
+def test_a_backend_to_come_is_refused(netlimit: Netlimit) -> None:
+    assert "not built yet" in netlimit.refuse("plan", NETLIMIT_BACKEND="l7")
+
+
+def test_output_that_nobody_reads_is_no_traceback(netlimit: Netlimit) -> None:
+    shell = Netlimit(netlimit.environment, before=("sh", "-c", f"{' '.join(PROGRAM)} --help | true", "--"))
+    assert "Traceback" not in shell.run().stderr

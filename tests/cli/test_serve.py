@@ -1,0 +1,122 @@
+"""`netlimit serve`: two processes that live and die together, and share a database."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Netlimit, alive, until
+
+
+def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    assert rule["status"]["state"] == "applied"
+    server.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_of_it(netlimit: Netlimit, number: signal.Signals) -> None:
+    server = netlimit.serve()
+    children = list(server.children)
+    assert len(children) == 2
+    assert server.end(number) == 0
+    assert not any(map(alive, children))
+    assert "Traceback" not in server.said()
+
+
+def test_killing_it_leaves_nothing_behind(netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    children = list(server.children)
+    server.end(signal.SIGKILL)
+    until(lambda: not any(map(alive, children)))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_when_one_part_dies_the_other_is_ended(netlimit: Netlimit, which: int) -> None:
+    server = netlimit.serve()
+    children = list(server.children)
+    os.kill(children[which], signal.SIGKILL)
+    until(lambda: server.ended)
+    assert server.process.returncode == 1
+    assert not any(map(alive, children))
+
+
+def test_a_part_that_hangs_is_killed(netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    children = list(server.children)
+    os.kill(children[0], signal.SIGSTOP)
+    assert server.end() == 0
+    assert not any(map(alive, children))
+
+
+def test_root_keeps_the_api_out_of_its_rights(root: None, netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    assert list(server.children.values()) == [0, pwd.getpwnam("nobody").pw_uid]
+    netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    database = _database(netlimit)
+    group = pwd.getpwnam("nobody").pw_gid
+    for name, mode in (("", 0o2770), ("netlimit.db", 0o660), ("netlimit.db-wal", 0o660), ("netlimit.db-shm", 0o660)):
+        found = (database / name).stat()
+        assert (name, found.st_gid, stat.S_IMODE(found.st_mode)) == (name, group, mode)
+    token = (database / "admin.token").stat()
+    assert (token.st_uid, stat.S_IMODE(token.st_mode)) == (0, 0o600)
+    server.end()
+
+
+def test_it_goes_on_where_it_ended(netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one")
+    server.end()
+    server = netlimit.serve()
+    until(lambda: netlimit.ask("rule", "show", "one")["status"]["state"] == "applied")
+    server.end()
+
+
+def test_a_place_that_is_taken_ends_it_with_a_sentence(netlimit: Netlimit) -> None:
+    server = netlimit.serve()
+    second = netlimit.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()))
+    until(lambda: second.ended)
+    assert second.process.returncode == 1
+    assert f"cannot listen at {netlimit.environment['NETLIMIT_LISTEN']}: Address already in use" in second.said()
+    assert "Traceback" not in second.said()
+    server.end()
+
+
+def test_a_user_that_is_missing_is_named(root: None, netlimit: Netlimit) -> None:
+    said = netlimit.refuse("serve", "--api-user", "nosuchuser")
+    assert "adduser --system --group nosuchuser" in said
+    assert not _database(netlimit).exists()
+
+
+def test_a_directory_of_others_is_left_alone(root: None, netlimit: Netlimit) -> None:
+    database = _database(netlimit)
+    database.mkdir(mode=0o755)
+    (database / "other").touch()
+    said = netlimit.refuse("serve", "--api-user", "nobody")
+    assert f"chgrp nogroup {database}" in said
+    assert stat.S_IMODE(database.stat().st_mode) == 0o755
+
+
+def test_a_directory_that_the_user_cannot_reach_is_named(root: None, netlimit: Netlimit, directory: Path) -> None:
+    directory.chmod(0o700)
+    assert f"may not pass {directory}" in netlimit.refuse("serve", "--api-user", "nobody")
+
+
+def test_a_link_in_the_place_of_the_log_is_not_followed(root: None, netlimit: Netlimit, directory: Path) -> None:
+    secret = directory / "secret"
+    secret.write_text("")
+    secret.chmod(0o600)
+    netlimit.do("db", "upgrade")
+    (_database(netlimit) / "netlimit.db-journal").symlink_to(secret)
+    netlimit.refuse("serve", "--api-user", "nobody")
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def _database(netlimit: Netlimit) -> Path:
+    return Path(netlimit.environment["NETLIMIT_DATABASE_URL"].partition("///")[2]).parent
