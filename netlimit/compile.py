@@ -39,9 +39,9 @@ for entries in the kernel carry it."""
 
 @dataclass(slots=True)
 class _Slot:
-    """What a purpose comes to on this host: its sets, the entry that its rules have there (without an end), or the
-    reason why it cannot be enforced. `special` is the set that its rules have their keys in beside others'; `users`
-    counts its rules."""
+    """What a purpose comes to on this host: the sets that must have room for its rules, the names of those that are
+    its own, the entry that its rules have there (without an end), or the reason why it cannot be enforced. `special` is
+    the set that its rules have their keys in beside others'; `users` counts its rules."""
 
     sets: tuple[IpSet, ...]
     names: tuple[str, ...]
@@ -143,7 +143,8 @@ class Compilation:
         for key in retired:
             self._taken.get(key[0], set()).discard(self.numbering.pop(key))
         self.touched = {}
-        for name in [name for name, held in self.entries.items() if not held and name not in self.structure.sets]:
+        live = self.structure.sets
+        for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
         self._slots = {purpose: slot for purpose, slot in self._slots.items() if slot.users}
         self._settled = self.structure
@@ -248,7 +249,8 @@ class Compilation:
                 entry = Entry(number << self.facts.shift, self.facts.mark_mask)
         slot = _Slot(sets, tuple(ipset.name for ipset in sets), entry, problem)
         if isinstance(purpose, VerdictGroup):
-            slot.special = special_set(purpose.family, purpose.direction, self.facts).name
+            special = special_set(purpose.family, purpose.direction, self.facts)
+            slot.sets, slot.special = (*sets, special), special.name
         if problem is None:
             self._slots[purpose] = slot
         return slot
