@@ -127,16 +127,20 @@ class _Family:
     # -- sets
 
     def _sets(self) -> Iterator[IpSet]:
-        yield safe_set(self.family, self.facts)
+        """In the order in which entries must come (and the reverse in which they must go), so that at no moment a
+        packet is dropped that is allowed before and after, nor one passes that is not: verdicts from the longest prefix
+        to the shortest, allow first, then what makes a packet be looked at closely, limits, and what is safe.
+        """
+        for verdict in sorted(self.verdicts, key=_by_weight):
+            yield matched_set(verdict, self.facts)
         yield special_set(self.family, Direction.FROM, self.facts)
         yield special_set(self.family, Direction.TO, self.facts)
-        yield offender_set(self.family)
-        for verdict in self.verdicts:
-            yield matched_set(verdict, self.facts)
         for group, profiles in self.limits.items():
             for profile in profiles:
                 yield matched_set(Limit(group, profile), self.facts)
                 yield dropped_set(Limit(group, profile), self.facts)
+        yield offender_set(self.family)
+        yield safe_set(self.family, self.facts)
 
     # -- hooks
 
@@ -190,7 +194,7 @@ class _Family:
             return
         allows = [verdict for verdict in self.verdicts if verdict.action is Action.ALLOW]
         levels = [verdict for verdict in allows if verdict.length >= shortest] + blocks
-        for verdict in sorted(levels, key=lambda level: (-level.length, level.action is Action.BLOCK)):
+        for verdict in sorted(levels, key=_by_weight):
             for where in _conditions(verdict.selector, verdict.direction, hook, self.family):
                 effect = RETURN if verdict.action is Action.ALLOW else DROP
                 yield chain_rule(effect, *where, InSet(matched_set(verdict, self.facts).name, verdict.side))
@@ -395,6 +399,11 @@ class _Family:
     @property
     def _longest(self) -> int:
         return 32 if self.family == 4 else 128
+
+
+def _by_weight(verdict: VerdictGroup) -> tuple[int, bool]:
+    """The longest prefix decides; where two are alike, allow does."""
+    return -verdict.length, verdict.action is Action.BLOCK
 
 
 _SIDES: tuple[Side, Side] = ("src", "dst")

@@ -1,7 +1,9 @@
 """The steps from what the kernel holds to what it shall hold.
 
-Make before break: new sets are filled before a chain names them, chains lead to the new limits before entries move
-there, and what is old goes last. There is no moment without a limit, and none that drops what is allowed.
+Make before break: chains lead to the new sets before entries come there, entries come before others go, and what is
+old goes last. There is no moment without a limit, and none that drops what is allowed; for that, entries come in the
+order in which the desired structure has its sets, and go in the reverse. Filling new sets before a chain names them
+would not do: a block could come into force before its exception, if that goes into a set that is there already.
 A plan is data that prints; the text is the dry run.
 """
 
@@ -11,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from netlimit.state import (
-    TABLES,
     ChainRule,
     Chains,
     Entries,
@@ -26,6 +27,11 @@ from netlimit.state import (
 TIMEOUT_SLACK = 3
 """Seconds by which an entry's end may differ: the kernel tells it as whole seconds from now."""
 _LINES_SHOWN = 20
+_LEAVING: tuple[Table, ...] = ("raw", "mangle", "security", "filter")
+"""A limit may move from one table to another. While others come, blocks move from raw to mangle and connections from
+security to filter, which also rejects what mangle marks; while others leave, they move back. The new place comes first.
+"""
+_ARRIVING = _LEAVING[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,33 +135,44 @@ def diff(
     between = transition or desired.structure
     have = observed.structure.sets
     create = tuple(ipset for name, ipset in between.sets.items() if have.get(name) != ipset)
-    fresh = {ipset.name for ipset in create}
-    fill = {name: desired.entries[name] for name in fresh if desired.entries.get(name)}
-    add, remove = _diff_entries(desired, observed, fresh, touched)
+    # What takes the place of a set in use must not be empty, and where nothing of ours is yet, all can come at once.
+    full = {ipset.name for ipset in create if ipset.name in have or ipset.family not in _families(observed.structure)}
+    fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
+    add, remove = _diff_entries(desired, observed, between, touched)
+    add = {name: entries for name, entries in add.items() if name not in full}
     # A set that is nearly full has no room for old and new at once.
-    crowded = {name: keys for name, keys in remove.items() if len(desired.entries[name]) + len(keys) > have[name].size}
+    crowded = {
+        name: keys for name, keys in remove.items() if len(desired.entries.get(name, ())) + len(keys) > have[name].size
+    }
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
     steps: list[Step] = [
         WriteSets(create=create, add=fill),
-        *_switch(between, observed.structure),
+        *_switch(between, observed.structure, _ARRIVING),
         WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),
-        *_switch(desired.structure, between),
+        *_switch(desired.structure, between, _LEAVING),
         WriteSets(destroy=destroy),
     ]
     return Plan(tuple(step for step in steps if isinstance(step, SwitchTable) or step))
 
 
 def _diff_entries(
-    desired: State, observed: State, fresh: set[str], touched: Mapping[str, Collection[str]] | None
-) -> tuple[dict[str, dict[str, Entry]], dict[str, tuple[str, ...]]]:
-    add: dict[str, dict[str, Entry]] = {}
+    desired: State, observed: State, between: Structure, touched: Mapping[str, Collection[str]] | None
+) -> tuple[dict[str, Mapping[str, Entry]], dict[str, tuple[str, ...]]]:
+    add: dict[str, Mapping[str, Entry]] = {}
     remove: dict[str, tuple[str, ...]] = {}
-    for name, ipset in desired.structure.sets.items():
-        if name in fresh or ipset.rolling or (touched is not None and name not in touched):
-            continue
+    staying = _families(desired.structure)
+    for name, ipset in between.sets.items():
         want, have = desired.entries.get(name, {}), observed.entries.get(name, {})
+        if name not in observed.structure.sets:
+            if want:
+                add[name] = want
+            continue
+        if ipset != observed.structure.sets[name] or ipset.rolling or ipset.family not in staying:
+            continue
+        if touched is not None and name not in touched:
+            continue
         keys = touched[name] if touched is not None else want.keys() | have.keys()
         changed = {key: want[key] for key in keys if key in want and not alike(want[key], have.get(key))}
         gone = tuple(key for key in keys if key not in want and (touched is not None or key in have))
@@ -163,7 +180,12 @@ def _diff_entries(
             add[name] = changed
         if gone:
             remove[name] = gone
-    return add, remove
+    return add, dict(reversed(remove.items()))
+
+
+def _families(structure: Structure) -> set[int]:
+    """The address families of which anything is there."""
+    return {ipset.family for ipset in structure.sets.values()}
 
 
 def alike(wanted: Entry, found: Entry | None) -> bool:
@@ -176,9 +198,9 @@ def alike(wanted: Entry, found: Entry | None) -> bool:
     return same and abs(wanted.expires - found.expires) <= TIMEOUT_SLACK
 
 
-def _switch(wanted: Structure, found: Structure) -> Iterator[SwitchTable]:
+def _switch(wanted: Structure, found: Structure, tables: tuple[Table, ...]) -> Iterator[SwitchTable]:
     for family in (4, 6):
-        for table in TABLES:
+        for table in tables:
             chains = {
                 chain.name: rules
                 for chain, rules in wanted.chains.items()
