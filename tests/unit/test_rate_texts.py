@@ -43,8 +43,19 @@ def test_conversions_are_exact(text: str, per_second: Fraction, kind: Kind, cano
 
 
 FACTORS = {
-    **{"packets": 1, "connections": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20},
-    **{"bit": Fraction(1, 8), "kbit": 125, "Mbit": 125_000, "Gbit": 125_000_000, "GiB": 2**30},
+    "packets": 1,
+    "connections": 1,
+    "bit": Fraction(1, 8),
+    "kbit": 125,
+    "Mbit": 125_000,
+    "Gbit": 125_000_000,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
 }
 
 
@@ -60,7 +71,8 @@ def test_a_fraction_is_held_exactly_or_refused(amount: object, unit: str) -> Non
     try:
         rate = parse_rate(f"{amount} {unit}/s")
     except RuleError as error:
-        assert "not a whole number in any period" in str(error)
+        sentence = str(error)
+        assert "not a whole number in any period" in sentence
     else:
         assert rate.per_second == Fraction(str(amount))
 

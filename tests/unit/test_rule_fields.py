@@ -200,8 +200,9 @@ def test_what_is_proposed_for_bytes_that_cannot_be_held_is_accepted(amount: int)
     try:
         rule = parse(rate=f"{amount} B/s")
     except RuleError as error:
-        proposals = re.findall(r"(\d[\d.]* [kMGT]?bit/s)", str(error).partition("nearest that work")[2])
-        assert proposals, str(error)
+        sentence = str(error)
+        proposals = re.findall(r"(\d[\d.]* [kMGT]?bit/s)", sentence.partition("nearest that work")[2])
+        assert proposals, sentence
         for proposal in proposals:
             assert parse(rate=proposal).bucket is not None
     else:
@@ -279,7 +280,8 @@ def test_whatever_is_sent_there_is_a_rule_or_a_sentence(fields: dict[str, object
     try:
         rule = parse_rule({"target": target, **fields}, NOW)
     except RuleError as error:
-        assert error.field
-        assert str(error)
+        field, sentence = error.field, str(error)
+        assert field
+        assert sentence
     else:
         assert isinstance(rule, Rule)
