@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -43,9 +42,7 @@ class Service:
         self.log = self.directory.with_suffix(".log")
         self.env = {
             "NETLIMIT_DATABASE_URL": f"sqlite:///{self.directory}/netlimit.db",
-            "NETLIMIT_BOOTSTRAP_TOKEN": (token := secrets.token_urlsafe(32)),
-            "NETLIMIT_TOKEN": token,
-            "NETLIMIT_HOST": "gateway",
+            "NETLIMIT_HOST": "gw1",
             "NETLIMIT_LISTEN": URL.removeprefix("http://"),
             "NETLIMIT_URL": URL,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
@@ -68,9 +65,17 @@ class Service:
     ) -> None:
         self.remove()
 
+    @property
+    def token(self) -> str:
+        """The admin's, which the first start has made. Raises LabError when it has not yet."""
+        try:
+            return (self.directory / "admin.token").read_text().strip()
+        except FileNotFoundError:
+            raise LabError("there is no token yet.") from None
+
     def request(self, method: str, path: str, body: Mapping[str, object] | None = None, *headers: str) -> Answer:
         """Asks the API by curl and returns what it answered. Raises LabError when there is no answer."""
-        sent = [f"Authorization: Bearer {self.env['NETLIMIT_TOKEN']}", *headers]
+        sent = [f"Authorization: Bearer {self.token}", *headers]
         if body is not None:
             sent.append("Content-Type: application/json")
         options = [word for header in sent for word in ("--header", header)]

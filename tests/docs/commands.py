@@ -1,0 +1,65 @@
+"""The commands of the pages that are not for the shell on the gateway: they set up, and run, everything themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scripts.testbed.namespaces import Lab
+from scripts.testbed.streams import ROOT
+
+START_SECONDS = 180.0
+"""The first time, scripts/setup may have to install packages."""
+
+
+def run_script() -> str:
+    """scripts/run in a namespace with a database of its own, until the API answers and the rules are watched."""
+    with Lab() as lab, TemporaryDirectory() as directory:
+        database = {"NETLIMIT_DATABASE_URL": f"sqlite:///{directory}/netlimit.db"}
+        log = Path(directory).with_suffix(".log")
+        with log.open("w") as output:
+            running = lab.gateway.popen("scripts/run", stdout=output, stderr=output, env=database, cwd=ROOT)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while running.poll() is None and time.monotonic() < deadline:
+                ask = ("curl", "--silent", "--noproxy", "*", "http://127.0.0.1:8750/healthz")
+                if lab.gateway.run(*ask, check=False).stdout == '{"status":"ok"}':
+                    break
+                time.sleep(0.1)
+            assert running.poll() is None, log.read_text()
+            time.sleep(0.5)
+            running.terminate()
+            assert running.wait(15) == 0, log.read_text()
+            return log.read_text()
+        finally:
+            log.unlink()
+
+
+def check_tests() -> str:
+    """scripts/test runs this very test, so it is only asked whether it can: that it is sound, and finds the tests."""
+    subprocess.run(["bash", "-n", "scripts/test"], cwd=ROOT, check=True)
+    assert os.access(ROOT / "scripts/test", os.X_OK)
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return found.stdout
+
+
+def demo_script() -> str:
+    """The demo, as short as it can be."""
+    done = subprocess.run(
+        ["scripts/demo", "--seconds", "6"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=START_SECONDS
+    )
+    return done.stdout
+
+
+SPECIAL: dict[str, Callable[[], str]] = {
+    "sudo scripts/run": run_script,
+    "sudo scripts/test": check_tests,
+    "sudo scripts/demo": demo_script,
+}

@@ -1,0 +1,35 @@
+"""One lab for all pages: netlimit runs on its gateway, and somebody floods through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.testbed.namespaces import SERVER, Lab
+from scripts.testbed.reports import SendReport
+from scripts.testbed.service import Service
+from scripts.testbed.streams import Stream, sending
+from tests.docs.console import Console, mount_point
+
+FLOOD = 500  # packets a second, from 10.1.0.2 to port 9000 of 10.2.0.2
+
+
+@pytest.fixture(scope="session")
+def service(root: None) -> Iterator[Service]:
+    with Lab() as lab, mount_point(), Service(lab.gateway) as running, _flood(lab):
+        yield running
+
+
+def _flood(lab: Lab) -> Stream[SendReport]:
+    return sending(lab.client, SERVER, rate=FLOOD, seconds=300)
+
+
+@pytest.fixture
+def console(service: Service, tmp_path: Path) -> Console:
+    """A shell on the gateway, without any rules yet."""
+    shell = Console(service, tmp_path)
+    for rule in service.request("GET", "/api/v1/rules").body["items"]:
+        service.request("DELETE", f"/api/v1/rules/{rule['id']}")
+    return shell

@@ -1,0 +1,108 @@
+"""A root shell on the gateway of a lab, where netlimit runs as the pages suppose."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
+
+from scripts.testbed.service import Service
+from scripts.testbed.streams import ROOT
+
+SECONDS = 30.0
+STATE = Path("/var/lib/netlimit")
+_END = "== end of output =="
+_PRELUDE = """
+sudo() { "$@"; }
+unset ${!NETLIMIT_@} COLUMNS http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
+export NETLIMIT_HOST=gw1
+umask 022
+"""
+
+
+class Printed(NamedTuple):
+    """What a command printed on both its outputs, and its exit status."""
+
+    text: str
+    status: int
+
+
+class Console:
+    """A bash that goes on from command to command. `directory` is where it stands, and holds its `bin`."""
+
+    def __init__(self, service: Service, directory: Path) -> None:
+        self._directory = directory
+        self._process = service.namespace.popen(
+            *("bash", "--noprofile", "--norc"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": f"{_make_programs(directory)}:{os.environ['PATH']}:/usr/sbin:/sbin"},
+            cwd=directory,
+        )
+        # In the mount namespace of this shell alone: `ip netns exec` has made one.
+        hidden = (
+            "mkdir -p /etc/netlimit && mount -t tmpfs none /etc/netlimit" if os.path.exists("/etc/netlimit") else ""
+        )
+        done = self.run(f"{_PRELUDE}{hidden}\nmount --bind {shlex.quote(str(service.directory))} {STATE}")
+        assert done.status == 0, done.text
+
+    def run(self, command: str) -> Printed:
+        """Run a command to its end. One that takes too long ends the shell, and with it the test."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        timer = Timer(SECONDS, lambda: os.killpg(self._process.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            stdin.write(f"{{ {command}\n}} </dev/null\nprintf '\\n%s %s\\n' '{_END}' $?\n")
+            stdin.flush()
+            lines = []
+            for line in stdout:
+                if line.startswith(_END):
+                    return Printed("".join(lines), int(line.removeprefix(_END)))
+                lines.append(line)
+        finally:
+            timer.cancel()
+        raise AssertionError(f"the shell ended in `{command}`, after\n{''.join(lines)}")
+
+    def run_together(self, commands: Sequence[str]) -> list[Printed]:
+        """Run commands that have nothing to do with each other, all at once."""
+        jobs = [f"{{ {each}\n}} >{n}.out 2>&1; echo $? >{n}.status" for n, each in enumerate(commands)]
+        self.run("\n".join(f"({job}) &" for job in jobs) + "\nwait")
+        files = [(self._directory / f"{n}.out", self._directory / f"{n}.status") for n in range(len(commands))]
+        return [Printed(out.read_text(), int(status.read_text())) for out, status in files]
+
+
+@contextlib.contextmanager
+def mount_point() -> Iterator[None]:
+    """The place where pages look for the database; in the shell, that of the service is mounted there."""
+    missing = not STATE.exists()
+    if missing:
+        STATE.mkdir()
+    try:
+        yield
+    finally:
+        if missing:
+            STATE.rmdir()
+
+
+def _make_programs(directory: Path) -> str:
+    """A PATH that begins where `netlimit` is: beside this Python, or else in a script that does the same."""
+    beside = Path(sys.executable).parent
+    if (beside / "netlimit").exists():
+        return str(beside)
+    own = directory / "bin"
+    own.mkdir()
+    (own / "netlimit").write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m netlimit.cli.main "$@"\n'
+    )
+    (own / "netlimit").chmod(0o755)
+    return f"{own}:{beside}"
