@@ -125,9 +125,11 @@ class RuleFields(Strict):
         None, description="The gateways that enforce the rule; by default all.", examples=[["gw1", "gw2"]]
     )
     labels: dict[Word, LabelText] | None = Field(
-        None, description="Texts of your own to find rules by.", examples=[{"customer": "acme"}]
+        None, description="Texts of your own to find rules by; no control characters.", examples=[{"customer": "acme"}]
     )
-    comment: Annotated[str, Field(max_length=1000)] | None = Field(None, description="A note.")
+    comment: Annotated[str, Field(max_length=1000)] | None = Field(
+        None, description="A note; no control characters but line ends and tabs."
+    )
 
 
 TargetText = Annotated[

@@ -105,6 +105,8 @@ def assert_refused(client: httpx.Client, answer: httpx.Response, *statuses: int)
         ("name", {**ONE, "name": "a" * 64}),
         ("comment", {**ONE, "comment": "x" * 1001}),
         ("comment", {**ONE, "comment": 5}),
+        ("comment", {**ONE, "comment": "a \x1b[31m bell \x07"}),
+        ("labels", {**ONE, "labels": {"a": "\u202eb"}}),
         ("colour", {**ONE, "colour": "red"}),
         ("id", {**ONE, "id": 7}),
         ("", {**ONE, "": 1}),
@@ -160,7 +162,7 @@ def test_json_that_is_no_rule_is_422(client: httpx.Client, body: bytes) -> None:
 
 
 def test_any_text_that_json_can_hold_comes_back(client: httpx.Client) -> None:
-    comment = 'a "quoted" \\ line\nand 🦊 \x7f é ‮'
+    comment = 'a "quoted" \\ line\n\tand 🦊 é'
     kept = client.post("/rules", json={**ONE, "comment": comment}).json()
     assert client.get("/rules/1").json()["comment"] == kept["comment"] == comment
     escaped = client.post(
