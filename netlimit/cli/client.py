@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
+from netlimit.cli.database import find_token_file
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import read_settings
 from netlimit.settings import Settings
@@ -102,10 +103,8 @@ def find_token(settings: Settings) -> str | None:
         return settings.token.get_secret_value()
     if not (_is_loopback(settings.url) or httpx.URL(settings.url).host == settings.listen.host):
         return None
-    from api.auth import token_path  # a third of a second, and not needed with a token
-
     try:
-        return token_path(settings.database_url).read_text("ascii").strip() or None
+        return find_token_file(settings.database_url).read_text("ascii").strip() or None
     except (OSError, ValueError):
         return None
 

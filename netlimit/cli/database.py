@@ -36,6 +36,12 @@ def find_file(database_url: str) -> Path | None:
     return Path(rest.partition("?")[0]) if scheme.startswith("sqlite") else None
 
 
+def find_token_file(database_url: str) -> Path:
+    """Where the first start has written its token: `api.auth.token_path`, whose import takes half a second."""
+    path = find_file(database_url)
+    return (path.parent if path else Path("/var/lib/netlimit")) / _TOKEN
+
+
 def share(path: Path, user: pwd.struct_passwd) -> None:
     """Let a user's group read and write the database and its directory. As root; raises CommandError.
 

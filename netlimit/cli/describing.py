@@ -63,7 +63,7 @@ def list_rules(page: Mapping[str, Any]) -> None:
     print_table(table)
     more = page["total"] - len(page["items"])
     if more:
-        typer.echo(f"and {more} more; --limit shows them.")
+        typer.echo(f"and {more:,} more; --limit shows them.")
 
 
 def show_rule(rule: Rule) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from api.auth import token_path
+from netlimit.cli.database import find_token_file
 from tests.cli.running import PROGRAM, Netlimit, until
 
 EVERYBODY = ("--user", "nobody") if os.geteuid() == 0 else ()
@@ -32,6 +34,11 @@ def test_settings_from_a_file(netlimit: Netlimit, directory: Path) -> None:
     said = netlimit.refuse("--config", str(config), "plan", NETLIMIT_BACKEND="")
     assert "'magic' is no backend" in said
     assert "There is no settings file" in netlimit.refuse("--config", "/nosuch", "plan")
+
+
+@pytest.mark.parametrize("url", ["sqlite:////tmp/a/b.db", "sqlite:///b.db?x=y", "postgresql+psycopg://u@h/netlimit"])
+def test_the_token_is_looked_for_where_the_api_writes_it(url: str) -> None:
+    assert find_token_file(url) == token_path(url)
 
 
 @pytest.mark.parametrize("command", ["controller", "api", "plan", "apply"])
