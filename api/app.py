@@ -12,7 +12,6 @@ from api import audit, bulk, counters, explain, health, metrics, offenders, plan
 from api.auth import Doorkeeper, authorized
 from api.openapi import describe_api
 from api.problems import answer_problems
-from api.tally import Tally
 from api.waiting import Waiting
 from netlimit.settings import Settings
 from netlimit.store import Store
@@ -35,8 +34,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.store = store
     app.state.doorkeeper = Doorkeeper(store)
     app.state.waiting = Waiting(store)
-    app.state.tally = Tally(store)
-    app.state.metrics = metrics.make_registry(store, app.state.tally)
+    app.state.metrics = metrics.make_registry(store)
     guarded = APIRouter(prefix=PREFIX, dependencies=[Depends(authorized)])
     for resource in _RESOURCES:
         guarded.include_router(resource.router)

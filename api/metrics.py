@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from api.context import no_query
 from api.problems import responses
 from api.standing import is_live
-from api.tally import Tally
+from api.tally import count_states
 from netlimit.store import Store
 
 router = APIRouter(tags=["health"])
@@ -37,19 +37,18 @@ def read_metrics(request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def make_registry(store: Store, tally: Tally) -> CollectorRegistry:
+def make_registry(store: Store) -> CollectorRegistry:
     """The metrics of one API over one store."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StoreMetrics(store, tally))
+    registry.register(StoreMetrics(store))
     return registry
 
 
 class StoreMetrics(Collector):
     """What the store knows, read when it is asked for."""
 
-    def __init__(self, store: Store, tally: Tally) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._tally = tally
 
     def describe(self) -> list[Metric]:
         """Nothing: the store may not be there yet when the metrics are."""
@@ -59,7 +58,7 @@ class StoreMetrics(Collector):
         """Read the numbers."""
         now, hosts = datetime.now(UTC), self._store.hosts()
         rules = GaugeMetricFamily("netlimit_rules", "Rules by state.", labels=["state"])
-        for state, number in self._tally.count(hosts, now).items():
+        for state, number in count_states(self._store, hosts, now).items():
             if state != "total":
                 rules.add_metric([state], number)
         yield rules

@@ -370,7 +370,8 @@ class Controller:
         compilation = self._compiled
         here = [rule_id for rule_id in rule_ids if rule_id in compilation.fragments]
         names = {name for rule_id in here for name in compilation.sets_of(rule_id)}
-        self._store_counts(self._tally.read(compilation, here, self._kernel.readings(names), self._now()))
+        readings = self._kernel.readings(names)
+        self._store_counts(self._tally.read(compilation, here, readings, self._now(), fresh=True))
 
     def _store_counts(self, counts: list[RuleCounters]) -> None:
         if counts:

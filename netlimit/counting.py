@@ -29,28 +29,35 @@ class Tally:
         self._counters.pop(rule_id, None)
 
     def read(
-        self, compilation: Compilation, rule_ids: Iterable[int], readings: Readings, now: datetime
+        self,
+        compilation: Compilation,
+        rule_ids: Iterable[int],
+        readings: Readings,
+        now: datetime,
+        *,
+        fresh: bool = False,
     ) -> list[RuleCounters]:
-        """Add the readings of the sets that these rules are in; returns the counters that changed."""
+        """Add the readings of the sets that these rules are in; returns the counters that changed, or all (`fresh`):
+        that nothing has been counted since is news to somebody who asks."""
         changed = []
         for rule_id in rule_ids:
             names = compilation.sets_of(rule_id)
             if names:
-                counters = self._add(compilation.fragments[rule_id], names, readings, now)
+                counters = self._add(compilation.fragments[rule_id], names, readings, now, fresh)
                 if counters is not None:
                     changed.append(counters)
         return changed
 
     def _add(
-        self, fragment: Fragment, names: tuple[str, ...], readings: Readings, now: datetime
+        self, fragment: Fragment, names: tuple[str, ...], readings: Readings, now: datetime, fresh: bool
     ) -> RuleCounters | None:
         matched = _sum(fragment, readings.get(names[0]))
         dropped = _sum(fragment, readings.get(names[-1])) if _counts_drops(fragment) else (0, 0)
         before = self._counters.get(fragment.rule_id)
-        if before is None and not (matched[0] or dropped[0]):
+        if before is None and not (matched[0] or dropped[0] or fresh):
             return None
         raw, last = Counts(*matched, *dropped), before.raw if before else Counts()
-        if raw == last:
+        if raw == last and not fresh:
             return None
         total = (before.total if before else Counts()) + _gain(raw, last)
         counters = RuleCounters(fragment.rule_id, total, raw, before.since if before else now, now)

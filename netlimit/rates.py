@@ -35,7 +35,7 @@ _COUNTED = {
     "packet": "packets", "packets": "packets", "pkt": "packets", "pkts": "packets",
     "connection": "connections", "connections": "connections", "conn": "connections", "conns": "connections",
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*")
 EXAMPLES = '"200 packets/s", "20 Mbit/s", "5 MB/s", "10 connections/min" or "50 connections"'
 
 
@@ -93,6 +93,8 @@ def parse_burst(value: int | str, kind: Kind) -> int:
     Raises RuleError (field `burst`).
     """
     if isinstance(value, int):
+        if abs(value) >= 10**18:
+            raise RuleError("burst", "The burst is larger than any kernel can hold.")
         amount, unit = Fraction(value), None
     else:
         amount, unit = _parse_quantity("burst", value, value)

@@ -170,8 +170,12 @@ FIELDS = frozenset(
 )
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,62}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
-_INTERFACE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}")
-_TTL = re.compile(r"(\d+)\s*(s|m|min|h|d|w)?")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}")
+_PREFIX = re.compile(r"[0-9]{1,3}")
+_PORT = re.compile(r"[0-9]{1,5}")
+_RESERVED = frozenset({"bulk"})
+"""Names that mean something else in a path of the API."""
+_TTL = re.compile(r"([0-9]{1,12})\s*(s|m|min|h|d|w)?")
 _TTL_UNITS = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _LONGEST_TTL = 10 * 366 * 86400
 
@@ -224,7 +228,7 @@ def parse_target(value: object) -> Target:
     if "%" in text:
         raise RuleError("target", f"The target {text!r} has a zone; name the interface in `interface` instead.")
     address, _, prefix = text.partition("/")
-    if prefix and not prefix.isdigit():
+    if prefix and not _PREFIX.fullmatch(prefix):
         raise RuleError("target", f"The target {text!r} has a mask; write it as {network}.")
     if prefix and ip_address(address) != network.network_address:
         raise RuleError(
@@ -339,7 +343,7 @@ def _fit_per(target: Target, per: str | None, rate: Rate | None) -> str:
         return PEER
     if per == HOST:
         bucket = longest
-    elif per.startswith("/") and per[1:].isdecimal() and len(per) <= 4 and length <= int(per[1:]) <= longest:
+    elif per.startswith("/") and _PREFIX.fullmatch(per[1:]) and length <= int(per[1:]) <= longest:
         bucket = int(per[1:])
     else:
         raise RuleError(
@@ -412,7 +416,7 @@ def _parse_expiry(fields: Mapping[str, object], now: datetime) -> datetime | Non
     if at is None:
         return None
     try:
-        moment = at if isinstance(at, datetime) else datetime.fromisoformat(str(at))
+        moment = at if isinstance(at, datetime) else datetime.fromisoformat(_moment_text(at))
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise RuleError(
@@ -420,17 +424,28 @@ def _parse_expiry(fields: Mapping[str, object], now: datetime) -> datetime | Non
         ) from None
 
 
+def _moment_text(value: object) -> str:
+    """A date with a time; fromisoformat would take a bare number for a date."""
+    if not isinstance(value, str) or not re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+        raise ValueError("no date")
+    return value
+
+
 def _parse_ttl(value: object) -> int:
-    match = _TTL.fullmatch(str(value).strip()) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value) if abs(value) <= _LONGEST_TTL else "too long"
+    match = _TTL.fullmatch(value.strip()) if isinstance(value, str) else None
     seconds = int(match[1]) * _TTL_UNITS[match[2]] if match else 0
     if not 1 <= seconds <= _LONGEST_TTL:
-        raise RuleError("ttl", f'`ttl` {value!r} is no length of time; write seconds, or "90s", "10m", "2h", "7d".')
+        raise RuleError(
+            "ttl", f'`ttl` {str(value)[:40]!r} is no length of time; write seconds, or "90s", "10m", "2h", "7d".'
+        )
     return seconds
 
 
 def _parse_port(field: str, text: str) -> PortRange:
     low, dash, high = text.strip().replace(":", "-").partition("-")
-    if low.isdecimal() and (high.isdecimal() if dash else True) and len(low) <= 5 and len(high) <= 5:
+    if _PORT.fullmatch(low) and (_PORT.fullmatch(high) if dash else True):
         first, last = int(low), int(high) if dash else int(low)
         if 0 <= first <= last <= 65535:
             return first, last
@@ -444,6 +459,8 @@ def _parse_interface(text: str) -> str:
 
 
 def _parse_name(text: str) -> str:
+    if text in _RESERVED:
+        raise RuleError("name", f"The name {text!r} has another meaning in the API; take another.")
     if not _NAME.fullmatch(text):
         raise RuleError(
             "name",

@@ -79,7 +79,7 @@ def from_row(row: Sequence[Any]) -> Rule:
         _FAILURES[on_failure],
         enabled,
         expires_at,
-        _read_hosts(hosts) if hosts else (),
+        read_hosts(hosts) if hosts else (),
         name,
         _read_labels(labels) if labels else (),
         comment,
@@ -155,7 +155,8 @@ def _read_rate(text: str) -> Rate:
 
 
 @lru_cache(maxsize=4096)
-def _read_hosts(text: str) -> tuple[str, ...]:
+def read_hosts(text: str) -> tuple[str, ...]:
+    """The gateways of a rule, from the text in which a row has them."""
     return tuple(text.split(","))
 
 

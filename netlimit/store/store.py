@@ -10,6 +10,7 @@ from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCoun
 from netlimit.rules import Rule
 from netlimit.store import audit, changes, clock, counters, hosts, migrate, numbers, requests, rules, states, tokens
 from netlimit.store.audit import AuditEntry
+from netlimit.store.census import Alike, take_census
 from netlimit.store.engine import Database
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
@@ -144,6 +145,11 @@ class Store:
         """Every exceptional state on a gateway, by rule."""
         with self._database.reading() as connection:
             return states.marked(connection, host)
+
+    def census(self, now: datetime, applied: Sequence[int]) -> list[Alike]:
+        """Every rule, in groups of those that stand alike; `applied` are the revisions that gateways have applied."""
+        with self._database.reading() as connection:
+            return take_census(connection, now, applied)
 
     def exceptional_counts(self) -> dict[State, int]:
         """How many pairs of rule and gateway are in each exceptional state."""
