@@ -44,12 +44,13 @@ def write_sets(step: WriteSets) -> None:
 
 def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
     replaced = {ipset.name for ipset in step.create if held.get(ipset.name, ipset) != ipset}
+    if replaced and _TEMPORARY in held:  # left by a process that was killed
+        yield f"destroy {_TEMPORARY}"
     for ipset in step.create:
-        name = _TEMPORARY if ipset.name in replaced else ipset.name
         if ipset.name in replaced:
-            yield from _swap(ipset, step, now)
+            yield from _replace(ipset, held[ipset.name], step, now)
         else:
-            yield f"create {str(ipset).replace(ipset.name, name, 1)}"
+            yield f"create {ipset}"
     for name, entries in step.add.items():
         if name not in replaced:
             for key, entry in entries.items():
@@ -60,8 +61,16 @@ def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
     yield from (f"destroy {name}" for name in step.destroy if name in held)
 
 
-def _swap(ipset: IpSet, step: WriteSets, now: int) -> Iterator[str]:
+def _replace(ipset: IpSet, found: IpSet, step: WriteSets, now: int) -> Iterator[str]:
     """A set of another kind stands under the name: fill one beside it and change places."""
+    if (found.kind, found.family) != (ipset.kind, ipset.family):
+        # Such sets cannot change places. No chain of ours names one: who made it cannot have made it for us.
+        yield f"destroy {ipset.name}"
+        yield f"create {ipset}"
+        yield from (
+            line for key, entry in step.add.get(ipset.name, {}).items() for line in _add(ipset.name, key, entry, now)
+        )
+        return
     yield f"create {str(ipset).replace(ipset.name, _TEMPORARY, 1)}"
     for key, entry in step.add.get(ipset.name, {}).items():
         yield from _add(_TEMPORARY, key, entry, now)
