@@ -1,0 +1,71 @@
+"""The buckets that `netlimit.hashlimit` computes are those that iptables and the kernel make of the same words."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+from netlimit.compile import Compilation
+from netlimit.errors import RuleError
+from netlimit.hashlimit import Bucket, fit_bucket
+from netlimit.kernel.base import observe
+from netlimit.limits import Facts
+from netlimit.plan import diff
+from netlimit.rates import parse_rate
+from netlimit.rules import parse_rule
+from tests.kernel.worker import RemoteKernel
+from tests.unit.strategies import NOW
+
+SEED = 20300101
+KNOWN = [
+    *("1 packets/day", "1 packets/h", "1 packets/min", "59 packets/min", "1 packets/s", "7777 packets/s"),
+    *("10000 packets/s", "1000000 packets/s", "86399 packets/day", "12 kbit/s", "1500 B/s", "20 Gbit/s"),
+    *("1 MiB/s", "1 KiB/s", "2 KiB/s", "1 GiB/s", "1 Mbit/s", "1 Gbit/s", "100 Mbit/s"),
+]
+
+
+def buckets(count: int) -> dict[str, Bucket]:
+    randomness = random.Random(SEED)
+    texts = list(KNOWN)
+    while len(texts) < count:
+        size = int(10 ** randomness.uniform(0, 6))
+        texts.append(f"{size} packets/{randomness.choice(['s', 'min', 'h', 'day'])}")
+        texts.append(f"{int(10 ** randomness.uniform(3.2, 9.3))} B/{randomness.choice(['s', 's', 'min'])}")
+    found = {}
+    for text in texts:
+        try:
+            found[text] = fit_bucket(parse_rate(text), None)
+        except RuleError:
+            continue
+    return found
+
+
+def test_iptables_shows_the_rate_that_was_computed(linux: RemoteKernel) -> None:
+    print(f"seed {SEED}")
+    wanted = buckets(1500)
+    assert len(wanted) > 1000
+    lines = ["*mangle", ":NL-T - [0:0]"]
+    for number, bucket in enumerate(wanted.values()):
+        burst = f"--hashlimit-burst {bucket.burst} " if bucket.burst else ""
+        lines.append(
+            f"-A NL-T -m hashlimit --hashlimit-above {bucket.above} {burst}--hashlimit-mode srcip "
+            f"--hashlimit-htable-size 16 --hashlimit-htable-expire {bucket.expire_ms} --hashlimit-name nl-{number}"
+        )
+    linux.run("iptables-legacy-restore", stdin="\n".join([*lines, "COMMIT", ""]))
+    shown = [line for line in linux.run("iptables-legacy-save", "-t", "mangle").splitlines() if "hashlimit" in line]
+    assert len(shown) == len(wanted)
+    for (text, bucket), line in zip(wanted.items(), shown, strict=True):
+        above = re.search(r"--hashlimit-above (\S+)(?: --hashlimit-burst (\S+))?", line)
+        assert above is not None
+        assert (text, above[1], above[2]) == (text, bucket.shown, bucket.burst)
+
+
+def test_what_is_written_by_library_is_what_iptables_would_have_written(linux: RemoteKernel) -> None:
+    compilation = Compilation(Facts(mark_mask=0xFFFF0000))
+    for number, text in enumerate(buckets(120), start=1):
+        rule = parse_rule({"target": f"10.1.0.{number}", "rate": text}, NOW)
+        assert compilation.put(replace(rule, id=number)) is None
+    for step in diff(compilation.state, observe(linux)).steps:
+        linux.apply(step)
+    assert observe(linux) == compilation.state

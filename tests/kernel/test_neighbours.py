@@ -1,0 +1,192 @@
+"""What belongs to others stays as it is, and ours comes back to its place."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import KernelError
+from netlimit.kernel.base import observe
+from netlimit.plan import SwitchTable, WriteSets, diff
+from netlimit.state import ChainId, Entry, IpSet, State, Verdict, chain_rule
+from tests.kernel.conftest import HERE, HERE6
+from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
+from tests.kernel.worker import RemoteKernel
+
+FOREIGN = """
+*raw
+-A PREROUTING -p udp -m udp --dport 5 -j DROP
+COMMIT
+*mangle
+:OTHER - [0:0]
+-A FORWARD -m comment --comment "a word NL-FORWARD in it" -j OTHER
+-A FORWARD -m mark --mark 0x1/0x1 -j OTHER
+-A OTHER -m set --match-set other src -j RETURN
+-A PREROUTING -p tcp -m conntrack --ctstate INVALID -j DROP
+COMMIT
+*filter
+:NLX - [0:0]
+-A INPUT -i lo -j ACCEPT
+-A FORWARD -p tcp -m multiport --dports 1,2,3 -m hashlimit --hashlimit-above 7/sec --hashlimit-burst 5 \
+--hashlimit-mode srcip --hashlimit-name other -j DROP
+COMMIT
+"""
+
+
+@pytest.fixture
+def neighbours(linux: RemoteKernel) -> None:
+    linux.run("ipset", "create", "other", "hash:ip")
+    linux.run("ipset", "add", "other", "192.0.2.1")
+    linux.run("ipset", "create", "nlx", "hash:ip")
+    linux.run("iptables-legacy-restore", stdin=FOREIGN)
+    linux.run(
+        "ip6tables-legacy-restore", stdin=FOREIGN.replace("-A OTHER -m set --match-set other src -j RETURN\n", "")
+    )
+
+
+def snapshot(kernel: RemoteKernel) -> list[str]:
+    """Every rule and set on the host that is not ours, in order."""
+    text = kernel.run("iptables-legacy-save") + kernel.run("ip6tables-legacy-save") + kernel.run("ipset", "save")
+    text = re.sub(r"\[\d+:\d+\]", "", text)
+    ours = re.compile(r"^#|^:NL-|^-A NL-|-[jg] NL-|^(create|add) nl-|^\*|^COMMIT|^:[A-Z]+ ACCEPT")
+    return [line for line in text.splitlines() if not ours.search(line)]
+
+
+def test_foreign_rules_sets_and_chains_stay(linux: RemoteKernel, neighbours: None) -> None:
+    before = snapshot(linux)
+    assert len(before) > 12
+    compilation = compiled(*RULES.values(), *map(in_six, RULES.values()))
+    enforce(linux, compilation)
+    assert snapshot(linux) == before
+    assert observe(linux) == compilation.state
+    for step in diff(State(), observe(linux)).steps:
+        linux.apply(step)
+    assert snapshot(linux) == before
+    left = linux.run("iptables-legacy-save") + linux.run("ip6tables-legacy-save") + linux.run("ipset", "save")
+    assert "NL-" not in left.replace("a word NL-FORWARD in it", "")
+    assert "nl-" not in left
+
+
+@pytest.mark.parametrize("position", ["1", None])
+def test_rules_of_ours_that_lost_their_place_come_back_to_it(
+    linux: RemoteKernel, neighbours: None, position: str | None
+) -> None:
+    compilation = compiled({"target": "10.1.0.2", "rate": "5 packets/s", "direction": "to"})
+    enforce(linux, compilation)
+    place = ["-I", "FORWARD", "1"] if position else ["-A", "FORWARD"]
+    linux.run("iptables-legacy", "-t", "mangle", *place, "-p", "udp", "-m", "udp", "--dport", "7", "-j", "ACCEPT")
+    before = snapshot(linux)
+    assert (linux.structure() == compilation.structure) == (position is None), "behind ours is no drift, before it is"
+    enforce(linux, compilation)
+    assert linux.structure() == compilation.structure
+    assert snapshot(linux) == before
+    first = linux.run("iptables-legacy", "-t", "mangle", "-S", "FORWARD").splitlines()[1]
+    assert first == "-A FORWARD -j NL-FORWARD"
+
+
+def test_a_jump_of_ours_that_stands_twice_is_drift(linux: RemoteKernel) -> None:
+    compilation = compiled({"target": "10.1.0.2", "rate": "5 packets/s", "direction": "to"})
+    enforce(linux, compilation)
+    linux.run("iptables-legacy", "-t", "mangle", "-A", "FORWARD", "-j", "NL-FORWARD")
+    assert linux.structure() != compilation.structure
+    enforce(linux, compilation)
+    assert linux.run("iptables-legacy", "-t", "mangle", "-S", "FORWARD").count("NL-FORWARD") == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("iptables-legacy", "-t", "mangle", "-F"),
+        ("iptables-legacy", "-t", "mangle", "-D", "FORWARD", "1"),
+        ("iptables-legacy", "-t", "mangle", "-A", "NL-FORWARD", "-j", "RETURN"),
+        ("iptables-legacy", "-t", "mangle", "-I", "NL-FORWARD", "-j", "ACCEPT"),
+        ("iptables-legacy", "-t", "raw", "-F", "PREROUTING"),
+        ("ipset", "flush"),
+    ],
+)
+def test_whatever_is_taken_away_is_seen_and_comes_back(linux: RemoteKernel, damage: tuple[str, ...]) -> None:
+    compilation = compiled(RULES["peers"], {"target": "10.9.0.0/16", "action": "block"})
+    enforce(linux, compilation)
+    linux.run(*damage)
+    assert diff(compilation.state, observe(linux))
+    enforce(linux, compilation)
+    assert observe(linux) == compilation.state
+
+
+def test_a_full_flush_is_repaired(linux: RemoteKernel) -> None:
+    compilation = compiled(*RULES.values())
+    enforce(linux, compilation)
+    for table in ("raw", "mangle", "filter", "security"):
+        linux.run("iptables-legacy", "-t", table, "-F")
+        linux.run("iptables-legacy", "-t", table, "-X")
+    linux.run("ipset", "destroy")
+    assert observe(linux) == State()
+    enforce(linux, compilation)
+    assert observe(linux) == compilation.state
+
+
+def test_a_foreign_set_under_our_name_without_counters(linux: RemoteKernel) -> None:
+    """Somebody restored an old dump: the set can be read, and is replaced."""
+    compilation = compiled({"target": "10.1.0.0/24", "action": "block"})
+    name = compilation.sets_of(1)[0]
+    linux.run("ipset", "create", name, "hash:ip")
+    linux.run("ipset", "add", name, "10.9.9.9")
+    enforce(linux, compilation)
+    assert observe(linux) == compilation.state
+
+
+def test_a_swap_that_was_cut_off_is_no_obstacle(linux: RemoteKernel) -> None:
+    """Killed between `create` and `swap`, a set of another kind is left under the name that is needed again."""
+    linux.run("ipset", "create", "nl-swap", "hash:net", "counters")
+    linux.run("ipset", "add", "nl-swap", "10.8.8.8")
+    compilation = compiled({"target": "10.1.0.0/24", "action": "block"})
+    name = compilation.sets_of(1)[0]
+    linux.run("ipset", "create", name, "hash:ip")
+    enforce(linux, compilation)
+    assert observe(linux) == compilation.state
+
+
+def test_rules_for_ipv6_are_not_looked_for_in_ipv4(linux: RemoteKernel) -> None:
+    linux.apply(SwitchTable(6, "mangle", {"NL-T": (chain_rule(Verdict("RETURN")),)}, (), {}))
+    assert list(linux.structure().chains) == [ChainId(6, "mangle", "NL-T")]
+    assert "NL-T" not in linux.run("iptables-legacy-save")
+
+
+def test_the_addresses_of_this_host_are_its_own(linux: RemoteKernel) -> None:
+    own = linux.addresses().own
+    assert {HERE, HERE6, "127.0.0.1", "::1"} <= set(own)
+
+
+def test_only_one_process_writes_at_a_time(linux: RemoteKernel) -> None:
+    namespace = int(linux.run("stat", "-L", "-c", "%i", "/proc/self/ns/net"))
+    with Path(f"/run/netlimit-{namespace}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.4, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        begin = time.monotonic()
+        linux.call("exclusive")
+        assert time.monotonic() - begin > 0.3
+    os.unlink(f"/run/netlimit-{namespace}.lock")
+
+
+def test_iptables_of_others_is_waited_for(linux: RemoteKernel) -> None:
+    """libiptc takes no lock; a commit without it would undo what another program does at the same time."""
+    with Path("/run/xtables.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.4, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        begin = time.monotonic()
+        linux.apply(SwitchTable(4, "mangle", {"NL-T": (chain_rule(Verdict("RETURN")),)}, (), {}))
+        assert time.monotonic() - begin > 0.3
+
+
+def test_a_refusal_says_what_was_asked_and_what_the_kernel_said(linux: RemoteKernel) -> None:
+    linux.apply(WriteSets(create=(IpSet("nl-x", 4),)))
+    with pytest.raises(KernelError) as error:
+        linux.apply(WriteSets(add={"nl-x": {"fd00::1": Entry()}}))
+    assert "nl-x fd00::1" in error.value.step
+    assert error.value.reason

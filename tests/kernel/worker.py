@@ -1,0 +1,100 @@
+"""A real kernel behind a pipe: this process lives in a network namespace, for iptables handles belong to one.
+
+Calls come as pickles (name, arguments) on standard input, answers go as pickles (error, value) to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any, BinaryIO
+
+from netlimit.errors import KernelError
+from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.linux import LinuxKernel
+from netlimit.plan import Step
+from netlimit.state import Structure
+
+
+class RemoteKernel:
+    """`LinuxKernel` in another network namespace."""
+
+    def __init__(self, namespace: str, env: dict[str, str] | None = None) -> None:
+        self.namespace = namespace
+        self._process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, sys.executable, "-m", "tests.kernel.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+
+    def call(self, name: str, *arguments: object) -> Any:
+        """Call a method; its KernelError is raised here."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pickle.dump((name, arguments), process.stdin)
+        process.stdin.flush()
+        error, value = pickle.load(process.stdout)  # noqa: S301 - from our own child
+        if error:
+            raise KernelError(*value)
+        return value
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def run(self, *argv: str, stdin: str | None = None) -> str:
+        """Run a command in the namespace."""
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.namespace, *argv], input=stdin, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def probe(self, mark_mask: int) -> HostFacts:
+        return self.call("probe", mark_mask)
+
+    def addresses(self) -> Addresses:
+        return self.call("addresses")
+
+    def structure(self) -> Structure:
+        return self.call("structure")
+
+    def readings(self, names: Any) -> dict[str, dict[str, Reading]]:
+        return self.call("readings", list(names))
+
+    def apply(self, step: Step) -> None:
+        self.call("apply", step)
+
+
+def serve(calls: BinaryIO, answers: BinaryIO) -> None:
+    kernel = LinuxKernel()
+    while True:
+        try:
+            name, arguments = pickle.load(calls)  # noqa: S301 - from our own parent
+        except EOFError:
+            return
+        try:
+            if name == "exclusive":
+                with kernel.exclusive():
+                    answer = False, None
+            else:
+                answer = False, getattr(kernel, name)(*arguments)
+        except KernelError as error:
+            answer = True, (error.step, error.reason)
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # What libraries print must not get between the answers.
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, pipe)
