@@ -2,7 +2,8 @@
 
 A block fenced as `console` holds commands, each after `$ ` (anybody) or `# ` (root), and beneath it what it prints. A
 line that ends in a backslash goes on in the next, and so does a here document. `…` stands for anything in a line, and
-a line of it alone for any lines. A cell of a table may be a netlimit command too; what it prints is not shown then.
+a line of it alone for any lines. The last cell of a row of a table may be a netlimit command too; what that prints is
+not shown then.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def read_page(path: Path) -> list[Transcript]:
     text = path.read_text("utf-8")
     found = [transcript for fence in read_fences(text) for transcript in _read_block(path.name, fence)]
     for number, line in enumerate(text.splitlines(), 1):
-        cell = re.search(r"\| `(netlimit [^`]+)` \|", line)
+        cell = re.search(r"\| `(netlimit [^`]+)` \|$", line)
         if cell:
             found.append(Transcript(path.name, number, cell[1], None))
     return sorted(found, key=lambda transcript: transcript.line)
