@@ -158,8 +158,10 @@ def _build(family: int, rule: ChainRule) -> Any:
 def _add_match(built: Any, match: Match) -> None:
     if isinstance(match, Enters):
         built.in_interface = match.interface
+        _entry(built).iniface_mask = _whole_name(match.interface)
     elif isinstance(match, Leaves):
         built.out_interface = match.interface
+        _entry(built).outiface_mask = _whole_name(match.interface)
     elif isinstance(match, Is):
         protocol = _PROTOCOLS.get(match.protocol, match.protocol)
         built.protocol = f"!{protocol}" if match.inverted else protocol
@@ -169,6 +171,18 @@ def _add_match(built: Any, match: Match) -> None:
         _set_options(extension, words[2:])
         if isinstance(match, Above) and match.burst is None:
             _clear_burst(extension)
+
+
+def _entry(built: Any) -> Any:
+    return built.entry.ip if hasattr(built.entry, "ip") else built.entry.ipv6
+
+
+def _whole_name(interface: str) -> bytes:
+    """The mask under which names of interfaces are compared, with the zero at the end.
+
+    python-iptables sets one bit a letter for IPv6: it takes `lan` for `lo`, and nothing that is read back tells.
+    """
+    return bytes([255] * (len(interface) + 1))
 
 
 def _clear_burst(extension: Any) -> None:
