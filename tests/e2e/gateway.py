@@ -1,0 +1,149 @@
+"""A controller in a lab's gateway: rules are put into its database, and what it counts is read back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from netlimit.compile import Compilation
+from netlimit.kernel.base import observe
+from netlimit.limits import Facts, own_addresses, parse_safe
+from netlimit.plan import Plan, diff
+from netlimit.records import Counts
+from netlimit.rules import Rule, parse_rule
+from netlimit.store import Store
+from scripts.testbed.namespaces import Lab
+from tests.kernel.worker import RemoteKernel
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "gw"
+PATIENCE = 15.0
+
+
+class Gateway:
+    """The gateway of a lab, with its database in a directory."""
+
+    def __init__(self, lab: Lab, directory: Path, safe: tuple[str, ...] = ()) -> None:
+        self.lab = lab
+        self.safe = safe
+        self.url = f"sqlite:///{directory}/netlimit.db"
+        self.log = directory / "controller.log"
+        self.store = Store(self.url)
+        self.store.upgrade()
+        self._process: subprocess.Popen[str] | None = None
+
+    # -- the controller
+
+    def start(self, *command: str) -> None:
+        """Start the controller, or what stands for it; it has applied everything on return."""
+        self.launch(*command)
+        self.wait_until_applied()
+
+    def launch(self, *command: str) -> subprocess.Popen[str]:
+        """Start it and do not wait."""
+        run = command or ("-c", "from netlimit.cli.main import app; app()", "controller")
+        with self.log.open("a") as log:
+            self._process = self.lab.gateway.popen(
+                *(sys.executable, *run),
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={
+                    "NETLIMIT_DATABASE_URL": self.url,
+                    "NETLIMIT_HOST": HOST,
+                    "NETLIMIT_SAFE": ",".join(self.safe),
+                    "NETLIMIT_BACKEND": "iptables",
+                },
+            )
+        return self._process
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it; what is in the kernel stays."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(10)
+
+    def close(self) -> None:
+        """Close the database."""
+        self.store.close()
+
+    # -- rules
+
+    def put(self, *wanted: dict[str, object]) -> list[Rule]:
+        """Add rules as one change; they are in force on return."""
+        now = datetime.now(UTC)
+        rules = self.store.add([parse_rule(fields, now) for fields in wanted], "test", now)
+        self.wait_until_applied()
+        return rules
+
+    def replace(self, rule: Rule, **fields: object) -> Rule:
+        """Put another rule in the place of one."""
+        now = datetime.now(UTC)
+        kept = self.store.replace(rule.id, replace(parse_rule(fields, now), id=rule.id), "test", now)
+        self.wait_until_applied()
+        return kept.rule
+
+    def clear(self) -> None:
+        """Take all rules away."""
+        for kept in self.store.select(limit=1000)[0]:
+            self.store.remove(kept.rule.id, "test", datetime.now(UTC))
+        self.wait_until_applied()
+
+    def wait_until_applied(self) -> None:
+        """Wait until this gateway holds the newest revision, without any problem."""
+        wanted = self.store.revision()
+
+        def applied() -> bool:
+            hosts = [status for status in self.store.hosts() if status.host == HOST]
+            return bool(hosts) and hosts[0].applied_revision >= wanted and hosts[0].last_error is None
+
+        self.wait(applied, f"revision {wanted} to be applied")
+        assert self.store.marked(HOST) == {}
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that must come soon."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"Waited too long for {what}:\n{self.log.read_text()[-2000:]}"
+            time.sleep(0.01)
+
+    # -- what it says
+
+    def count(self, rule: Rule) -> Counts:
+        """What a rule has counted until now."""
+        question = self.store.ask(HOST, "counters", {"rule": rule.id})
+        self.wait(lambda: self.store.answered(question) is not None, "counters")
+        found = self.store.counters(rule.id).get(HOST)
+        return found.total if found else Counts()
+
+    def foreign(self) -> list[str]:
+        """The rules and sets in the gateway that are not netlimit's."""
+        text = ""
+        for program in (("iptables-legacy-save",), ("ip6tables-legacy-save",), ("ipset", "save")):
+            text += self.lab.gateway.run(*program).stdout
+        lines = [line for line in text.splitlines() if line.startswith(("-A", "create", "add"))]
+        return [
+            line for line in lines if not line.startswith(("-A NL-", "create nl-", "add nl-")) and " NL-" not in line
+        ]
+
+    def drift(self) -> Plan:
+        """What would have to be done so that the kernel holds what the database says, asked of nobody else."""
+        kernel = RemoteKernel(self.lab.gateway.name)
+        try:
+            own = kernel.addresses().own
+            compilation = Compilation(
+                Facts(host=HOST, own=own_addresses(own), safe=parse_safe(self.safe)), self.store.numbering(HOST)
+            )
+            now = datetime.now(UTC)
+            for rule in self.store.load(HOST)[1]:
+                if rule.in_force(now, HOST):
+                    assert compilation.put(rule) is None
+            return diff(compilation.state, observe(kernel))
+        finally:
+            kernel.close()
