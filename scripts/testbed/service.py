@@ -94,14 +94,13 @@ class Service:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-        with contextlib.suppress(FileNotFoundError):
-            # The lock is named for the namespace, and means nothing once that is gone.
-            Path(f"/run/netlimit-{(NAMESPACES / self.namespace.name).stat().st_ino}.lock").unlink()
+        remove_lock(self.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
         self.log.unlink(missing_ok=True)
 
     def _command(self) -> tuple[str, ...]:
-        return sys.executable, "-m", "netlimit.cli.main", "serve", "--api-user", self._user
+        # An empty settings file, so that those of this host have no say.
+        return sys.executable, "-m", "netlimit.cli.main", "--config", "/dev/null", "serve", "--api-user", self._user
 
     def _await_controller(self) -> None:
         """Until the API answers and the controller has reported."""
@@ -115,3 +114,9 @@ class Service:
                 said = str(error)
             time.sleep(0.05)
         raise LabError(f"`netlimit serve` did not start: {self.log.read_text().strip()[-2000:]}\n{said}")
+
+
+def remove_lock(namespace: Namespace) -> None:
+    """Removes the lock file of a netlimit that ran in a namespace; it is named for it, and means nothing without it."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"/run/netlimit-{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()
