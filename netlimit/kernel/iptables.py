@@ -38,6 +38,7 @@ LOCK = "/run/xtables.lock"
 _ATTEMPTS = 5
 _HASHLIMIT_REVISION = 3
 _BURST_OFFSET = 32 + 256 + 8  # struct xt_entry_match, then name[255] aligned to 8, then cfg.avg
+_IP6T_F_PROTO = 0x01  # linux/netfilter_ipv6/ip6_tables.h
 _PROTOCOLS = {"ipv6-icmp": "icmpv6"}  # iptables prints the one, python-iptables reads the other
 _ELSEWHERE = ChainRule("(not ours)")
 
@@ -165,6 +166,9 @@ def _add_match(built: Any, match: Match) -> None:
     elif isinstance(match, Is):
         protocol = _PROTOCOLS.get(match.protocol, match.protocol)
         built.protocol = f"!{protocol}" if match.inverted else protocol
+        if hasattr(built.entry, "ipv6"):
+            # The library takes this flag away from `! -p`, which then matches any protocol.
+            built.entry.ipv6.flags |= _IP6T_F_PROTO
     else:
         words = match.args(shown=False) if isinstance(match, Above) else match.args()
         extension = built.create_match(words[1])
