@@ -89,6 +89,11 @@ class Gateway:
         self.wait_until_applied()
         return kept.rule
 
+    def remove(self, rule: Rule) -> None:
+        """Take one rule away."""
+        self.store.remove(rule.id, "test", datetime.now(UTC))
+        self.wait_until_applied()
+
     def clear(self) -> None:
         """Take all rules away."""
         for kept in self.store.select(limit=1000)[0]:

@@ -14,7 +14,7 @@ import pytest
 from netlimit.errors import KernelError
 from netlimit.kernel.base import observe
 from netlimit.plan import SwitchTable, WriteSets, diff
-from netlimit.state import ChainId, Enters, Entry, IpSet, Leaves, State, Verdict, chain_rule
+from netlimit.state import ChainId, Entry, IpSet, State, Verdict, chain_rule
 from tests.kernel.conftest import HERE, HERE6
 from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
 from tests.kernel.worker import RemoteKernel
@@ -190,12 +190,3 @@ def test_a_refusal_says_what_was_asked_and_what_the_kernel_said(linux: RemoteKer
         linux.apply(WriteSets(add={"nl-x": {"fd00::1": Entry()}}))
     assert "nl-x fd00::1" in error.value.step
     assert error.value.reason
-
-
-@pytest.mark.parametrize(("family", "program"), [(4, "iptables-legacy"), (6, "ip6tables-legacy")])
-def test_names_of_interfaces_are_compared_in_full(linux: RemoteKernel, family: int, program: str) -> None:
-    """A mask of one bit a letter, as python-iptables sets it for IPv6, takes `lan` for `lo`, and prints the same."""
-    rules = (chain_rule(Verdict("RETURN"), Enters("lo")), chain_rule(Verdict("RETURN"), Leaves("eth0")))
-    linux.apply(SwitchTable(family, "mangle", {"NL-T": rules}, (), {}))
-    for rule in rules:
-        linux.run(program, "-t", "mangle", "-C", "NL-T", *rule.text.split())
