@@ -72,7 +72,9 @@ def test_connections_of_a_subnet_together_and_of_each_peer(gateway: Gateway, lab
 
 @BOTH
 def test_a_rejected_syn_is_answered(gateway: Gateway, lab: Lab, client: str, server: str) -> None:
-    gateway.put({"target": client, "protocol": "tcp", "ports": PORT, "rate": "2 packets/h", "burst": 2, "action": "reject"})
+    gateway.put(
+        {"target": client, "protocol": "tcp", "ports": PORT, "rate": "2 packets/h", "burst": 2, "action": "reject"}
+    )
     with streams.listen(lab.server, PORT):
         with connect(lab, server, count=1) as one:
             assert one.report().established == 1, "SYN and ACK pass; what follows may not"
