@@ -128,7 +128,9 @@ class Demo:
             rate = got.packets_per_second
             wanted = phase.limit or sent.rate
             limit = f"{phase.limit:,.0f}" if phase.limit else "no limit"
-            table.add_row(phase.title, f"{sent.rate:,.0f}", f"{rate:,.1f}", limit, f"{rate / wanted - 1:+.2%}")
+            table.add_row(
+                phase.title, f"{sent.rate:,.0f}", f"{rate:,.1f}", limit, f"{round(rate / wanted - 1, 4) + 0:+.2%}"
+            )
         return table
 
     def tally(self) -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -20,6 +21,7 @@ from scripts.testbed.namespaces import NAMESPACES, Namespace
 from scripts.testbed.streams import ROOT
 
 URL = "http://127.0.0.1:8750"
+RUN = "/run"  # every user may pass here, which a TMPDIR need not allow
 START_SECONDS, STOP_SECONDS = 20.0, 10.0
 
 
@@ -38,7 +40,7 @@ class Service:
 
     def __init__(self, namespace: Namespace, user: str = "nobody") -> None:
         self.namespace = namespace
-        self.directory = Path(tempfile.mkdtemp(prefix="netlimit-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"netlimit-{os.getpid()}-", dir=RUN))
         self.log = self.directory.with_suffix(".log")
         self.env = {
             "NETLIMIT_DATABASE_URL": f"sqlite:///{self.directory}/netlimit.db",
@@ -65,7 +67,7 @@ class Service:
     ) -> None:
         self.remove()
 
-    @property
+    @cached_property
     def token(self) -> str:
         """The admin's, which the first start has made. Raises LabError when it has not yet."""
         try:
@@ -119,4 +121,4 @@ class Service:
 def remove_lock(namespace: Namespace) -> None:
     """Removes the lock file of a netlimit that ran in a namespace; it is named for it, and means nothing without it."""
     with contextlib.suppress(FileNotFoundError):
-        Path(f"/run/netlimit-{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()
+        Path(RUN, f"netlimit-{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()
