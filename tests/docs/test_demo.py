@@ -7,28 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from scripts.testbed.demo import abridge
 from scripts.testbed.namespaces import NAMESPACES
 from scripts.testbed.service import RUN
 from scripts.testbed.streams import ROOT
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, root: None) -> None:
+def test_an_interrupted_demo_leaves_nothing(root: None) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
     command = [sys.executable, "-u", "-m", "scripts.testbed.demo"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-    ) as running:
-        assert running.stdout
-        assert any(b"counts what arrives" in line for line in running.stdout), "it did not start"
-        assert _traces(running.pid)
-        running.send_signal(number)
-        assert running.wait(20) != 0
-    assert not _traces(running.pid)
+    demos = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in numbers]
+    for demo, number in zip(demos, numbers, strict=True):
+        with demo:
+            assert demo.stdout
+            assert any(b"counts what arrives" in line for line in demo.stdout), "it did not start"
+            assert _traces(demo.pid)
+            demo.send_signal(number)
+            assert demo.wait(20) != 0
+        assert not _traces(demo.pid)
 
 
 def test_an_abridged_answer_keeps_what_matters() -> None:
