@@ -3,7 +3,7 @@
 Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery), rules that
 name a protected address, the safe set, allow and block from the longest prefix to the shortest, then the limits: hosts
 before the budgets that they share, the smaller budget before the larger. Few packets have an end that is safe, allowed
-or blocked: one look into a set for each end tells, and the others go to the limits at once.
+or blocked: one look for each end tells, and the others go to the limits at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from netlimit.hashlimit import fit_bucket
@@ -20,11 +21,12 @@ from netlimit.limits import (
     Limit,
     Profile,
     VerdictGroup,
+    blocked_set,
     digest,
     dropped_set,
+    exempt_set,
     matched_set,
     safe_set,
-    special_set,
 )
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
@@ -39,6 +41,7 @@ from netlimit.state import (
     ChainRule,
     Crowded,
     Enters,
+    Has,
     Icmp6,
     InSet,
     IpSet,
@@ -62,11 +65,12 @@ from netlimit.state import (
 
 Hook = Literal["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]
 Numbers = Mapping[Group, Mapping[Profile, int]]
+Few = Mapping[str, tuple[str, ...]]
+"""The keys of sets that have so few that asking for each costs less than a look into the set."""
 
 RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
 _NEIGHBOUR_DISCOVERY = range(133, 138)
-_FANOUT = 8
-_FANOUT_BITS = 3
+_FANOUT = 2
 
 
 def offender_set(family: int) -> IpSet:
@@ -74,7 +78,7 @@ def offender_set(family: int) -> IpSet:
     return IpSet(f"{OFFENDER_PREFIX}{family}", family, "ip", timeout=OFFENDER_SECONDS, rolling=True)
 
 
-def assemble(limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts) -> Structure:
+def assemble(limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts, few: Few) -> Structure:
     """Build sets, chains and hooks for the limits in use (each profile with its number) and the verdicts."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
@@ -86,6 +90,7 @@ def assemble(limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts) ->
             {group: profiles for group, profiles in limits.items() if group.family == family and profiles},
             [verdict for verdict in ordered if verdict.family == family],
             facts,
+            few,
         )
         if part.limits or part.verdicts:
             part.build(sets, chains, hooks)
@@ -100,6 +105,7 @@ class _Family:
     limits: Numbers
     verdicts: list[VerdictGroup]
     facts: Facts
+    few: Few
 
     def build(
         self,
@@ -133,8 +139,9 @@ class _Family:
         """
         for verdict in sorted(self.verdicts, key=_by_weight):
             yield matched_set(verdict, self.facts)
-        yield special_set(self.family, Direction.FROM, self.facts)
-        yield special_set(self.family, Direction.TO, self.facts)
+        for direction in Direction:
+            yield exempt_set(self.family, direction, self.facts)
+            yield blocked_set(self.family, direction, self.facts)
         for group, profiles in self.limits.items():
             for profile in profiles:
                 yield matched_set(Limit(group, profile), self.facts)
@@ -154,12 +161,22 @@ class _Family:
         if not (exact or general or blocks):
             return [], []
         base = list(self._untouched(table, hook))
-        sides = (Direction.FROM,) if table == "raw" else (Direction.FROM, Direction.TO)
-        for direction in sides:
-            special = InSet(special_set(self.family, direction, self.facts).name, side_of(direction))
-            base.append(chain_rule(Jump(_close_name(hook), goto=True), special))
+        base += self._find_special(table, hook, bool(exact or general), blocks)
         base += self._ask([*exact, *general], table, hook)
         return base, list(self._look_closely(table, hook, exact, general, blocks))
+
+    def _find_special(self, table: Table, hook: Hook, limited: bool, blocks: list[VerdictGroup]) -> Iterator[ChainRule]:
+        """Send what is exempt or blocked to be looked at closely. Where nothing is limited, only what is blocked."""
+        for direction in Direction:
+            sets = [exempt_set(self.family, direction, self.facts)] if limited else []
+            if any(block.direction is direction for block in blocks):
+                sets.append(blocked_set(self.family, direction, self.facts))
+            side = side_of(direction)
+            for ipset in sets:
+                # A commit to the tables where connections are counted begins the count anew: they ask the set.
+                keys = self.few.get(ipset.name) if table in ("raw", "mangle") else None
+                matches: list[Match] = [InSet(ipset.name, side)] if keys is None else [Has(side, key) for key in keys]
+                yield from (chain_rule(Jump(_close_name(hook), goto=True), match) for match in matches)
 
     def _look_closely(
         self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]
@@ -296,24 +313,22 @@ class _Family:
             yield _end_name(group, action), self._end(limit)
 
     def _dispatch(
-        self, group: Group, chain: str, profiles: Mapping[int, Profile], bits: int = 0
+        self, group: Group, chain: str, profiles: Mapping[int, Profile]
     ) -> Iterator[tuple[str, list[ChainRule]]]:
-        """A shallow tree on the mark: at most eight leaves a chain, however many profiles there are."""
-        if len(profiles) <= _FANOUT:
-            yield chain, [rule for number, profile in profiles.items() for rule in self._leaf(group, number, profile)]
-            return
-        branches: dict[int, dict[int, Profile]] = {}
-        while not branches or len(branches) > 2 * _FANOUT:
-            bits += _FANOUT_BITS
-            branches = {}
-            for number, profile in profiles.items():
-                branches.setdefault(number >> bits, {})[number] = profile
-        mask = (self.facts.most_limits >> bits << bits) << self.facts.shift
-        rules = []
-        for branch, inside in branches.items():
-            name = f"{chain}-{branch:x}"
-            rules.append(chain_rule(Jump(name, goto=True), Marked(branch << bits << self.facts.shift, mask)))
-            yield from self._dispatch(group, name, inside)
+        """A binary tree on the mark: testing it costs more than the rest of a rule.
+
+        At each bit in which the numbers differ, those that have it go on in a chain of their own.
+        """
+        rules: list[ChainRule] = []
+        here = dict(profiles)
+        while len(here) > _FANOUT:
+            bit = 1 << max(first ^ second for first, second in pairwise(here)).bit_length() - 1
+            others = {number: profile for number, profile in here.items() if number & bit}
+            name = f"{_group_name(group)}-{min(others):x}"
+            rules.append(chain_rule(Jump(name, goto=True), Marked(bit << self.facts.shift, bit << self.facts.shift)))
+            yield from self._dispatch(group, name, others)
+            here = {number: profile for number, profile in here.items() if not number & bit}
+        rules += [rule for number, profile in here.items() for rule in self._leaf(group, number, profile)]
         yield chain, rules
 
     def _leaf(self, group: Group, number: int, profile: Profile) -> Iterator[ChainRule]:
@@ -438,6 +453,18 @@ def _group_name(group: Group) -> str:
 
 def _end_name(group: Group, action: Action) -> str:
     return f"{CHAIN_PREFIX}{'J' if action is Action.REJECT else 'D'}{group.digest}"
+
+
+def asked_keys(structure: Structure) -> dict[tuple[int, Direction], set[str]]:
+    """The addresses and subnets that chains ask for one by one, by family and end."""
+    asked: dict[tuple[int, Direction], set[str]] = {(f, direction): set() for f in (4, 6) for direction in Direction}
+    for chain, rules in structure.chains.items():
+        for rule in rules:
+            words = rule.text.split()
+            if len(words) == 4 and words[0] in ("-s", "-d") and words[3] == f"{chain.name}-CLOSE":
+                key = words[1].removesuffix("/32" if chain.family == 4 else "/128")
+                asked[chain.family, Direction.FROM if words[0] == "-s" else Direction.TO].add(key)
+    return asked
 
 
 def precedence(group: Group) -> tuple[bool, int, int, int, str]:

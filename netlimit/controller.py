@@ -128,7 +128,7 @@ class Controller:
         """The steps from what the kernel holds to what it shall hold; nothing is done. Raises as `sync`."""
         self._load()
         self._expire()
-        return diff(self._compiled.state, observe(self._kernel), self._compiled.transition)
+        return self._diff_all()
 
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
@@ -223,10 +223,10 @@ class Controller:
             self._store.number(self._setup.host, added, ())
             self._numbered |= added
         if self._in_step:
-            known = KernelState(self._structure, {})
-            plan = diff(compilation.state, known, compilation.transition, compilation.touched)
+            known, transition = KernelState(self._structure), compilation.transition(self._structure)
+            plan = diff(compilation.state, known, transition, compilation.touched)
         else:
-            plan = diff(compilation.state, observe(self._kernel), compilation.transition)
+            plan = self._diff_all()
         self._in_step = False
         self._apply(plan)
         self._structure = compilation.structure
@@ -236,6 +236,10 @@ class Controller:
             for key in retired:
                 del self._numbered[key]
         self._in_step = True
+
+    def _diff_all(self) -> Plan:
+        found = observe(self._kernel)
+        return diff(self._compiled.state, found, self._compiled.transition(found.structure))
 
     def _apply(self, plan: Plan) -> None:
         for step in plan.steps:

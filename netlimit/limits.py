@@ -260,9 +260,14 @@ def safe_set(family: int, facts: Facts) -> IpSet:
     return IpSet(f"{SET_PREFIX}safe{family}", family, size=min(facts.set_size, 65536))
 
 
-def special_set(family: int, direction: Direction, facts: Facts) -> IpSet:
-    """The set of all that is safe, allowed or blocked at one end: most packets miss it, and need no closer look."""
-    return IpSet(f"{SET_PREFIX}special{family}-{direction}", family, size=facts.set_size)
+def exempt_set(family: int, direction: Direction, facts: Facts) -> IpSet:
+    """The set of all that is safe or allowed at one end: most packets miss it, and need no closer look."""
+    return IpSet(f"{SET_PREFIX}exempt{family}-{direction}", family, size=facts.set_size)
+
+
+def blocked_set(family: int, direction: Direction, facts: Facts) -> IpSet:
+    """The set of all that is blocked at one end, for the same purpose."""
+    return IpSet(f"{SET_PREFIX}blocked{family}-{direction}", family, size=facts.set_size)
 
 
 def purpose_sets(purpose: Purpose, facts: Facts) -> tuple[IpSet, ...]:

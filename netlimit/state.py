@@ -55,6 +55,19 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Has:
+    """An end of the packet is one address, or in one subnet (`key`, as a set has it)."""
+
+    side: Side
+    key: str
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        longest = 128 if ":" in self.key else 32
+        return f"-{self.side[0]}", self.key if "/" in self.key else f"{self.key}/{longest}"
+
+
+@dataclass(frozen=True, slots=True)
 class Enters:
     """The packet came in by this interface."""
 
@@ -210,7 +223,7 @@ class Crowded:
         return (*words, "--connlimit-saddr" if self.side == "src" else "--connlimit-daddr")
 
 
-Match = Enters | Leaves | Is | Ports | Syn | Opens | Icmp6 | InSet | Marked | Above | Crowded
+Match = Has | Enters | Leaves | Is | Ports | Syn | Opens | Icmp6 | InSet | Marked | Above | Crowded
 
 
 # -- and what it does with it ---------------------------------------------------------------------------------------
@@ -299,7 +312,7 @@ class ChainRule:
 
 
 def chain_rule(effect: Effect, *matches: Match) -> ChainRule:
-    """Put a rule together; `matches` stand in the order in which iptables prints them: -i, -o, -p, then the rest."""
+    """Put a rule together; `matches` stand in the order in which iptables prints them: -s, -d, -i, -o, -p, the rest."""
     words = [word for part in (*matches, effect) for word in part.args()]
     return ChainRule(" ".join(words), matches, effect)
 

@@ -27,6 +27,7 @@ from netlimit.state import (
     Crowded,
     Enters,
     Entry,
+    Has,
     Icmp6,
     InSet,
     IpSet,
@@ -318,6 +319,8 @@ def _path(packet: Packet) -> Iterator[tuple[Table, str]]:
 
 
 def _selects(packet: Packet, match: Match) -> bool:
+    if isinstance(match, Has):
+        return _end(packet, match.side) in ip_network(match.key)
     if isinstance(match, Enters):
         return packet.in_interface == match.interface
     if isinstance(match, Leaves):

@@ -26,6 +26,7 @@ from netlimit.state import (
     Chains,
     Effect,
     Enters,
+    Has,
     Is,
     Jump,
     Leaves,
@@ -157,7 +158,9 @@ def _build(family: int, rule: ChainRule) -> Any:
 
 
 def _add_match(built: Any, match: Match) -> None:
-    if isinstance(match, Enters):
+    if isinstance(match, Has):
+        setattr(built, match.side, match.args()[1])
+    elif isinstance(match, Enters):
         built.in_interface = match.interface
         _entry(built).iniface_mask = _whole_name(match.interface)
     elif isinstance(match, Leaves):

@@ -24,6 +24,7 @@ from netlimit.state import (
     MapMark,
     Reject,
     State,
+    Structure,
     Verdict,
     chain_rule,
 )
@@ -114,7 +115,8 @@ def compiled(*wanted: dict[str, object], facts: Facts = FACTS) -> Compilation:
 
 
 def enforce(kernel: Kernel, compilation: Compilation) -> None:
-    for step in diff(compilation.state, observe(kernel), compilation.transition).steps:
+    found = observe(kernel)
+    for step in diff(compilation.state, found, compilation.transition(found.structure)).steps:
         kernel.apply(step)
     compilation.settle()
 
@@ -142,7 +144,7 @@ def test_all_of_them_side_by_side_and_one_after_the_other(kernel: Kernel) -> Non
 
 def test_doing_what_is_done_already_is_no_error(kernel: Kernel) -> None:
     compilation = compiled(*RULES.values())
-    plan = diff(compilation.state, State(), compilation.transition)
+    plan = diff(compilation.state, State(), compilation.transition(Structure()))
     for step in (*plan.steps, *plan.steps):
         kernel.apply(step)
     assert observe(kernel) == compilation.state

@@ -54,7 +54,8 @@ def bring(compilation: Compilation, rules: list[Rule]) -> None:
 
 
 def plan_for(compilation: Compilation, kernel: FakeKernel) -> Plan:
-    return diff(compilation.state, observe(kernel), compilation.transition)
+    found = observe(kernel)
+    return diff(compilation.state, found, compilation.transition(found.structure))
 
 
 def apply(plan: Plan, kernel: FakeKernel) -> None:

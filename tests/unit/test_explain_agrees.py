@@ -13,14 +13,14 @@ from netlimit.packet import Packet
 from netlimit.plan import diff
 from netlimit.rates import Kind
 from netlimit.rules import Action, Rule, parse_rule
-from netlimit.state import State
+from netlimit.state import State, Structure
 from tests.unit.strategies import EXHAUSTING, NOW, cases, facts, keep
 
 
 def make_kernel(compilation: Compilation) -> FakeKernel:
     """A kernel that holds it, whose clock stands still: buckets do not fill."""
     kernel = FakeKernel(now=lambda: 0.0)
-    for step in diff(compilation.state, State(), compilation.transition).steps:
+    for step in diff(compilation.state, State(), compilation.transition(Structure())).steps:
         kernel.apply(step)
     return kernel
 

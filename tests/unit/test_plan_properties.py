@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netlimit.compile import Compilation, compile_rules
+from netlimit.compile import MOST_FEW, Compilation, compile_rules
 from netlimit.kernel.base import observe
 from netlimit.limits import Facts
 from netlimit.plan import Plan, SwitchTable, WriteSets, diff
@@ -47,7 +47,7 @@ def test_what_changed_is_enough_to_know(change: Change) -> None:
     compilation, kernel = settled(change.before)
     known = State(compilation.structure, {})
     bring(compilation, change.after)
-    apply(diff(compilation.state, known, compilation.transition, compilation.touched), kernel)
+    apply(diff(compilation.state, known, compilation.transition(known.structure), compilation.touched), kernel)
     assert observe(kernel) == compilation.state
 
 
@@ -233,8 +233,9 @@ def test_a_rule_for_which_no_set_has_room_is_a_problem_of_its_own() -> None:
 
 
 def test_steps_that_would_do_nothing_are_left_out() -> None:
-    compilation, kernel = settled([replace(parse_rule({"target": "10.1.0.2", "action": "block"}, NOW), id=1)])
-    compilation.put(replace(parse_rule({"target": "10.1.0.3", "action": "block"}, NOW), id=2))
+    many = [parse_rule({"target": f"10.1.0.{n}", "action": "block"}, NOW) for n in range(1, MOST_FEW + 2)]
+    compilation, kernel = settled([replace(rule, id=number) for number, rule in enumerate(many, start=1)])
+    compilation.put(replace(parse_rule({"target": "10.1.0.77", "action": "block"}, NOW), id=77))
     plan = plan_for(compilation, kernel)
     assert not any(isinstance(step, SwitchTable) for step in plan.steps)
     assert [line.split()[:2] for line in plan.lines()] == [["ipset", "add"]] * 2
