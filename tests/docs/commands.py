@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,17 +44,12 @@ def run_script() -> str:
 
 
 def check_tests() -> str:
-    """scripts/test runs this very test, so it is only asked whether it can: that it is sound, and finds the tests."""
-    subprocess.run(["bash", "-n", "scripts/test"], cwd=ROOT, check=True)
-    assert os.access(ROOT / "scripts/test", os.X_OK)
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/docs"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return found.stdout
+    """scripts/test runs this very test, so it is only read: is it sound, and does it end in pytest?"""
+    script = ROOT / "scripts/test"
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+    assert script.read_text().rstrip().endswith('exec pytest "$@"')
+    return ""
 
 
 def demo_script() -> str:
