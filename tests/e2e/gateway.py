@@ -37,6 +37,7 @@ class Gateway:
         self.store = Store(self.url)
         self.store.upgrade()
         self._process: subprocess.Popen[str] | None = None
+        self._kernel: RemoteKernel | None = None
 
     # -- the controller
 
@@ -69,9 +70,16 @@ class Gateway:
         self._process.send_signal(number)
         self._process.wait(10)
 
+    @property
+    def dead(self) -> bool:
+        """Whether the controller has ended."""
+        return self._process is None or self._process.poll() is not None
+
     def close(self) -> None:
         """Close the database."""
         self.store.close()
+        if self._kernel is not None:
+            self._kernel.close()
 
     # -- rules
 
@@ -139,16 +147,12 @@ class Gateway:
 
     def drift(self) -> Plan:
         """What would have to be done so that the kernel holds what the database says, asked of nobody else."""
-        kernel = RemoteKernel(self.lab.gateway.name)
-        try:
-            own = kernel.addresses().own
-            compilation = Compilation(
-                Facts(host=HOST, own=own_addresses(own), safe=parse_safe(self.safe)), self.store.numbering(HOST)
-            )
-            now = datetime.now(UTC)
-            for rule in self.store.load(HOST)[1]:
-                if rule.in_force(now, HOST):
-                    assert compilation.put(rule) is None
-            return diff(compilation.state, observe(kernel))
-        finally:
-            kernel.close()
+        self._kernel = self._kernel or RemoteKernel(self.lab.gateway.name)
+        own = own_addresses(self._kernel.addresses().own)
+        facts = Facts(host=HOST, own=own, safe=parse_safe(self.safe))
+        compilation = Compilation(facts, self.store.numbering(HOST))
+        now = datetime.now(UTC)
+        for rule in self.store.load(HOST)[1]:
+            if rule.in_force(now, HOST):
+                assert compilation.put(rule) is None
+        return diff(compilation.state, observe(self._kernel))
