@@ -9,7 +9,7 @@ from typing import Any
 
 from netlimit.errors import RuleError
 from netlimit.rates import Kind, Rate, format_number, format_rate, parse_rate
-from netlimit.rules import PortRange, Rule, format_port, parse_rule, refuse_shape
+from netlimit.rules import PortRange, Rule, format_port, format_target, parse_rule, refuse_shape
 from netlimit.store import Kept
 
 RESERVED_NAMES = ("bulk",)
@@ -70,7 +70,7 @@ def write_input(rule: Rule) -> dict[str, object]:
     """The fields of a rule that a client may set."""
     return {
         "name": rule.name,
-        "target": write_target(rule),
+        "target": format_target(rule.target),
         "direction": rule.direction.value,
         "protocol": rule.selector.protocol.value,
         "ports": [_write_port(port) for port in rule.selector.ports],
@@ -102,12 +102,6 @@ def write_effective(rule: Rule) -> dict[str, object]:
     text = format_rate(amount, rate.unit, rate.seconds)
     effective = {"text": text, "amount": number, "unit": rate.unit, "seconds": rate.seconds}
     return {"effective_rate": effective, "effective_burst": bucket.depth}
-
-
-def write_target(rule: Rule) -> str:
-    """The target; one address stands without its length."""
-    address = rule.target.network_address
-    return str(address) if rule.target.prefixlen == rule.target.max_prefixlen else str(rule.target)
 
 
 def write_rate(rate: Rate | None) -> dict[str, object] | None:

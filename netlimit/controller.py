@@ -245,7 +245,7 @@ class Controller:
         for step in plan.steps:
             self._kernel.apply(step)
         if plan:
-            log.info("Applied %d steps for revision %d.", len(plan.steps), self._revision)
+            log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps))
 
     def _settle(self, revision: int) -> None:
         """Record what stands now: problems rule by rule, then the revision."""

@@ -12,7 +12,7 @@ from netlimit.chains import precedence
 from netlimit.limits import Facts, Group, Limit, compile_rule, own_addresses, parse_safe
 from netlimit.packet import Packet
 from netlimit.rates import Kind
-from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule
+from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, format_target
 
 _NEIGHBOUR_DISCOVERY = range(133, 138)
 
@@ -96,7 +96,9 @@ def _ask_limits(rules: list[Rule], facts: Facts) -> Iterator[Step]:
         first, *others = sorted(groups[group], key=_length, reverse=True)
         yield Step(first, True, _describe(first))
         for rule in others:
-            yield Step(rule, False, f"rule {first.id} of the same kind is more specific ({first.target})")
+            yield Step(
+                rule, False, f"rule {first.id} of the same kind is more specific ({format_target(first.target)})"
+            )
 
 
 def _order(group: Group) -> tuple[object, ...]:
@@ -106,8 +108,13 @@ def _order(group: Group) -> tuple[object, ...]:
 
 def _describe(rule: Rule) -> str:
     assert rule.rate is not None
-    whose = {HOST: f"each address in {rule.target}", PEER: f"each address that talks with {rule.target}"}
-    bucket = whose.get(rule.per or "", f"all of {rule.target}" if rule.per == "target" else f"each {rule.per} of it")
+    whose = {
+        HOST: f"each address in {format_target(rule.target)}",
+        PEER: f"each address that talks with {format_target(rule.target)}",
+    }
+    bucket = whose.get(
+        rule.per or "", f"all of {format_target(rule.target)}" if rule.per == "target" else f"each {rule.per} of it"
+    )
     verb = "counted only" if rule.action is Action.OBSERVE else f"over the rate: {rule.action}"
     counts = {
         Kind.CONNECTIONS: ", counted by the first packet of a connection",
@@ -128,7 +135,8 @@ def _find_mismatch(rule: Rule, packet: Packet) -> str | None:
     """Why the rule does not speak of this packet; None if it does."""
     end = packet.src if rule.direction is Direction.FROM else packet.dst
     if end.version != rule.family or end not in rule.target:
-        return f"{end} is not in {rule.target} ({'source' if rule.direction is Direction.FROM else 'destination'})"
+        what = "source" if rule.direction is Direction.FROM else "destination"
+        return f"{end} is not in {format_target(rule.target)} ({what})"
     selector = rule.selector
     if selector.protocol is not Protocol.ANY and selector.protocol.value != packet.protocol:
         return f"the protocol is {packet.protocol}, not {selector.protocol}"

@@ -142,7 +142,7 @@ class Rule:
 
     def __str__(self) -> str:
         limit = f" {self.rate.text} per {self.per}" if self.rate else ""
-        return f"{self.action} {self.direction} {self.target} {self.selector}{limit}"
+        return f"{self.action} {self.direction} {format_target(self.target)} {self.selector}{limit}"
 
 
 FIELDS = frozenset(
@@ -236,6 +236,11 @@ def parse_target(value: object) -> Target:
             f"The target {text!r} has host bits set; did you mean {network}, or the one address {address}?",
         )
     return network
+
+
+def format_target(target: Target) -> str:
+    """Write a target as one would: an address, or a CIDR."""
+    return str(target.network_address) if target.prefixlen == target.max_prefixlen else str(target)
 
 
 def parse_ports(field: str, value: object) -> tuple[PortRange, ...]:

@@ -141,7 +141,7 @@ def _foreign_marks() -> Iterator[tuple[str, int]]:
             for rule in ipr.get_rules(family=family):
                 mark, mask = rule.get("fwmark"), rule.get("fwmask")
                 if mark:
-                    yield f"a routing rule (ip rule, fwmark {mark:#x})", mask or mark
+                    yield f"A routing rule (ip rule, fwmark {mark:#x})", mask or mark
     for family in (4, 6):
         yield from _iptables_marks(family)
     yield from _nft_marks()
@@ -170,7 +170,7 @@ def _nft_marks() -> Iterator[tuple[str, int]]:
     for line in done.stdout.splitlines():
         for match in re.finditer(r"\bmark (?:set |and |== |!= |& )*(0x[0-9a-f]+)", line):
             if "ct mark" not in line:
-                yield f"the nftables rule '{line.strip()}'", int(match[1], 16)
+                yield f"The nftables rule '{line.strip()}'", int(match[1], 16)
 
 
 def _notes() -> Iterator[str]:

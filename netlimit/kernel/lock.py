@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ _SECONDS = 10
 @contextmanager
 def locked(path: str, purpose: str) -> Iterator[None]:
     """Hold a lock file. Raises KernelError when another process keeps it for ten seconds."""
-    with open(path, "a") as lock:
+    # Nobody else may open it: whoever can, can keep it.
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as lock:
         deadline = time.monotonic() + _SECONDS
         while True:
             try:

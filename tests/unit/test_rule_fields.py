@@ -40,7 +40,7 @@ def test_the_defaults() -> None:
     assert rule.enabled
     assert rule.expires_at is None
     assert rule.selector.protocol is Protocol.ANY
-    assert str(rule) == "drop from 10.1.2.3/32 any 100 packets/s per host"
+    assert str(rule) == "drop from 10.1.2.3 any 100 packets/s per host"
 
 
 def test_every_field() -> None:
