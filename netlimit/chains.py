@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 from netlimit.hashlimit import fit_bucket
@@ -71,6 +70,7 @@ Few = Mapping[str, tuple[str, ...]]
 RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
 _NEIGHBOUR_DISCOVERY = range(133, 138)
 _FANOUT = 2
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def offender_set(family: int) -> IpSet:
@@ -315,19 +315,20 @@ class _Family:
     def _dispatch(
         self, group: Group, chain: str, profiles: Mapping[int, Profile]
     ) -> Iterator[tuple[str, list[ChainRule]]]:
-        """A binary tree on the mark: testing it costs more than the rest of a rule.
+        """A binary tree on the mark, for testing it costs more than the rest of a rule.
 
-        At each bit in which the numbers differ, those that have it go on in a chain of their own.
+        At the bit that parts the numbers most evenly, those that have it go on in a chain of their own.
         """
         rules: list[ChainRule] = []
         here = dict(profiles)
         while len(here) > _FANOUT:
-            bit = 1 << max(first ^ second for first, second in pairwise(here)).bit_length() - 1
-            others = {number: profile for number, profile in here.items() if number & bit}
-            name = f"{_group_name(group)}-{min(others):x}"
-            rules.append(chain_rule(Jump(name, goto=True), Marked(bit << self.facts.shift, bit << self.facts.shift)))
+            place = min(range(self.facts.most_limits.bit_length()), key=lambda bit: _unevenness(here, bit))
+            others = {number: profile for number, profile in here.items() if number >> place & 1}
+            name = f"{chain}{'' if '-' in chain[len(CHAIN_PREFIX) :] else '-'}{_DIGITS[place]}"
+            bit = 1 << place + self.facts.shift
+            rules.append(chain_rule(Jump(name, goto=True), Marked(bit, bit)))
             yield from self._dispatch(group, name, others)
-            here = {number: profile for number, profile in here.items() if not number & bit}
+            here = {number: profile for number, profile in here.items() if number not in others}
         rules += [rule for number, profile in here.items() for rule in self._leaf(group, number, profile)]
         yield chain, rules
 
@@ -414,6 +415,11 @@ class _Family:
     @property
     def _longest(self) -> int:
         return 32 if self.family == 4 else 128
+
+
+def _unevenness(numbers: Iterable[int], bit: int) -> int:
+    """By how much more of the numbers have the bit than have it not, or the other way round."""
+    return abs(sum(1 if number >> bit & 1 else -1 for number in numbers))
 
 
 def _by_weight(verdict: VerdictGroup) -> tuple[int, bool]:

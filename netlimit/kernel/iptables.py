@@ -103,13 +103,13 @@ def _commit(step: SwitchTable) -> None:
         for name, rules in step.chains.items():
             chain = iptc.Chain(table, name)
             for rule in rules:
-                chain.append_rule(_build(step.family, rule))
+                chain.append_rule(_build(table, rule))
         for name, rules in step.hooks.items():
             for position in reversed(positions.get(name, [])):
                 _delete(table, name, position)
             chain = iptc.Chain(table, name)
             for rule in reversed(rules):
-                chain.insert_rule(_build(step.family, rule))
+                chain.insert_rule(_build(table, rule))
         for name in step.gone:
             if table.is_chain(name):
                 table.delete_chain(name)
@@ -147,14 +147,25 @@ def _positions(step: SwitchTable) -> dict[str, list[int]]:
     return positions
 
 
-def _build(family: int, rule: ChainRule) -> Any:
+def _build(table: Any, rule: ChainRule) -> Any:
     assert rule.effect is not None
-    iptc = _iptc()
-    built = iptc.Rule() if family == 4 else iptc.Rule6()
+    built = _blank(table)
     for match in rule.matches:
         _add_match(built, match)
     _add_target(built, rule.effect)
     return built
+
+
+def _blank(table: Any) -> Any:
+    """A rule without any matches.
+
+    To learn whether a target is a chain, the library opens every table there is, nat too, which brings connection
+    tracking to the host; and keeps them open, so that what others change in them is undone when they are written.
+    This rule looks into its own table alone.
+    """
+    iptc = _iptc()
+    kind = iptc.Rule6 if isinstance(table, iptc.Table6) else iptc.Rule
+    return type(kind.__name__, (kind,), {"tables": (table,)})()
 
 
 def _add_match(built: Any, match: Match) -> None:
@@ -295,7 +306,7 @@ def try_rule(family: int, table: str, words: str) -> None:
     """Add one rule in a chain of our own and take both away again. Raises what python-iptables raises."""
     name = f"{CHAIN_PREFIX}PROBE"
     with _opened(family, table) as handle:
-        handle.create_chain(name).append_rule(_parse_words(family, words.split()))
+        handle.create_chain(name).append_rule(_parse_words(handle, words.split()))
         handle.commit()
     with _opened(family, table) as handle:
         handle.flush_entries(name)
@@ -309,8 +320,8 @@ def foreign_rules(family: int) -> list[str]:
     return [line for line in lines if not line.startswith(f"-A {CHAIN_PREFIX}") and not _is_ours(line)]
 
 
-def _parse_words(family: int, words: list[str]) -> Any:
-    built = _iptc().Rule() if family == 4 else _iptc().Rule6()
+def _parse_words(table: Any, words: list[str]) -> Any:
+    built = _blank(table)
     if words[0] == "-p":
         built.protocol, words = words[1], words[2:]
     at = words.index("-j")

@@ -55,7 +55,7 @@ def _rules() -> list[dict[str, object]]:
     ]
     rules += [{"target": f"10.65.{block}.0/24", "action": "block"} for block in range(64)]
     rules += [{"target": f"10.66.0.{host}", "action": "block"} for host in range(64)]
-    rules += [{"target": f"10.65.{block}.7", "action": "allow"} for block in range(32)]
+    rules += [{"target": f"10.65.{block}.7", "action": "allow"} for block in range(15)]
     rules += [{"target": "10.67.0.0/16", "action": "allow", "direction": "to"}]
     return rules
 

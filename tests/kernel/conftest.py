@@ -41,6 +41,17 @@ def namespace(root: None) -> Iterator[str]:
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 
+@pytest.fixture
+def untouched(root: None) -> Iterator[RemoteKernel]:
+    """A kernel in a namespace in which nothing has been done yet."""
+    name = f"nl-g-{os.getpid()}-{secrets.token_hex(3)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    kernel = RemoteKernel(name)
+    yield kernel
+    kernel.close()
+    subprocess.run(["ip", "netns", "del", name], check=True)
+
+
 @pytest.fixture(scope="session")
 def worker(namespace: str) -> Iterator[RemoteKernel]:
     kernel = RemoteKernel(namespace)

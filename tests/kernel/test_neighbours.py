@@ -14,7 +14,7 @@ import pytest
 from netlimit.errors import KernelError
 from netlimit.kernel.base import observe
 from netlimit.plan import SwitchTable, WriteSets, diff
-from netlimit.state import ChainId, Entry, IpSet, State, Verdict, chain_rule
+from netlimit.state import ChainId, Entry, IpSet, Jump, State, Verdict, chain_rule
 from tests.kernel.conftest import HERE, HERE6
 from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
 from tests.kernel.worker import RemoteKernel
@@ -73,21 +73,23 @@ def test_foreign_rules_sets_and_chains_stay(linux: RemoteKernel, neighbours: Non
     assert "nl-" not in left
 
 
-@pytest.mark.parametrize("position", ["1", None])
+@pytest.mark.parametrize("program", ["iptables-legacy", "ip6tables-legacy"])
+@pytest.mark.parametrize("hook", ["PREROUTING", "FORWARD"])
+@pytest.mark.parametrize("place", ["-I", "-A"])
 def test_rules_of_ours_that_lost_their_place_come_back_to_it(
-    linux: RemoteKernel, neighbours: None, position: str | None
+    linux: RemoteKernel, program: str, hook: str, place: str
 ) -> None:
-    compilation = compiled({"target": "10.1.0.2", "rate": "5 packets/s", "direction": "to"})
+    rules = [{"target": "10.1.0.0/16", "per": "target", "rate": "5 packets/s", "direction": d} for d in ("from", "to")]
+    compilation = compiled(*rules, *map(in_six, rules))
     enforce(linux, compilation)
-    place = ["-I", "FORWARD", "1"] if position else ["-A", "FORWARD"]
-    linux.run("iptables-legacy", "-t", "mangle", *place, "-p", "udp", "-m", "udp", "--dport", "7", "-j", "ACCEPT")
+    linux.run(program, "-t", "mangle", place, hook, "-p", "udp", "-m", "udp", "--dport", "7", "-j", "ACCEPT")
     before = snapshot(linux)
-    assert (linux.structure() == compilation.structure) == (position is None), "behind ours is no drift, before it is"
+    assert (linux.structure() == compilation.structure) == (place == "-A"), "behind ours is no drift, before it is"
     enforce(linux, compilation)
     assert linux.structure() == compilation.structure
     assert snapshot(linux) == before
-    first = linux.run("iptables-legacy", "-t", "mangle", "-S", "FORWARD").splitlines()[1]
-    assert first == "-A FORWARD -j NL-FORWARD"
+    first = linux.run(program, "-t", "mangle", "-S", hook).splitlines()[1]
+    assert first == f"-A {hook} -j NL-{hook}"
 
 
 def test_a_jump_of_ours_that_stands_twice_is_drift(linux: RemoteKernel) -> None:
@@ -190,3 +192,28 @@ def test_a_refusal_says_what_was_asked_and_what_the_kernel_said(linux: RemoteKer
         linux.apply(WriteSets(add={"nl-x": {"fd00::1": Entry()}}))
     assert "nl-x fd00::1" in error.value.step
     assert error.value.reason
+
+
+JUMP = {"NL-T": (chain_rule(Verdict("RETURN")),), "NL-U": (chain_rule(Jump("NL-T")),)}
+
+
+@pytest.mark.parametrize(("family", "program"), [(4, "iptables-legacy"), (6, "ip6tables-legacy")])
+def test_what_others_changed_meanwhile_stays_changed(untouched: RemoteKernel, family: int, program: str) -> None:
+    """python-iptables keeps tables open that it only looked into; written back, they undo what others did."""
+    first, second = (("OUTPUT", "-p", "udp", "-m", "udp", "--dport", port, "-j", "ACCEPT") for port in "56")
+    untouched.run(program, "-A", *first)
+    untouched.apply(SwitchTable(family, "mangle", JUMP, (), {}))
+    untouched.run(program, "-D", *first)
+    untouched.run(program, "-A", *second)
+    untouched.apply(SwitchTable(family, "filter", JUMP, (), {}))
+    assert [line for line in untouched.run(program, "-S").splitlines() if "dport" in line] == [
+        "-A OUTPUT -p udp -m udp --dport 6 -j ACCEPT"
+    ]
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_tables_that_are_not_needed_are_not_touched(untouched: RemoteKernel, family: int) -> None:
+    """Looking into `nat` brings connection tracking to a host that had none."""
+    untouched.apply(SwitchTable(family, "mangle", JUMP, (), {}))
+    names = untouched.run("cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names").split()
+    assert names == ["mangle"]
