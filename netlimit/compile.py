@@ -62,7 +62,7 @@ class Compilation:
 
     `numbering` holds what may be in the kernel; what no rule needs any more stays in it until `settle`.
     `touched` names what changed since `settle`: keys by set. `owners` are the rules by the sets in which their keys
-    are, `problems` says of rules why they cannot be enforced. Not thread-safe.
+    are, and by key; `problems` says of rules why they cannot be enforced. Not thread-safe.
     """
 
     def __init__(self, facts: Facts, numbering: Mapping[PurposeKey, int] | None = None) -> None:
@@ -72,7 +72,7 @@ class Compilation:
         self.problems: dict[int, str] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
-        self.owners: dict[tuple[str, ...], set[int]] = {}
+        self.owners: dict[tuple[str, ...], dict[str, int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
         self._taken: dict[str, set[int]] = {}
@@ -168,13 +168,14 @@ class Compilation:
         if slot.users == 0:
             self._structure = None
         slot.users += 1
-        self.owners.setdefault(slot.names, set()).add(fragment.rule_id)
+        owners = self.owners.setdefault(slot.names, {})
         main, *twins = slot.names
         entry, plain = slot.entry, _PLAIN
         if fragment.expires:
             entry = entry._replace(expires=fragment.expires)
             plain = Entry(expires=fragment.expires)
         for key in fragment.keys:
+            owners[key] = fragment.rule_id
             self._set(main, key, entry)
             for twin in twins:
                 self._set(twin, key, plain)
@@ -183,16 +184,18 @@ class Compilation:
 
     def _remove(self, fragment: Fragment, successor: Fragment | None) -> None:
         slot = self._slots[fragment.purpose]
-        kept = self._slots[successor.purpose].names if successor else ()
-        for name in slot.names:
-            for key in fragment.keys:
-                if successor is None or name not in kept or key not in successor.keys:
-                    self.entries[name].pop(key, None)
-                    self.touched.setdefault(name, set()).add(key)
-        if kept != slot.names:
-            self.owners[slot.names].discard(fragment.rule_id)
-            if not self.owners[slot.names]:
-                del self.owners[slot.names]
+        stays = successor.keys if successor and self._slots[successor.purpose].names == slot.names else ()
+        owners = self.owners.get(slot.names, {})
+        for key in fragment.keys:
+            # Of two rules that one pass brings, the newer may have the key already when the older leaves it.
+            if key in stays or owners.get(key) != fragment.rule_id:
+                continue
+            del owners[key]
+            for name in slot.names:
+                self.entries[name].pop(key, None)
+                self.touched.setdefault(name, set()).add(key)
+        if not owners:
+            self.owners.pop(slot.names, None)
         if slot.special:
             self._unshare(slot.special, fragment.keys)
         slot.users -= 1

@@ -288,8 +288,8 @@ class Controller:
         found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
         if diff(wanted, KernelState(part, found)):
             self._repair(f"entries of the set {names[0]}")
-        owners = compilation.owners.get(names, ())
-        self._store_counts(self._tally.read(compilation, owners, readings, self._now()))
+        owners = compilation.owners.get(names, {})
+        self._store_counts(self._tally.read(compilation, set(owners.values()), readings, self._now()))
 
     def _repair(self, what: str) -> None:
         """Somebody else has changed our objects: look at everything and put it right."""
