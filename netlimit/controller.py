@@ -10,6 +10,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
-    from netlimit.store import Store, Watch
+    from netlimit.store import Kept, Store, Watch
 
 log = logging.getLogger(__name__)
 
@@ -115,14 +116,14 @@ class Controller:
         self._expire()
         compilation = self._compiled
         if self._in_step and not compilation.touched and not compilation.dirty:
-            if revision != self._status.applied_revision:
-                self._settle(revision)
+            if revision != self._status.applied_revision or compilation.problems.keys() != self._exceptional.keys():
+                self._settle()
             return
         with self._kernel.exclusive():
             if self._store.paused(self._setup.host):
                 return
             self._enforce()
-        self._settle(revision)
+        self._settle()
 
     def plan(self) -> Plan:
         """The steps from what the kernel holds to what it shall hold; nothing is done. Raises as `sync`."""
@@ -152,7 +153,20 @@ class Controller:
         self._load_all()
         return self._revision
 
+    @contextmanager
+    def _wholly(self) -> Iterator[None]:
+        """Rules that were taken in by half must not pass for all of them: after an error, all are loaded anew."""
+        try:
+            yield
+        except Exception:
+            self._compilation = None
+            raise
+
     def _load_all(self) -> None:
+        with self._wholly():
+            self._load_anew()
+
+    def _load_anew(self) -> None:
         self._probe()
         self._numbered = self._store.numbering(self._setup.host)
         self._compilation = Compilation(self._facts(), self._numbered)
@@ -200,11 +214,15 @@ class Controller:
     def _expire(self) -> None:
         now = self._now().timestamp()
         while self._expiries and self._expiries[0][0] <= now:
-            _, rule_id = heapq.heappop(self._expiries)
-            self._look_again(rule_id)
+            rule_id = self._expiries[0][1]
+            kept = self._store.find(rule_id)
+            heapq.heappop(self._expiries)  # not before: a store that does not answer must be asked again
+            self._take_in(rule_id, kept)
 
     def _look_again(self, rule_id: int) -> None:
-        kept = self._store.find(rule_id)
+        self._take_in(rule_id, self._store.find(rule_id))
+
+    def _take_in(self, rule_id: int, kept: Kept | None) -> None:
         if kept is None:
             self._compiled.drop(rule_id)
         else:
@@ -213,15 +231,15 @@ class Controller:
     # -- enforcing
 
     def _enforce(self) -> None:
-        """Plan and apply. Numbers are kept before any entry carries them."""
+        """Plan and apply. Numbers are kept before any entry carries them, and forgotten when none does any more."""
         if self._store.numbering(self._setup.host) != self._numbered:
             # `netlimit apply` gave out numbers beside this process: an entry must not be misread.
             self._load_all()
+        else:
+            # What it has applied since this process looked must not be undone.
+            self._load()
+        self._keep_numbers()
         compilation = self._compiled
-        added = {key: number for key, number in compilation.numbering.items() if key not in self._numbered}
-        if added:
-            self._store.number(self._setup.host, added, ())
-            self._numbered |= added
         if self._in_step:
             known, transition = KernelState(self._structure), compilation.transition(self._structure)
             plan = diff(compilation.state, known, transition, compilation.touched)
@@ -230,12 +248,17 @@ class Controller:
         self._in_step = False
         self._apply(plan)
         self._structure = compilation.structure
-        retired = compilation.settle()
-        if retired:
-            self._store.number(self._setup.host, {}, retired)
-            for key in retired:
-                del self._numbered[key]
+        compilation.settle()
+        self._keep_numbers()
         self._in_step = True
+
+    def _keep_numbers(self) -> None:
+        numbering = self._compiled.numbering
+        added = {key: number for key, number in numbering.items() if self._numbered.get(key) != number}
+        retired = self._numbered.keys() - numbering.keys()
+        if added or retired:
+            self._store.number(self._setup.host, added, retired)
+            self._numbered = dict(numbering)
 
     def _diff_all(self) -> Plan:
         found = observe(self._kernel)
@@ -247,7 +270,7 @@ class Controller:
         if plan:
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps))
 
-    def _settle(self, revision: int) -> None:
+    def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
         problems = {
             rule_id: Exceptional(rule_id, State.ERROR, problem) for rule_id, problem in self._compiled.problems.items()
@@ -257,7 +280,7 @@ class Controller:
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
             self._exceptional = problems
-        self._report(applied_revision=revision, last_error=None)
+        self._report(applied_revision=self._revision, last_error=None)
 
     # -- drift
 
@@ -331,16 +354,18 @@ class Controller:
         self._where = where
         compilation = self._compiled
         compilation.protect(self._facts())
-        for rule_id in [i for i, fragment in compilation.fragments.items() if not changed.isdisjoint(fragment.keys)]:
-            self._look_again(rule_id)
+        named = [i for i, fragment in compilation.fragments.items() if not changed.isdisjoint(fragment.keys)]
+        with self._wholly():
+            for rule_id in named:
+                self._look_again(rule_id)
 
     # -- pause
 
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, and begin anew afterwards."""
+        self._compilation = None
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
-            self._compilation = None
             self._report(paused=True)
 
     # -- questions
@@ -409,6 +434,8 @@ class Controller:
 
     def _rest(self) -> float:
         """Seconds until something is due."""
+        if self._compilation is None:  # paused: neither drift nor ends are looked at
+            return STRUCTURE_SECONDS
         wake = min(self._due.values()) - time.monotonic()
         if self._expiries:
             wake = min(wake, self._expiries[0][0] - self._now().timestamp())
