@@ -70,6 +70,8 @@ Few = Mapping[str, tuple[str, ...]]
 RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
 _NEIGHBOUR_DISCOVERY = range(133, 138)
 _FANOUT = 2
+# After two branches three of four packets that have a limit are gone, and those without one have lost little.
+_ASKED_FIRST = 2
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
@@ -300,13 +302,13 @@ class _Family:
             yield from self._crowd_chains(group, profiles)
             return
         main = matched_set(Limit(group, next(iter(profiles))), self.facts).name
-        head = [
-            chain_rule(MapMark(main, group.side)),
-            chain_rule(RETURN, Marked(0, self.facts.mark_mask)),
-        ]
         by_number = {number: profile for profile, number in sorted(profiles.items(), key=lambda item: item[1])}
         chains = dict(self._dispatch(group, _group_name(group), by_number))
-        chains[_group_name(group)] = [*head, *chains[_group_name(group)]]
+        first, rest = chains[_group_name(group)][:_ASKED_FIRST], chains[_group_name(group)][_ASKED_FIRST:]
+        if len(profiles) <= 2 * _FANOUT:
+            first, rest = [], [*first, *rest]
+        unknown = chain_rule(RETURN, Marked(0, self.facts.mark_mask))
+        chains[_group_name(group)] = [chain_rule(MapMark(main, group.side)), *first, unknown, *rest]
         yield from chains.items()
         for action in sorted({profile.action for profile in profiles}):
             limit = Limit(group, next(profile for profile in profiles if profile.action is action))
