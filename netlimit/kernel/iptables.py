@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ _HASHLIMIT_REVISION = 3
 _BURST_OFFSET = 32 + 256 + 8  # struct xt_entry_match, then name[255] aligned to 8, then cfg.avg
 _IP6T_F_PROTO = 0x01  # linux/netfilter_ipv6/ip6_tables.h
 _PROTOCOLS = {"ipv6-icmp": "icmpv6"}  # iptables prints the one, python-iptables reads the other
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ELSEWHERE = ChainRule("(not ours)")
 
 
@@ -274,7 +276,7 @@ def _own_part(rules: list[ChainRule]) -> tuple[ChainRule, ...]:
 
 
 def _is_ours(text: str) -> bool:
-    words = text.split()
+    words = _QUOTED.sub("", text).split()  # a comment of others may speak of our chains
     return any(words[i] in ("-j", "-g") and words[i + 1].startswith(CHAIN_PREFIX) for i in range(len(words) - 1))
 
 
