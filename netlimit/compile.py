@@ -174,11 +174,16 @@ class Compilation:
         if fragment.expires:
             entry = entry._replace(expires=fragment.expires)
             plain = Entry(expires=fragment.expires)
+        values = {main: entry, **dict.fromkeys(twins, plain)}
         for key in fragment.keys:
+            # Writing an entry begins its counters anew: one that stays as it is must not be touched, and what counts
+            # for another rule, or at another rate, is written in all sets.
+            if owners.get(key) == fragment.rule_id and self.entries[main].get(key) == entry:
+                continue
             owners[key] = fragment.rule_id
-            self._set(main, key, entry)
-            for twin in twins:
-                self._set(twin, key, plain)
+            for name, value in values.items():
+                self.entries.setdefault(name, {})[key] = value
+                self.touched.setdefault(name, set()).add(key)
         if slot.special:
             self._share(slot.special, fragment.keys)
 
@@ -233,7 +238,6 @@ class Compilation:
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
         held = self.entries.setdefault(name, {})
-        # Writing an entry resets its counters: one that stays as it is must not be touched.
         if held.get(key) != entry:
             held[key] = entry
             self.touched.setdefault(name, set()).add(key)

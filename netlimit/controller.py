@@ -70,6 +70,7 @@ class Controller:
         self._revision = -1
         self._expiries: list[tuple[float, int]] = []
         self._tally = Tally()
+        self._rewritten: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
         self._in_step = False
         self._structure = Structure()
@@ -174,6 +175,7 @@ class Controller:
         self._exceptional = self._store.marked(self._setup.host)
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
+        self._rewritten.clear()
         self._revision, rules = self._store.load(self._setup.host)
         for rule in rules:
             self._put(rule)
@@ -188,7 +190,10 @@ class Controller:
             self._compiled.drop(rule_id)
             self._tally.forget(rule_id)
         for rule in changes.rules:
+            before = self._compiled.fragments.get(rule.id)
             self._put(rule)
+            if before is not None and before != self._compiled.fragments.get(rule.id):
+                self._rewritten.add(rule.id)
         for rule_id in list(self._compiled.problems)[:_MOST_RETRIED]:
             # There may be room for it now.
             self._look_again(rule_id)
@@ -247,6 +252,8 @@ class Controller:
             plan = self._diff_all()
         self._in_step = False
         self._apply(plan)
+        while self._rewritten:
+            self._tally.restart(self._rewritten.pop())
         self._structure = compilation.structure
         compilation.settle()
         self._keep_numbers()

@@ -7,6 +7,7 @@ difference to the last reading, or the whole reading if that has become smaller,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from netlimit.compile import Compilation
@@ -27,6 +28,12 @@ class Tally:
     def forget(self, rule_id: int) -> None:
         """The rule is gone."""
         self._counters.pop(rule_id, None)
+
+    def restart(self, rule_id: int) -> None:
+        """The rule's entries were written anew: the kernel counts from nothing again."""
+        before = self._counters.get(rule_id)
+        if before is not None:
+            self._counters[rule_id] = replace(before, raw=Counts())
 
     def read(
         self,

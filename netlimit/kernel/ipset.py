@@ -83,7 +83,9 @@ def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
     if entry.expires and left <= 0:
         return
     mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
-    yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0}{mark}"
+    # An entry that is there would keep its counters, which may be those of another rule.
+    counters = "packets 0 bytes 0"
+    yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0} {counters}{mark}"
 
 
 def _field(block: str, field: str) -> str:

@@ -298,6 +298,16 @@ def test_writing_another_entry_leaves_counters_alone(kernel: Kernel, emit: Calla
     assert kernel.readings([name])[name][THERE][1:] == (5, 500)
 
 
+def test_an_entry_that_is_written_again_counts_from_nothing(kernel: Kernel, emit: Callable[[int, int], None]) -> None:
+    compilation = compiled({"target": THERE, "direction": "to", "rate": "1000 packets/s"})
+    enforce(kernel, compilation)
+    emit(3, 100)
+    name = compilation.sets_of(1)[0]
+    kernel.apply(WriteSets(add={name: {THERE: compilation.entries[name][THERE]}}))
+    emit(2, 100)
+    assert kernel.readings([name])[name][THERE][1:] == (2, 200)
+
+
 def test_what_is_told_to_fail_fails_once() -> None:
     from netlimit.kernel.fake import FakeKernel
 
