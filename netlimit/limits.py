@@ -8,6 +8,7 @@ one rate in it.
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -226,7 +227,7 @@ def compile_rule(rule: Rule, facts: Facts) -> Fragment:
         str(rule.target) if rule.per == PEER else "",
         facts.protects(rule.target),
     )
-    expires = int(rule.expires_at.timestamp()) if rule.expires_at else 0
+    expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
     return Fragment(rule.id, purpose, set_keys(rule.target), expires)
 
 

@@ -181,6 +181,9 @@ def _read_file(path: Path, required: bool) -> dict[str, Any]:
         raise SettingsError("--config", f"The settings file {path} is not valid TOML: {error}.") from None
 
 
+_SECRET = frozenset({"bootstrap_token", "token", "database_url"})
+
+
 def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
     field = str(error["loc"][0])
     setting = PREFIX + field.upper()
@@ -189,6 +192,8 @@ def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
         return SettingsError(field, f"There is no setting {field!r}, which {path} has; known are {known}.")
     place = setting if os.environ.get(setting) else f"{field} in {path}"
     sentence = (
-        str(error["ctx"]["error"]) if error["type"] == "value_error" else f"it must be text, not {error['input']!r}."
+        str(error["ctx"]["error"])
+        if error["type"] == "value_error"
+        else f"it must be text, not {'what it is' if field in _SECRET else repr(error['input'])}."
     )
     return SettingsError(setting, f"The setting {place} cannot be used: {sentence}")

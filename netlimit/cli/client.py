@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -97,6 +98,9 @@ def rule_path(key: str) -> str:
     return f"/rules/{quote(key, safe='')}"
 
 
+_LONGEST_TOKEN = 1000
+
+
 def find_token(settings: Settings) -> str | None:
     """The token of the settings, or else the one that the first start of this host's own API has kept in a file."""
     if settings.token:
@@ -104,7 +108,11 @@ def find_token(settings: Settings) -> str | None:
     if not (_is_loopback(settings.url) or httpx.URL(settings.url).host == settings.listen.host):
         return None
     try:
-        return find_token_file(settings.database_url).read_text("ascii").strip() or None
+        # The API's user may write beside the database: a link of his must not make root read another file.
+        path = find_token_file(settings.database_url)
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="ascii") as file:
+            mine = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
+            return (file.read(_LONGEST_TOKEN).strip() or None) if mine else None
     except (OSError, ValueError):
         return None
 

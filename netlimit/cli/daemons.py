@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -49,8 +50,15 @@ def api(
     run_api(settings, user)
 
 
+def collect_seldom() -> None:
+    """A hundred thousand rules are many objects and no garbage: looking through them again and again takes a fifth of
+    the time that a bulk of them takes (measured)."""
+    gc.set_threshold(100_000, 20, 100)
+
+
 def run_controller(settings: Settings) -> None:
     """Run the controller until SIGTERM or SIGINT."""
+    collect_seldom()
     os.umask(UMASK)
     log_to_stderr("controller")
     stopping: list[int] = []
@@ -71,6 +79,7 @@ def run_api(settings: Settings, user: str) -> None:
 
     from api.app import create_app
 
+    collect_seldom()
     os.umask(UMASK)
     log_to_stderr("api")
     for number in (signal.SIGTERM, signal.SIGINT):  # what uvicorn raises again once it has ended

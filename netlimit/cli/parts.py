@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
     from netlimit.store import Store
 
-SSH_PORT = 22
-
 
 def read_settings(context: typer.Context) -> Settings:
     """The settings that this command goes by. Raises SettingsError."""
@@ -52,7 +50,7 @@ def make_kernel(settings: Settings) -> Kernel:
         return FakeKernel()
     from netlimit.kernel.linux import LinuxKernel
 
-    return LinuxKernel(ports={SSH_PORT, settings.listen.port})
+    return LinuxKernel()
 
 
 def check_backend(settings: Settings) -> None:

@@ -19,6 +19,7 @@ from netlimit.kernel.base import HostFacts
 _CLONE_NEWNET = 0x40000000
 _PROBE_SECONDS = 30
 _USUAL_HZ = 250
+_USUAL_MASKS = (0xFF000000, 0x00FF0000, 0x0000FF00, 0x000000FF)
 _INSTALL = "apt-get install iptables ipset"
 
 TRIALS: dict[str, tuple[str, str]] = {
@@ -87,8 +88,18 @@ def _probe_here() -> dict[str, str | None]:
     found: dict[str, str | None] = {"iptables": _try_tool(4), "ip6tables": _try_tool(6)}
     missing = _try_set()
     for name, (table, words) in TRIALS.items():
-        found[name] = found["iptables"] or (missing if name == "ipset" else None) or _try_rule(name, table, words)
+        found[name] = found["iptables"] or (missing if name == "ipset" else None) or _try_rule(4, name, table, words)
+    found["ip6tables"] = found["ip6tables"] or _try_all6()
     return found
+
+
+def _try_all6() -> str | None:
+    """IPv6 is all or nothing: one table or match that is missing would hold up every other rule."""
+    for name, (table, words) in TRIALS.items():
+        reason = None if name == "ipset" else _try_rule(6, name, table, words)
+        if reason:
+            return reason
+    return None
 
 
 def _try_tool(family: int) -> str | None:
@@ -111,26 +122,34 @@ def _try_set() -> str | None:
     return f"{done.stderr.strip()}. Try `modprobe ip_set_hash_net`." if done.returncode else None
 
 
-def _try_rule(name: str, table: str, words: str) -> str | None:
+def _try_rule(family: int, name: str, table: str, words: str) -> str | None:
+    six = "6" if family == 6 else ""
     try:
-        iptables.try_rule(4, table, words)
+        iptables.try_rule(family, table, words.replace("mask 32", "mask 128") if six else words)
     except Exception as error:
-        module = {"raw": "iptable_raw", "mangle": "iptable_mangle", "security": "iptable_security"}.get(
-            name, {"ipset": "xt_set", "reject": "ipt_REJECT"}.get(name, f"xt_{name}")
-        )
-        return f"this host has no {name} for iptables: {error}. Try `modprobe {module}`."
+        module = {
+            "raw": f"ip{six}table_raw",
+            "mangle": f"ip{six}table_mangle",
+            "security": f"ip{six}table_security",
+            "ipset": "xt_set",
+            "reject": f"ip{six}t_REJECT",
+        }.get(name, f"xt_{name}")
+        return f"This host has no {name} for ip{six}tables: {error}. Try `modprobe {module}`."
     return None
 
 
 def _find_overlap(mask: int) -> str | None:
     """Who else uses bits of the packet mark under our mask."""
-    for owner, other in _foreign_marks():
-        if other & mask:
-            return (
-                f"{owner} uses bits {other & mask:#x} of the packet mark, which NETLIMIT_MARK_MASK {mask:#x} covers. "
-                "Set a mask that is free, such as 0x00ff0000."
-            )
-    return None
+    foreign = list(_foreign_marks())
+    taken = [(owner, other) for owner, other in foreign if other & mask]
+    if not taken:
+        return None
+    owner, other = taken[0]
+    free = [each for each in _USUAL_MASKS if not any(each & bits for _, bits in foreign)]
+    advice = f"Set a mask that is free, such as {free[0]:#010x}." if free else "Free some bits of the mark first."
+    return (
+        f"{owner} uses bits {other & mask:#x} of the packet mark, which NETLIMIT_MARK_MASK {mask:#x} covers. {advice}"
+    )
 
 
 def _foreign_marks() -> Iterator[tuple[str, int]]:

@@ -97,6 +97,8 @@ def _commit(step: SwitchTable) -> None:
     iptc = _iptc()
     positions = _positions(step)
     with _opened(step.family, step.table) as table:
+        if _positions(step) != positions:
+            raise iptc.IPTCError("the table changed while it was read: Resource temporarily unavailable")
         for name in step.chains:
             if not table.is_chain(name):
                 table.create_chain(name)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from pyroute2 import NetlinkError
+
+from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ipset, iptables
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import locked
@@ -14,44 +18,54 @@ from netlimit.state import Structure
 
 
 class LinuxKernel:
-    """The kernel of the network namespace in which this process runs; see `base.Kernel` for the contract.
-
-    `ports` are the TCP ports by which the host is managed.
-    """
-
-    def __init__(self, ports: Collection[int] = (22,)) -> None:
-        self._ports = frozenset(ports)
+    """The kernel of the network namespace in which this process runs; see `base.Kernel` for the contract."""
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
-        return capabilities.probe(mark_mask)
+        with _translated("probe the host"):
+            return capabilities.probe(mark_mask)
 
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
-        return addresses.read_addresses(self._ports)
+        with _translated("read addresses"):
+            return addresses.read_addresses()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep every other netlimit process in this network namespace from writing meanwhile."""
-        namespace = os.stat("/proc/self/ns/net").st_ino
-        with locked(f"/run/netlimit-{namespace}.lock", "write to the kernel"):
+        with _translated("take the lock"):
+            namespace = os.stat("/proc/self/ns/net").st_ino
+            lock = locked(f"/run/netlimit-{namespace}.lock", "write to the kernel")
+        with lock:
             yield
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""
-        sets = ipset.read_sets()
-        chains4, hooks4 = iptables.read_tables(4)
-        chains6, hooks6 = iptables.read_tables(6)
-        return Structure(sets, {**chains4, **chains6}, {**hooks4, **hooks6})
+        with _translated("read the structure"):
+            sets = ipset.read_sets()
+            chains4, hooks4 = iptables.read_tables(4)
+            chains6, hooks6 = iptables.read_tables(6)
+            return Structure(sets, {**chains4, **chains6}, {**hooks4, **hooks6})
 
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of some sets with their counters."""
-        held = ipset.read_sets()
-        return {name: ipset.read_entries(name) for name in names if name in held}
+        with _translated("read sets"):
+            held = ipset.read_sets()
+            return {name: ipset.read_entries(name) for name in names if name in held}
 
     def apply(self, step: Step) -> None:
         """Take one step. Raises KernelError."""
-        if isinstance(step, WriteSets):
-            ipset.write_sets(step)
-        else:
-            iptables.switch_table(step)
+        with _translated(f"write {type(step).__name__}"):
+            if isinstance(step, WriteSets):
+                ipset.write_sets(step)
+            else:
+                iptables.switch_table(step)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Whatever the tools and libraries raise is a KernelError to the caller."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError, NetlinkError) as error:
+        raise KernelError(what, str(error)) from error

@@ -16,8 +16,12 @@ _SECONDS = 10
 @contextmanager
 def locked(path: str, purpose: str) -> Iterator[None]:
     """Hold a lock file. Raises KernelError when another process keeps it for ten seconds."""
-    # Nobody else may open it: whoever can, can keep it.
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as lock:
+    try:
+        # Nobody else may open it: whoever can, can keep it.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}") from None
+    with os.fdopen(descriptor, "r+") as lock:
         deadline = time.monotonic() + _SECONDS
         while True:
             try:

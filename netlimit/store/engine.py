@@ -161,7 +161,7 @@ def _parse_url(text: str) -> URL:
         url = make_url(text)
     except ArgumentError:
         raise StoreError(
-            f"NETLIMIT_DATABASE_URL {text!r} is no database URL; write for example "
+            "NETLIMIT_DATABASE_URL (not shown, it may hold a password) is no database URL; write for example "
             "sqlite:////var/lib/netlimit/netlimit.db or postgresql+psycopg://user:password@host/netlimit."
         ) from None
     if url.drivername in ("postgresql", "postgres"):
