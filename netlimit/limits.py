@@ -340,20 +340,23 @@ def _purpose(
 
 
 def _requirements(purpose: Purpose) -> tuple[str, ...]:
+    """The capabilities that it takes, by the names that `kernel.capabilities` gives them."""
     group = purpose.group if isinstance(purpose, Limit) else purpose
-    needs = ["iptables" if group.family == 4 else "ip6tables", "ipset"]
-    if group.selector.ports or group.selector.source_ports:
-        needs.append("multiport")
+    needs = ["multiport"] if group.selector.ports or group.selector.source_ports else []
     if isinstance(purpose, VerdictGroup):
-        return (*needs, "raw") if purpose.action is Action.BLOCK else (*needs, "mangle")
-    kind = purpose.group.kind
-    if purpose.profile.action is Action.REJECT:
-        needs.append("reject")
-    if kind is Kind.CONCURRENT:
-        return (*needs, "conntrack", "connlimit", "security")
-    if kind is Kind.CONNECTIONS:
-        needs.append("conntrack")
-    return (*needs, "mangle", "marks", "hashlimit")
+        needs.append("raw" if purpose.action is Action.BLOCK else "mangle")
+    else:
+        if purpose.profile.action is Action.REJECT:
+            needs.append("reject")
+        if purpose.group.kind is Kind.CONCURRENT:
+            needs += ["conntrack", "connlimit", "security"]
+        else:
+            needs += ["conntrack"] if purpose.group.kind is Kind.CONNECTIONS else []
+            needs += ["mangle", "hashlimit"]
+    marks = ["marks"] if isinstance(purpose, Limit) and purpose.group.kind is not Kind.CONCURRENT else []
+    if group.family == 6:
+        return ("ip6tables", "ipset", *(f"{need}6" for need in needs), *marks)
+    return ("iptables", "ipset", *needs, *marks)
 
 
 def _show_address(target: Target) -> str:

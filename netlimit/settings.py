@@ -191,9 +191,6 @@ def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
         known = ", ".join(sorted(Settings.model_fields))
         return SettingsError(field, f"There is no setting {field!r}, which {path} has; known are {known}.")
     place = setting if os.environ.get(setting) else f"{field} in {path}"
-    sentence = (
-        str(error["ctx"]["error"])
-        if error["type"] == "value_error"
-        else f"it must be text, not {'what it is' if field in _SECRET else repr(error['input'])}."
-    )
+    shown = "" if field in _SECRET else f", not {error['input']!r}"
+    sentence = str(error["ctx"]["error"]) if error["type"] == "value_error" else f"it must be text{shown}."
     return SettingsError(setting, f"The setting {place} cannot be used: {sentence}")

@@ -37,7 +37,9 @@ TRIALS: dict[str, tuple[str, str]] = {
     "ipset": ("mangle", "-j SET --map-set nl-probe src --map-mark"),
     "reject": ("filter", "-p tcp -j REJECT --reject-with tcp-reset"),
 }
-"""A rule for every capability: table, and what iptables is told."""
+"""A rule for every capability: table, and what iptables is told. What IPv6 can do has a 6 behind its name."""
+
+NAMES = ("iptables", "ip6tables", *TRIALS, *(f"{name}6" for name in TRIALS if name != "ipset"))
 
 
 def probe(mark_mask: int) -> HostFacts:
@@ -63,7 +65,7 @@ def read_hz() -> int:
 def _try_rules() -> dict[str, str | None]:
     if os.geteuid() != 0:
         reason = "netlimit needs root, or CAP_NET_ADMIN and CAP_NET_RAW, to reach the kernel; run it with sudo."
-        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+        return dict.fromkeys(NAMES, reason)
     done = subprocess.run(
         [sys.executable, "-m", "netlimit.kernel.capabilities"],
         capture_output=True,
@@ -75,7 +77,7 @@ def _try_rules() -> dict[str, str | None]:
         found: dict[str, str | None] = json.loads(done.stdout)
     except ValueError:
         reason = f"the probe of this host failed: {done.stderr.strip()[-300:] or done.returncode}"
-        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+        return dict.fromkeys(NAMES, reason)
     return found
 
 
@@ -84,22 +86,16 @@ def _probe_here() -> dict[str, str | None]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
         reason = f"no network namespace can be made to probe in: {os.strerror(ctypes.get_errno())}"
-        return dict.fromkeys((*TRIALS, "iptables", "ip6tables"), reason)
+        return dict.fromkeys(NAMES, reason)
     found: dict[str, str | None] = {"iptables": _try_tool(4), "ip6tables": _try_tool(6)}
     missing = _try_set()
-    for name, (table, words) in TRIALS.items():
-        found[name] = found["iptables"] or (missing if name == "ipset" else None) or _try_rule(4, name, table, words)
-    found["ip6tables"] = found["ip6tables"] or _try_all6()
+    for family, tool, suffix in ((4, "iptables", ""), (6, "ip6tables", "6")):
+        for name, (table, words) in TRIALS.items():
+            if name == "ipset":
+                found[name] = found["iptables"] or missing or _try_rule(4, name, table, words)
+            else:
+                found[name + suffix] = found[tool] or _try_rule(family, name, table, words)
     return found
-
-
-def _try_all6() -> str | None:
-    """IPv6 is all or nothing: one table or match that is missing would hold up every other rule."""
-    for name, (table, words) in TRIALS.items():
-        reason = None if name == "ipset" else _try_rule(6, name, table, words)
-        if reason:
-            return reason
-    return None
 
 
 def _try_tool(family: int) -> str | None:
