@@ -34,3 +34,7 @@ def main() -> None:
         show(name, figures)
         missed += sum(figure.met is False for figure in figures)
     sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
