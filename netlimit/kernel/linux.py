@@ -35,7 +35,7 @@ class LinuxKernel:
         """Keep every other netlimit process in this network namespace from writing meanwhile."""
         with _translated("take the lock"):
             namespace = os.stat("/proc/self/ns/net").st_ino
-            lock = locked(f"/run/netlimit-{namespace}.lock", "write to the kernel")
+            lock = locked(f"/run/netlimit-{namespace}.lock", "write to the kernel", keep=False)
         with lock:
             yield
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from netlimit.errors import KernelError
 
@@ -14,21 +15,35 @@ _SECONDS = 10
 
 
 @contextmanager
-def locked(path: str, purpose: str) -> Iterator[None]:
-    """Hold a lock file. Raises KernelError when another process keeps it for ten seconds."""
+def locked(path: str, purpose: str, *, keep: bool = True) -> Iterator[None]:
+    """Hold a lock file; without `keep` it is gone afterwards. Raises KernelError when another process keeps it for ten
+    seconds, or when it cannot be opened."""
+    deadline = time.monotonic() + _SECONDS
+    while (descriptor := _try_lock(path, purpose)) is None:
+        if time.monotonic() > deadline:
+            raise KernelError(purpose, f"another program has held {path} for {_SECONDS} seconds")
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if not keep:
+            Path(path).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _try_lock(path: str, purpose: str) -> int | None:
+    """The open file that is locked now; None if somebody else has it."""
     try:
         # Nobody else may open it: whoever can, can keep it.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}") from None
-    with os.fdopen(descriptor, "r+") as lock:
-        deadline = time.monotonic() + _SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise KernelError(purpose, f"another program has held {path} for {_SECONDS} seconds") from None
-                time.sleep(0.01)
-        yield
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who had it before may have removed it: then it keeps nobody out.
+        if Path(path).stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None

@@ -1,0 +1,49 @@
+"""One process at a time, and nothing left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import KernelError
+from netlimit.kernel import lock
+
+COUNT = """
+import sys
+from pathlib import Path
+from netlimit.kernel.lock import locked
+for _ in range(50):
+    with locked(sys.argv[1], "count", keep=False):
+        counter = Path(sys.argv[2])
+        counter.write_text(str(int(counter.read_text()) + 1))
+"""
+
+
+def test_no_count_is_lost_between_processes_and_no_file_stays(tmp_path: Path) -> None:
+    counter, path = tmp_path / "counter", tmp_path / "lock"
+    counter.write_text("0")
+    command = [sys.executable, "-c", COUNT, str(path), str(counter)]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    assert counter.read_text() == "200"
+    assert not path.exists()
+
+
+def test_who_waits_too_long_is_told_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_SECONDS", 0.1)
+    path = str(tmp_path / "lock")
+    with (
+        lock.locked(path, "write"),
+        pytest.raises(KernelError, match="another program has held"),
+        lock.locked(path, "write to the kernel"),
+    ):
+        pytest.fail("two hold the same lock")
+
+
+def test_a_lock_that_cannot_be_opened_is_an_error_of_the_kernel(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KernelError, match="cannot be opened: No such file"),
+        lock.locked(str(tmp_path / "none" / "lock"), "write"),
+    ):
+        pytest.fail("there is no such lock")
