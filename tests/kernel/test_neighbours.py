@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import threading
 import time
@@ -174,7 +173,7 @@ def test_only_one_process_writes_at_a_time(linux: RemoteKernel) -> None:
         begin = time.monotonic()
         linux.call("exclusive")
         assert time.monotonic() - begin > 0.3
-    os.unlink(f"/run/netlimit-{namespace}.lock")
+    assert not Path(f"/run/netlimit-{namespace}.lock").exists()
 
 
 def test_iptables_of_others_is_waited_for(linux: RemoteKernel) -> None:
