@@ -26,6 +26,7 @@ from netlimit.limits import (
     exempt_set,
     matched_set,
     safe_set,
+    side_of,
 )
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
@@ -436,11 +437,6 @@ def _places() -> Iterator[tuple[Table, Hook]]:
     tables: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
     hooks: tuple[Hook, ...] = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT")
     yield from ((table, hook) for table in tables for hook in hooks)
-
-
-def side_of(direction: Direction) -> Side:
-    """Where the target stands in a packet."""
-    return "src" if direction is Direction.FROM else "dst"
 
 
 def _close_name(hook: Hook) -> str:

@@ -61,6 +61,11 @@ class Facts:
         return any(address.version == net.version and address in net for net in self.safe)
 
 
+def side_of(direction: Direction) -> Side:
+    """Where the target stands in a packet."""
+    return "src" if direction is Direction.FROM else "dst"
+
+
 class _Keyed:
     """Compared and hashed by its key, which is made once: there are few of them, asked for very often."""
 
@@ -108,7 +113,7 @@ class Group(_Keyed):
     @property
     def side(self) -> Side:
         """Where the target stands in a packet."""
-        return "src" if self.direction is Direction.FROM else "dst"
+        return side_of(self.direction)
 
     @property
     def bucket_side(self) -> Side:
@@ -164,7 +169,7 @@ class VerdictGroup(_Keyed):
     @property
     def side(self) -> Side:
         """Where the target stands in a packet."""
-        return "src" if self.direction is Direction.FROM else "dst"
+        return side_of(self.direction)
 
 
 @dataclass(frozen=True, eq=False)
