@@ -53,7 +53,7 @@ class Waiting:
         return True
 
     async def ask(self, hosts: Sequence[str], kind: str, argument: Mapping[str, object], seconds: float) -> Answers:
-        """Ask the controllers of these gateways; what those answered that did so in time, by gateway."""
+        """Ask the controllers of these gateways; what those answered that did so in time, in the order of `hosts`."""
         asked = {host: await run_in_threadpool(self._store.ask, host, kind, argument) for host in hosts}
         answers: Answers = {}
         end = asyncio.get_running_loop().time() + seconds
@@ -63,7 +63,7 @@ class Waiting:
                 answer = None if host in answers else await run_in_threadpool(self._store.answered, question)
                 if answer is not None:
                     answers[host] = answer
-        return answers
+        return {host: answers[host] for host in hosts if host in answers}
 
     async def live_hosts(self, host: str | None = None) -> list[str]:
         """The gateways whose controllers have reported lately, or only this one. Raises Problem 404 and 503."""

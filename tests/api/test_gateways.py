@@ -54,8 +54,10 @@ def test_the_plans_of_several_are_told_apart(
     client: httpx.Client, controller: Controller, second: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.plan.ANSWER_SECONDS", 1.0)
+    answer = {"text": "nothing to do", "steps": []}
+    controller.answers["plan"] = lambda argument: time.sleep(0.3) or answer  # the order is not that of the answers
+    second.answers["plan"] = lambda argument: answer
     for each in (controller, second):
-        each.answers["plan"] = lambda argument: {"text": "nothing to do", "steps": []}
         each.start()
     assert client.get("/plan").json()["text"] == "# gw1\nnothing to do\n# gw2\nnothing to do"
     assert set(client.get("/plan", params={"host": "gw2"}).json()["hosts"]) == {"gw2"}
