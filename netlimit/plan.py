@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from netlimit.ingress import Ingress
 from netlimit.state import (
     ChainRule,
     Chains,
@@ -23,6 +24,7 @@ from netlimit.state import (
     Table,
     show_entry,
 )
+from netlimit.tree import REST, QueueClass, SavedRoot, Tree, format_classid, format_handle
 
 TIMEOUT_SLACK = 3
 """Seconds by which an entry's end may differ: the kernel tells it as whole seconds from now."""
@@ -99,7 +101,80 @@ class SwitchTable:
         return _shorten(self.lines())
 
 
-Step = WriteSets | SwitchTable
+@dataclass(frozen=True, slots=True)
+class WriteTree:
+    """Change the queues of one device, in this order: the root, then classes with their queues and child HTBs (one
+    that exists takes the new values and keeps its queue), then what goes.
+
+    `root` is a tree whose root qdisc takes the place of whatever is there, in one go; its classes are not looked at.
+    A class goes with all that hangs on it. With `drop`, all of ours goes; `put_back` is then what takes its place,
+    None for what the kernel itself puts there.
+    """
+
+    device: str
+    handle: int
+    root: Tree | None = None
+    classes: Mapping[int, QueueClass] = field(default_factory=dict)
+    children: Mapping[int, int] = field(default_factory=dict)
+    gone: tuple[int, ...] = ()
+    drop: bool = False
+    put_back: SavedRoot | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.root or self.classes or self.children or self.gone or self.drop)
+
+    def lines(self) -> Iterator[str]:
+        """One line a change, as `tc -batch` takes it; `replace` keeps the queue of what is there."""
+        where = f"dev {self.device}"
+        if self.root is not None:
+            kind = self.root.cap or f"htb default {REST:x}"
+            yield f"tc qdisc replace {where} root handle {format_handle(self.root.handle)} {kind}"
+        hanging = {classid: handle for handle, classid in self.children.items()}
+        for classid, each in self.classes.items():
+            name = format_classid(classid)
+            yield f"tc class replace {where} parent {format_classid(each.parent)} classid {name} {each}"
+            if classid in hanging:
+                yield f"tc qdisc add {where} parent {name} handle {format_handle(hanging[classid])} htb"
+            elif each.leaf is not None:
+                yield f"tc qdisc replace {where} parent {name} {each.leaf}"
+        yield from (f"tc class del {where} classid {format_classid(classid)}" for classid in self.gone)
+        if self.drop:
+            yield f"tc qdisc del {where} root"
+
+    def __str__(self) -> str:
+        return _shorten(self.lines())
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIngress:
+    """Change what is shaped of the traffic that ends on this host: first entries that come (one that exists takes the
+    new value), then the program on the devices, then entries that go. `ingress` is the new structure (None: as it is);
+    with `drop`, all of ours goes: programs, entries, and what was seen."""
+
+    ingress: Ingress | None = None
+    add: Entries = field(default_factory=dict)
+    remove: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    drop: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.ingress or self.add or self.remove or self.drop)
+
+    def lines(self) -> Iterator[str]:
+        """One line a change."""
+        for name, entries in self.add.items():
+            yield from (f"ingress add {name} {show_entry(key, entry)}" for key, entry in entries.items())
+        if self.ingress is not None:
+            yield from (f"ingress {line}" for line in self.ingress.lines())
+        for name, keys in self.remove.items():
+            yield from (f"ingress del {name} {key}" for key in keys)
+        if self.drop:
+            yield "ingress drop"
+
+    def __str__(self) -> str:
+        return _shorten(self.lines())
+
+
+Step = WriteSets | SwitchTable | WriteTree | WriteIngress
 
 
 @dataclass(frozen=True, slots=True)

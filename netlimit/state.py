@@ -44,11 +44,13 @@ class IpSet:
 
 
 class Entry(NamedTuple):
-    """What a set keeps beside an address: a mark with its mask (0/0: none) and when it ends (Unix time, 0: never)."""
+    """What a set keeps beside an address: a mark with its mask (0/0: none), when it ends (Unix time, 0: never), and
+    the class that the packet gets as its priority (0: none)."""
 
     mark: int = 0
     mask: int = 0
     expires: int = 0
+    prio: int = 0
 
 
 # -- what a rule in a chain asks of a packet ------------------------------------------------------------------------
@@ -277,6 +279,19 @@ class MapMark:
 
 
 @dataclass(frozen=True, slots=True)
+class MapPriority:
+    """Give the packet the class (as its priority) and the mark of the entry that its address has in a set; a hit
+    counts on the entry. Only on the way out: FORWARD and OUTPUT."""
+
+    name: str
+    side: Side
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "SET", "--map-set", self.name, self.side, "--map-mark", "--map-prio"
+
+
+@dataclass(frozen=True, slots=True)
 class AddTo:
     """Remember the address in a set."""
 
@@ -299,7 +314,7 @@ class Reject:
         return "-j", "REJECT", "--reject-with", self.reply
 
 
-Effect = Verdict | Jump | SetMark | MapMark | AddTo | Reject
+Effect = Verdict | Jump | SetMark | MapMark | MapPriority | AddTo | Reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +378,7 @@ class State:
 
 
 def show_entry(key: str, entry: Entry) -> str:
-    """An entry with its mark, and when it ends."""
+    """An entry with its mark, its class, and when it ends."""
     mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
-    return key + mark + (f" until {entry.expires}" if entry.expires else "")
+    prio = f" skbprio {entry.prio >> 16:x}:{entry.prio & 0xFFFF:x}" if entry.prio else ""
+    return key + mark + prio + (f" until {entry.expires}" if entry.expires else "")

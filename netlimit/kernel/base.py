@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from netlimit.plan import Step
 from netlimit.state import Entry, State, Structure
+from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
 
 class Reading(NamedTuple):
@@ -41,7 +42,7 @@ class Kernel(Protocol):
     """A kernel that holds our objects.
 
     Only objects with our prefix are ever seen or touched. `apply` does one step: a table is switched all or nothing,
-    lines for sets are written one after the other, and those before a refused one stay. Doing what is done already is
+    lines for sets and trees are written one after the other, and those before a refused one stay. Doing what is done already is
     no error, nor is removing what is not there. A refusal raises KernelError with the kernel's own words; the caller
     observes again and plans anew. Nothing is retried here, save that a table which another program changed in the
     same moment is read again first.
@@ -65,6 +66,35 @@ class Kernel(Protocol):
 
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of some sets with their counters; sets that do not exist are left out."""
+        ...
+
+    def topology(self) -> Topology:
+        """Read devices and routes; the same object as before while nothing has changed."""
+        ...
+
+    def queues(self) -> Queues:
+        """Read our trees, and who else has a root qdisc."""
+        ...
+
+    def usages(self, device: str) -> dict[int, Usage]:
+        """Read what the classes of a device have counted, by classid; for a TBF by its handle (minor 0). Nothing for a
+        device without a tree of ours."""
+        ...
+
+    def save_root(self, device: str) -> SavedRoot:
+        """Read a foreign root qdisc so that it can be put back. Raises KernelError for one that cannot."""
+        ...
+
+    def ingress(self) -> Mapping[str, str]:
+        """The devices that have our program on their ingress, with its digest."""
+        ...
+
+    def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Read the entries of lanes with their counters; lanes without any are left out."""
+        ...
+
+    def ingress_seen(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Read which addresses have been seen, with the mark under which, and forget them."""
         ...
 
     def apply(self, step: Step) -> None:

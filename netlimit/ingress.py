@@ -1,0 +1,52 @@
+"""What is shaped of the traffic that ends on this host: it never leaves, so it is led over an IFB device.
+
+Packets come there before netfilter sees them, so a program on the devices' ingress finds the class, as sets do for
+what is forwarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+from netlimit.rules import PortRange
+from netlimit.state import Side
+
+
+class IngressLane(NamedTuple):
+    """Packets of one kind, told by family, protocol ("any", "tcp", "udp", "icmp") and ports, whose class is looked up
+    by the address at `side` (the longest prefix decides). The first lane that has an entry for a packet decides; an
+    entry without a class (prio 0) lets it pass unshaped. An entry with a mark says that the address shall be
+    remembered as seen, under that mark."""
+
+    name: str
+    family: int
+    side: Side
+    protocol: str = "any"
+    ports: tuple[PortRange, ...] = ()
+    source_ports: tuple[PortRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """The program on the ingress of `devices`: what comes for one of the addresses `own` goes through `lanes`."""
+
+    devices: tuple[str, ...]
+    own: tuple[str, ...]
+    lanes: tuple[IngressLane, ...]
+
+    def lines(self) -> Iterator[str]:
+        """A line for each part, as a golden text has it."""
+        yield f"on {' '.join(self.devices)} for {' '.join(self.own)}"
+        for lane in self.lanes:
+            ports = "".join(
+                f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:], strict=True) if ranges
+            )
+            yield f"lane {lane.name} ipv{lane.family} {lane.side} {lane.protocol}{ports}"
+
+    @property
+    def digest(self) -> str:
+        """Ten letters that stand for what the program does, wherever it is."""
+        return sha256(repr((self.own, self.lanes)).encode()).hexdigest()[:10]

@@ -1,0 +1,198 @@
+"""The queues of a device, as tc has them: one HTB, with child HTBs for the many, or a plain TBF.
+
+A packet finds its class by `skb->priority` alone. Its upper half is the handle of the qdisc that holds the class, so
+handles differ between devices: the priority stays with a packet on its way from a VLAN to the device below.
+
+    6e05: root HTB             one a device
+      6e05:ffff                everything: the device's cap, or no limit
+        6e05:fffe              what nothing claims; only where the device has a cap
+        6e05:1000+             shared budgets, nested, and what is theirs alone
+        6e05:1 … 6e05:fff      one for each child HTB, of the same number
+          7001: … 7fff:        a child HTB
+            7001:ffff          lends what the class above it has
+              7001:1 …         hosts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FIRST_ROOT, LAST_ROOT = 0x6E01, 0x6EFF
+FIRST_CHILD, LAST_CHILD = 0x7001, 0x7FFF
+"""Handles of ours. Those from 8000 on are the kernel's own to give."""
+TOP, REST = 0xFFFF, 0xFFFE
+"""Minors: the class that holds all others of its qdisc, and the one for what nothing claims."""
+FIRST_BUDGET, LAST_BUDGET = 0x1000, 0xFFF0
+LINE = 12_500_000_000
+"""Bytes a second; what stands for no limit. Above it the nanoseconds that HTB counts in are too coarse."""
+INGRESS_DEVICE = "nl-in"
+"""The IFB device on which traffic that ends on this host is shaped."""
+_TICK_NS = 64
+"""What tc counts the time of a burst in (net/pkt_sched.h: PSCHED_SHIFT)."""
+
+
+class Leaf(NamedTuple):
+    """The queue of a class: its kind, and the most packets that it holds."""
+
+    kind: Literal["fq_codel", "pfifo"]
+    limit: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} limit {self.limit}" + (" flows 64" if self.kind == "fq_codel" else "")
+
+
+class QueueClass(NamedTuple):
+    """A class of an HTB. `parent` is a class, or a qdisc (minor 0); rates are bytes a second, bursts and `quantum`
+    bytes. `leaf` is None for a class that holds other classes, or a child HTB."""
+
+    parent: int
+    rate: int
+    ceil: int
+    burst: int
+    cburst: int
+    quantum: int
+    leaf: Leaf | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"htb rate {8 * self.rate}bit ceil {8 * self.ceil}bit burst {self.burst}b cburst {self.cburst}b "
+            f"quantum {self.quantum}"
+        )
+
+
+class TokenBucket(NamedTuple):
+    """A TBF: bytes a second, the burst in bytes, and the most bytes that wait."""
+
+    rate: int
+    burst: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"tbf rate {8 * self.rate}bit burst {self.burst}b limit {self.limit}b"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """All of ours on one device. With `cap` it is a TBF and nothing more; else an HTB with `classes` by classid, of
+    which those that `children` name (handle of the child: classid) hold child HTBs."""
+
+    handle: int
+    cap: TokenBucket | None = None
+    classes: Mapping[int, QueueClass] = field(default_factory=dict)
+    children: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["htb", "tbf"]:
+        """The kind of the root qdisc."""
+        return "htb" if self.cap is None else "tbf"
+
+    def lines(self) -> Iterator[str]:
+        """A line for each part, as a golden text has it."""
+        yield f"{format_handle(self.handle)} {self.cap or 'htb'}"
+        hanging = {classid: handle for handle, classid in self.children.items()}
+        for classid, each in sorted(self.classes.items()):
+            queue = f" {format_handle(hanging[classid])} htb" if classid in hanging else f" {each.leaf}"
+            below = queue if classid in hanging or each.leaf else ""
+            yield f"{format_classid(classid)} parent {format_classid(each.parent)} {each}{below}"
+
+
+class Usage(NamedTuple):
+    """What a class has counted: packets and Ethernet bytes sent, packets dropped, how often it had to wait, and what
+    waits now (packets and bytes)."""
+
+    packets: int
+    bytes: int
+    dropped: int
+    overlimits: int
+    queued_packets: int
+    queued_bytes: int
+
+
+def classid(major: int, minor: int) -> int:
+    """Put a classid together, as the kernel keeps it."""
+    return major << 16 | minor
+
+
+def major(classid: int) -> int:
+    """The handle of the qdisc that holds a class."""
+    return classid >> 16
+
+
+def format_classid(classid: int) -> str:
+    """As tc prints it: `6e01:ffff`, or `6e01:` for a qdisc."""
+    return f"{classid >> 16:x}:{classid & 0xFFFF:x}" if classid & 0xFFFF else f"{classid >> 16:x}:"
+
+
+def format_handle(handle: int) -> str:
+    """As tc prints it: `6e01:`."""
+    return f"{handle:x}:"
+
+
+def is_ours(handle: int) -> bool:
+    """Whether a root qdisc with this handle is ours."""
+    return FIRST_ROOT <= handle <= LAST_ROOT
+
+
+def alike(wanted: QueueClass | None, found: QueueClass | None) -> bool:
+    """Whether a class is as it should be. tc keeps bursts as ticks of 64 ns at the class's rate."""
+    if wanted is None or found is None:
+        return wanted is found
+    if wanted == found:
+        return True
+    slack, cslack = (2 + 2 * _TICK_NS * rate // 10**9 for rate in (wanted.rate, wanted.ceil))
+    return (
+        wanted._replace(burst=found.burst, cburst=found.cburst) == found
+        and abs(wanted.burst - found.burst) <= slack
+        and abs(wanted.cburst - found.cburst) <= cslack
+    )
+
+
+# -- where packets go -----------------------------------------------------------------------------------------------
+
+
+class Device(NamedTuple):
+    """A network device: its index, whether it is up, and the kind of link ("" for a card)."""
+
+    index: int
+    up: bool
+    kind: str = ""
+
+
+class Route(NamedTuple):
+    """A unicast route: the prefix (as text), and the devices of its next hops. `connected`: reached without a
+    gateway."""
+
+    prefix: str
+    devices: tuple[str, ...]
+    connected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Devices by name (without loopback and ours), and routes of all tables but the local one."""
+
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRoot:
+    """A root qdisc that was there before ours, as it can be put back: its handle, kind, and the bytes of its options
+    (hexadecimal)."""
+
+    handle: int
+    kind: str
+    options: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What root qdiscs there are: `trees` of ours, and `foreign` ones, each said as tc does (`htb 1:`), by device.
+
+    Those that the kernel itself put there (handle 0) are neither: they make way, and come back by themselves.
+    """
+
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)
