@@ -1,0 +1,70 @@
+"""eBPF by the system call bpf(2) alone: programs are written as instructions, so no compiler has to be on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+from netlimit.errors import KernelError
+
+_CALL = {"x86_64": 321, "aarch64": 280}
+_PROG_LOAD = 5
+_SCHED_CLS = 3
+_LICENSE = b"GPL"
+_LOG_BYTES = 1 << 18
+
+
+def ins(op: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
+    """One instruction (RFC 9669): opcode, destination and source register, signed 16-bit offset, 32-bit immediate."""
+    return struct.pack("=BBhI", op, dst | src << 4, off, imm & 0xFFFFFFFF)
+
+
+def load_program(instructions: bytes, name: str) -> int:
+    """Load a classifier for tc (SCHED_CLS) and return its file descriptor, which the caller closes.
+
+    `name` has at most 15 letters, digits or underscores. Raises KernelError with the words of the kernel's verifier.
+    """
+    try:
+        return _load(instructions, name, log=None)
+    except OSError as refused:
+        log = ctypes.create_string_buffer(_LOG_BYTES)
+        try:
+            return _load(instructions, name, log)
+        except OSError as error:
+            words = log.value.decode(errors="replace").strip()[-500:]
+            raise KernelError(f"load the eBPF program {name}", words or _explain(error)) from refused
+
+
+def call(command: int, attributes: bytearray) -> int:
+    """Make the system call; what the kernel answers in `attributes` (union bpf_attr) is there afterwards.
+
+    Raises OSError, and KernelError on an architecture of which the number of the call is not known.
+    """
+    number = _CALL.get(platform.machine())
+    if number is None:
+        raise KernelError("bpf(2)", f"netlimit knows eBPF on {' and '.join(_CALL)}, not on {platform.machine()}")
+    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(number, command, buffer, len(attributes))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def _load(instructions: bytes, name: str, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    license = ctypes.create_string_buffer(_LICENSE)
+    where = (int(log is not None), len(log), ctypes.addressof(log)) if log is not None else (0, 0, 0)
+    count = len(instructions) // len(ins(0))
+    pointers = ctypes.addressof(code), ctypes.addressof(license)
+    # The kernel's version and flags lie between the log and the name.
+    attributes = struct.pack("=IIQQIIQII16s", _SCHED_CLS, count, *pointers, *where, 0, 0, name.encode())
+    return call(_PROG_LOAD, bytearray(attributes))
+
+
+def _explain(error: OSError) -> str:
+    hint = "; the kernel needs CONFIG_BPF_SYSCALL" if error.errno == errno.ENOSYS else ""
+    return f"{error.strerror}{hint}"
