@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from scripts.testbed.deadline import Deadline, ready
 from scripts.testbed.namespaces import Namespace
+from scripts.testbed.reports import MeterReport
 
 
 def rates(namespace: Namespace, device: str = "eth0", *, every: float = 0.1, seconds: float = 60) -> Iterator[float]:
@@ -17,3 +20,14 @@ def rates(namespace: Namespace, device: str = "eth0", *, every: float = 0.1, sec
         now, count = time.perf_counter(), namespace.received_packets(device)
         yield (count - packets) / (now - before)
         before, packets = now, count
+
+
+def meter(device: str, *, every: float, deadline: Deadline) -> MeterReport:
+    """Reads the bytes that a device of this namespace has received, every so many seconds, until the deadline."""
+    counter = Path("/sys/class/net", device, "statistics/rx_bytes")
+    readings = [(time.time(), int(counter.read_text()))]
+    ready()
+    while not deadline.over():
+        time.sleep(every)
+        readings.append((time.time(), int(counter.read_text())))
+    return MeterReport(readings)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
+
+from scripts.testbed.errors import LabError
 
 BIN_SECONDS = 0.01
+ETHERNET = 14  # bytes of header that tc and a device's counters add to each IP packet
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Delivered:
     def bits_per_second(self) -> float:
         """The mean rate in IP bits."""
         return self.bytes * 8 / self.seconds
+
+    @property
+    def ethernet_bits_per_second(self) -> float:
+        """The mean rate as tc counts it."""
+        return (self.bytes + ETHERNET * self.packets) * 8 / self.seconds
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,66 @@ class ReceiveReport:
             bytes=sum(size for _, size in hits),
             seconds=(end - begin) * self.bin_seconds,
         )
+
+    def rates(self, source: str, *, every: float = 0.1, begin: float, end: float) -> list[float]:
+        """Ethernet bits a second from `source`, in each whole stretch of `every` seconds between two Unix times."""
+        stretches = int((end - begin) / every + 1e-6)
+        bits = [0] * stretches
+        for number, packets, size in self.series.get(source, []):
+            stretch = math.floor((self.start + number * self.bin_seconds - begin) / every + 1e-6)
+            if 0 <= stretch < stretches:
+                bits[stretch] += 8 * (size + ETHERNET * packets)
+        return [each / every for each in bits]
+
+    def began(self, source: str) -> float:
+        """The Unix time of the first bin that has a packet from `source`; ValueError when none came."""
+        return self.start + self.bin_seconds * min(number for number, _, _ in self.series.get(source, []))
+
+
+@dataclass(frozen=True)
+class MeterReport:
+    """What a device received: its counter of Ethernet bytes, read again and again.
+
+    readings: Unix time, and the bytes since the device was made.
+    """
+
+    readings: Sequence[tuple[float, int]] = field(repr=False)
+
+    def bits_per_second(self, begin: float, end: float) -> float:
+        """The mean rate in Ethernet bits between the first and the last reading within two Unix times.
+
+        Raises LabError when there are not two.
+        """
+        inside = [reading for reading in self.readings if begin <= reading[0] <= end]
+        if len(inside) < 2:
+            raise LabError(f"The meter has {len(inside)} readings within {end - begin:g} s; a rate needs two.")
+        (first, before), (last, after) = inside[0], inside[-1]
+        return 8 * (after - before) / (last - first)
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What a TCP receiver got from iperf3: bytes of payload, without those of the seconds that were skipped."""
+
+    bytes: int
+    seconds: float
+
+    @property
+    def bits_per_second(self) -> float:
+        """The mean rate in bits of payload."""
+        return self.bytes * 8 / self.seconds
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `iperf3 --json` printed; LabError with its own words when it failed."""
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise LabError(f"iperf3 printed no JSON: {text.strip()[:200]!r}") from error
+        if "error" in found:
+            raise LabError(f"iperf3: {found['error']}")
+        received = found["end"]["sum_received"]
+        return cls(received["bytes"], received["seconds"])
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,21 @@ from typing import Any, Generic, Self, TypeVar
 
 from scripts.testbed.errors import LabError
 from scripts.testbed.namespaces import LAN_MAC, Lab, Namespace, close_pipes
-from scripts.testbed.reports import ConnectReport, FloodReport, ListenReport, ReceiveReport, SendReport
+from scripts.testbed.reports import (
+    ConnectReport,
+    FloodReport,
+    ListenReport,
+    MeterReport,
+    ReceiveReport,
+    SendReport,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120.0  # seconds that traffic without a time of its own may last
 SINK, SINK_MAC = "10.2.255.254", "02:00:00:02:ff:fe"
+"""Nobody's address on the server's leg; once it is open, the server's link counts what comes for it and drops it."""
 
-Report = TypeVar("Report", SendReport, ReceiveReport, FloodReport, ConnectReport, ListenReport)
+Report = TypeVar("Report", SendReport, ReceiveReport, FloodReport, ConnectReport, ListenReport, MeterReport)
 
 
 class Stream(Generic[Report]):
@@ -169,7 +177,7 @@ def flood(
     By default to an address on the server's leg that belongs to nobody: the server's link drops it at once,
     so that the cost is the gateway's (and the sender's). `core`: all runs on it; default the last.
     """
-    lab.gateway.ip(f"neigh replace {SINK} lladdr {SINK_MAC} nud permanent dev wan")
+    open_sink(lab)
     before = lab.server.received_packets("eth0")
     with Stream(
         lab.client,
@@ -179,6 +187,23 @@ def flood(
     ) as stream:
         report = stream.report()
     return report, lab.server.received_packets("eth0") - before
+
+
+def open_sink(lab: Lab) -> None:
+    """Lets the gateway send on what comes for SINK: traffic that costs the other end nothing."""
+    lab.gateway.ip(f"neigh replace {SINK} lladdr {SINK_MAC} nud permanent dev wan")
+
+
+def metering(
+    namespace: Namespace, device: str = "eth0", *, every: float = 0.1, limit: float = LIMIT
+) -> Stream[MeterReport]:
+    """Reads what a device has received, `every` so many seconds, until stopped or for `limit` seconds."""
+    return Stream(
+        namespace,
+        lambda found: MeterReport(**found),
+        *("meter", f"--device={device}", f"--every={every}"),
+        *_bounds(limit),
+    )
 
 
 def connect(
@@ -216,16 +241,23 @@ def ping(
     namespace: Namespace, destination: str, *, count: int = 1, interval: float = 0.01, source: str | None = None
 ) -> int:
     """Sends `count` ICMP echo requests, v4 or v6, and returns how many were answered within a second."""
+    return len(round_trips(namespace, destination, count=count, interval=interval, source=source))
+
+
+def round_trips(
+    namespace: Namespace, destination: str, *, count: int = 1, interval: float = 0.01, source: str | None = None
+) -> list[float]:
+    """Sends `count` ICMP echo requests, v4 or v6, `interval` seconds apart; milliseconds of each that was answered
+    within a second."""
     origin = ("-I", source) if source else ()
     done = namespace.run(
-        *("ping", "-n", "-q", "-c", str(count), "-i", str(interval), "-W", "1", *origin, destination),
+        *("ping", "-n", "-c", str(count), "-i", str(interval), "-W", "1", *origin, destination),
         check=False,
         timeout=count * interval + 30,
     )
-    found = re.search(r"(\d+) received", done.stdout)
-    if found is None:
+    if " packets transmitted" not in done.stdout:
         raise LabError(f"ping of {destination} in {namespace.role} failed: {done.stderr.strip()}")
-    return int(found[1])
+    return [float(taken) for taken in re.findall(r"time=([\d.]+) ms", done.stdout)]
 
 
 def _received(found: dict[str, Any]) -> ReceiveReport:

@@ -11,9 +11,9 @@ import json
 import os
 import sys
 
-from scripts.testbed import connections, flood, receiver, sender
+from scripts.testbed import connections, flood, meter, receiver, sender
 from scripts.testbed.deadline import Deadline
-from scripts.testbed.reports import ConnectReport, FloodReport, ListenReport, ReceiveReport, SendReport
+from scripts.testbed.reports import ConnectReport, FloodReport, ListenReport, MeterReport, ReceiveReport, SendReport
 
 
 def main() -> None:
@@ -75,11 +75,15 @@ def _listen(options: argparse.Namespace) -> None:
     _show(connections.listen(options.port, deadline=_deadline(options)))
 
 
+def _meter(options: argparse.Namespace) -> None:
+    _show(meter.meter(options.device, every=options.every, deadline=_deadline(options)))
+
+
 def _deadline(options: argparse.Namespace) -> Deadline:
     return Deadline(options.limit, until_eof=options.until_eof)
 
 
-def _show(report: SendReport | ReceiveReport | FloodReport | ConnectReport | ListenReport) -> None:
+def _show(report: SendReport | ReceiveReport | FloodReport | ConnectReport | ListenReport | MeterReport) -> None:
     found = dict(vars(report))
     if isinstance(report, ReceiveReport):
         found |= {"by_source": report.by_source, "bins": report.bins}
@@ -129,6 +133,11 @@ def _parser() -> argparse.ArgumentParser:
     listen = commands.add_parser("listen", parents=[bounded], help="accept TCP connections and hold them")
     listen.add_argument("--port", type=int, default=9000)
     listen.set_defaults(run=_listen)
+
+    meter_ = commands.add_parser("meter", parents=[bounded], help="read the bytes that a device has received")
+    meter_.add_argument("--device", default="eth0")
+    meter_.add_argument("--every", type=float, default=0.1, help="seconds between readings")
+    meter_.set_defaults(run=_meter)
     return parser
 
 

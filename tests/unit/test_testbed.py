@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import pytest
 from scripts.testbed import streams
 from scripts.testbed.chart import Sample, draw
 from scripts.testbed.errors import LabError
+from scripts.testbed.fairness import jain
 from scripts.testbed.namespaces import CLIENT, CLIENT6, NAMESPACES, SERVER, SERVER6, WAN, Lab
-from scripts.testbed.reports import ReceiveReport
+from scripts.testbed.reports import MeterReport, ReceiveReport, TransferReport
+from scripts.testbed.transfers import transferring
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,6 +100,40 @@ def test_a_flood_reaches_the_other_side(lab: Lab) -> None:
 
     assert report.packets > 4096
     assert forwarded == pytest.approx(report.packets - report.backlog_drops, rel=0.01)
+
+
+@needs_root
+def test_the_meter_counts_ethernet_bytes(lab: Lab) -> None:
+    streams.open_sink(lab)
+    with streams.metering(lab.server, every=0.01) as meter:
+        streams.send(lab.client, streams.SINK, rate=1000, seconds=0.5, size=1500)
+        readings = meter.stop().readings
+
+    counted = readings[-1][1] - readings[0][1]
+    assert counted == pytest.approx(500 * (1500 + 14), abs=200)  # a question of ARP or two may be among them
+
+
+@needs_root
+def test_a_transfer_keeps_a_connection_full(lab: Lab) -> None:
+    bucket = ("tbf", "rate", "20mbit", "burst", "20k", "limit", "100k")
+    lab.gateway.run("tc", "qdisc", "add", "dev", "wan", "root", *bucket)
+    try:
+        with transferring(lab.client, lab.server, SERVER, seconds=1, skip=0.5) as transfer:
+            report = transfer.report()
+    finally:
+        lab.gateway.run("tc", "qdisc", "del", "dev", "wan", "root")
+
+    assert report.seconds == pytest.approx(1, abs=0.2)
+    assert report.bits_per_second == pytest.approx(20e6 * 1448 / 1514, rel=0.1)
+
+
+@needs_root
+def test_round_trips_are_milliseconds(lab: Lab) -> None:
+    taken = streams.round_trips(lab.client, SERVER, count=5)
+
+    assert len(taken) == 5
+    assert all(0 < each < 500 for each in taken)
+    assert streams.round_trips(lab.client, "10.2.9.9") == []
 
 
 @needs_root
@@ -181,6 +218,52 @@ def test_delivered_counts_whole_bins_behind_the_burst() -> None:
     assert report.delivered(during=1).packets == 500 + 99 * 2 + 3
     assert report.delivered(source=CLIENT6).packets == 3
     assert report.delivered(source="10.9.9.9").packets == 0
+
+
+def test_rates_over_time_are_whole_stretches_of_one_source() -> None:
+    report = ReceiveReport(
+        packets=27,
+        bytes=27_000,
+        first=100.0,
+        last=100.29,
+        start=100.0,
+        lost=0,
+        series={
+            CLIENT: [(n, 1, 1_000) for n in (*range(10), *range(20, 30))],
+            CLIENT6: [(n, 1, 1_000) for n in range(12, 19)],
+        },
+    )
+
+    assert report.began(CLIENT6) == pytest.approx(100.12)
+    steady = 10 * (1_000 + 14) * 8 / 0.1
+    assert report.rates(CLIENT, begin=100.0, end=100.35) == pytest.approx([steady, 0, steady])
+    assert report.rates(CLIENT, every=0.05, begin=100.25, end=100.35) == pytest.approx([steady, 0])
+    assert report.rates("10.9.9.9", begin=100.0, end=100.2) == [0, 0]
+    assert report.delivered(during=0.1).ethernet_bits_per_second == pytest.approx(steady)
+
+
+def test_a_meter_tells_the_rate_between_its_readings() -> None:
+    report = MeterReport([(10.0, 0), (11.0, 9_999), (11.5, 10_999), (13.0, 13_999), (14.1, 99_999)])
+
+    assert report.bits_per_second(10.9, 14) == pytest.approx(16_000)
+    with pytest.raises(LabError, match="1 readings"):
+        report.bits_per_second(10.9, 11.1)
+
+
+def test_a_transfer_is_what_its_receiver_got() -> None:
+    said = {"end": {"sum_sent": {"bytes": 9_000_000}, "sum_received": {"bytes": 6_250_000, "seconds": 5.0}}}
+
+    assert TransferReport.parse(json.dumps(said)).bits_per_second == 10_000_000
+    with pytest.raises(LabError, match="iperf3: unable to connect to server"):
+        TransferReport.parse('{"error": "unable to connect to server"}')
+    with pytest.raises(LabError, match="printed no JSON: 'iperf3: bad option'"):
+        TransferReport.parse("iperf3: bad option\n")
+
+
+def test_jain_tells_equal_shares_from_unequal_ones() -> None:
+    assert jain([7] * 10) == pytest.approx(1)
+    assert jain([5, 0, 0, 0]) == pytest.approx(0.25)
+    assert jain([1, 2]) == pytest.approx(0.9)
 
 
 def test_the_chart_draws_the_limit_where_it_was_set() -> None:
