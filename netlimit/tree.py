@@ -29,8 +29,8 @@ LINE = 12_500_000_000
 """Bytes a second; what stands for no limit. Above it the nanoseconds that HTB counts in are too coarse."""
 INGRESS_DEVICE = "nl-in"
 """The IFB device on which traffic that ends on this host is shaped."""
-_TICK_NS = 64
-"""What tc counts the time of a burst in (net/pkt_sched.h: PSCHED_SHIFT)."""
+_COARSE_NS = 1_128
+"""By how much the time of a burst can differ: tc cuts it to microseconds, the kernel to ticks of 64 ns."""
 
 
 class Leaf(NamedTuple):
@@ -136,17 +136,25 @@ def is_ours(handle: int) -> bool:
 
 
 def alike(wanted: QueueClass | None, found: QueueClass | None) -> bool:
-    """Whether a class is as it should be. tc keeps bursts as ticks of 64 ns at the class's rate."""
+    """Whether a class is as it should be; bursts may differ by what tc and the kernel make of their time."""
     if wanted is None or found is None:
         return wanted is found
-    if wanted == found:
-        return True
-    slack, cslack = (2 + 2 * _TICK_NS * rate // 10**9 for rate in (wanted.rate, wanted.ceil))
     return (
         wanted._replace(burst=found.burst, cburst=found.cburst) == found
-        and abs(wanted.burst - found.burst) <= slack
-        and abs(wanted.cburst - found.cburst) <= cslack
+        and _alike_burst(wanted.burst, found.burst, wanted.rate)
+        and _alike_burst(wanted.cburst, found.cburst, wanted.ceil)
     )
+
+
+def alike_bucket(wanted: TokenBucket | None, found: TokenBucket | None) -> bool:
+    """Whether a TBF is as it should be, as `alike` tells it of a class."""
+    if wanted is None or found is None:
+        return wanted is found
+    return wanted._replace(burst=found.burst) == found and _alike_burst(wanted.burst, found.burst, wanted.rate)
+
+
+def _alike_burst(wanted: int, found: int, rate: int) -> bool:
+    return abs(wanted - found) <= 2 + _COARSE_NS * rate // 10**9
 
 
 # -- where packets go -----------------------------------------------------------------------------------------------

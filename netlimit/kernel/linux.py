@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pyroute2 import NetlinkError
 
 from netlimit.errors import KernelError
-from netlimit.kernel import addresses, capabilities, ipset, iptables
+from netlimit.kernel import addresses, capabilities, ipset, iptables, queues, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import locked
-from netlimit.plan import Step, WriteSets
+from netlimit.plan import Step, SwitchTable, WriteSets, WriteTree
 from netlimit.state import Structure
+from netlimit.tree import Queues, SavedRoot, Usage
 
 
 class LinuxKernel:
@@ -53,13 +54,30 @@ class LinuxKernel:
             held = ipset.read_sets()
             return {name: ipset.read_entries(name) for name in names if name in held}
 
+    def queues(self) -> Queues:
+        """Read our trees, and who else has a root qdisc."""
+        with _translated("read queues"):
+            return queues.read_queues()
+
+    def usages(self, device: str) -> dict[int, Usage]:
+        """Read what the classes of a device have counted."""
+        with _translated(f"read the queues of {device}"):
+            return queues.read_usages(device)
+
+    def save_root(self, device: str) -> SavedRoot:
+        """Read a foreign root qdisc so that it can be put back. Raises KernelError for one that cannot."""
+        with _translated(f"save the root qdisc of {device}"):
+            return queues.save_root(device)
+
     def apply(self, step: Step) -> None:
         """Take one step. Raises KernelError."""
         with _translated(f"write {type(step).__name__}"):
             if isinstance(step, WriteSets):
                 ipset.write_sets(step)
-            else:
+            elif isinstance(step, SwitchTable):
                 iptables.switch_table(step)
+            elif isinstance(step, WriteTree):
+                tc.write_tree(step)
 
 
 @contextmanager

@@ -1,0 +1,245 @@
+"""The queues of this network namespace, read from the kernel: trees of ours, what they count, and roots of others."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from netlimit.errors import KernelError
+from netlimit.kernel import rtnetlink
+from netlimit.kernel.rtnetlink import TcMessage
+from netlimit.tree import (
+    FIRST_CHILD,
+    LAST_CHILD,
+    Leaf,
+    QueueClass,
+    Queues,
+    SavedRoot,
+    TokenBucket,
+    Tree,
+    Usage,
+    format_handle,
+    is_ours,
+    major,
+)
+
+FILTER = "nl-root"
+"""The name of the program that leads packets from a root HTB to the child HTBs."""
+KIND, OPTIONS, STATISTICS, _SIZE_TABLE, _INVISIBLE = 1, 2, 7, 8, 10
+_HTB_PARAMETERS, _HTB_RATE, _HTB_CEIL = 1, 6, 7
+_TBF_PARAMETERS, _TBF_RATE = 1, 4
+_FQ_CODEL_LIMIT = 2
+_BPF_NAME = 7
+_BASIC, _QUEUE, _PACKETS = 1, 3, 8
+_TICK_NS = 64
+_LINES = {"pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast", "sfq", "skbprio"}
+_MANAGED = {"fq_codel", "codel", "fq", "fq_pie", "pie", "cake", "hhf"}
+"""Kinds that take as options what they give as such. Not so red and choke, which keep their tables to themselves."""
+
+
+def read_queues() -> Queues:
+    """Every tree of ours, and every root qdisc that somebody else has put on a device."""
+    by_device: defaultdict[int, list[TcMessage]] = defaultdict(list)
+    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0):
+        by_device[qdisc.device].append(qdisc)
+    names = dict(socket.if_nameindex())
+    trees, foreign = {}, {}
+    for index, qdiscs in by_device.items():
+        root = next((each for each in qdiscs if each.parent == rtnetlink.ROOT), None)
+        if root is None or index not in names:
+            continue
+        if is_own_root(root):
+            trees[names[index]] = _read_tree(root, qdiscs)
+        elif root.handle:
+            foreign[names[index]] = show_root(root)
+    return Queues(trees, foreign)
+
+
+def read_tree(index: int) -> Tree | None:
+    """Our tree on one device."""
+    root = read_root(index)
+    if root is None or not is_own_root(root):
+        return None
+    return _read_tree(root, _read_qdiscs(index))
+
+
+def read_usages(device: str) -> dict[int, Usage]:
+    """What the classes of a device have counted; nothing for one without a tree of ours."""
+    index = find_index(device)
+    root = read_root(index) if index else None
+    if index is None or root is None or not is_own_root(root):
+        return {}
+    if kind(root) == "tbf":
+        return {root.handle: _read_usage(root)}
+    qdiscs = _read_qdiscs(index)
+    # An fq_codel drops packets that its class has taken in.
+    lost = {qdisc.parent: _read_usage(qdisc).dropped for qdisc in qdiscs}
+    usages = {each.handle: _read_usage(each) for each in _read_classes(root, qdiscs)}
+    return {
+        classid: usage._replace(dropped=max(usage.dropped, lost.get(classid, 0))) for classid, usage in usages.items()
+    }
+
+
+def save_root(device: str) -> SavedRoot:
+    """Read a foreign root qdisc so that it can be put back. Raises KernelError for one that cannot."""
+    index = find_index(device)
+    root = read_root(index) if index else None
+    if index is None or root is None or not root.handle or is_own_root(root):
+        raise KernelError(f"save the root qdisc of {device}", "there is none but the kernel's own, or netlimit's")
+    reason = _find_loss(root, index)
+    if reason:
+        advice = "Remove it, or leave this device to whoever put it there."
+        raise KernelError(f"save the root qdisc of {device}", f"{show_root(root)} {reason}. {advice}")
+    return SavedRoot(major(root.handle), kind(root), root.attributes.get(OPTIONS, b"").hex())
+
+
+def read_root(index: int) -> TcMessage | None:
+    """The root qdisc of a device."""
+    return rtnetlink.read_one(rtnetlink.GET_QDISC, index, rtnetlink.ROOT)
+
+
+def find_index(device: str) -> int | None:
+    """The index of a device, None if there is no such device."""
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        return None
+
+
+def is_own_root(root: TcMessage) -> bool:
+    """Whether a root qdisc is one of ours."""
+    return is_ours(major(root.handle)) and kind(root) in ("htb", "tbf")
+
+
+def is_filtered(root: TcMessage) -> bool:
+    """Whether the filter is there that leads packets from a root HTB to its child HTBs."""
+    filters = rtnetlink.read_all(rtnetlink.GET_FILTER, root.device, root.handle)
+    return any(_text(rtnetlink.decode(each.attributes.get(OPTIONS, b"")).get(_BPF_NAME)) == FILTER for each in filters)
+
+
+def kind(message: TcMessage) -> str:
+    """The kind of a qdisc, class or filter."""
+    return _text(message.attributes.get(KIND))
+
+
+def show_root(root: TcMessage) -> str:
+    """As tc says it: `htb 1:`."""
+    return f"{kind(root)} {format_handle(major(root.handle))}"
+
+
+# -- trees ----------------------------------------------------------------------------------------------------------
+
+
+def _read_tree(root: TcMessage, qdiscs: Sequence[TcMessage]) -> Tree:
+    handle = major(root.handle)
+    if kind(root) == "tbf":
+        return Tree(handle, cap=_read_bucket(root))
+    leaves = {qdisc.parent: _read_leaf(qdisc) for qdisc in qdiscs}
+    classes = {each.handle: _read_class(each, leaves) for each in _read_classes(root, qdiscs)}
+    # What no packet reaches does not hang there: then the filter is written again with the children.
+    children = _find_children(qdiscs) if is_filtered(root) else {}
+    return Tree(handle, classes=classes, children=children)
+
+
+def _find_children(qdiscs: Iterable[TcMessage]) -> dict[int, int]:
+    """The class on which each child HTB hangs."""
+    return {
+        major(qdisc.handle): qdisc.parent
+        for qdisc in qdiscs
+        if FIRST_CHILD <= major(qdisc.handle) <= LAST_CHILD and kind(qdisc) == "htb"
+    }
+
+
+def _read_qdiscs(index: int) -> list[TcMessage]:
+    return [each for each in rtnetlink.read_all(rtnetlink.GET_QDISC, index) if each.device == index]
+
+
+def _read_classes(root: TcMessage, qdiscs: Iterable[TcMessage]) -> list[TcMessage]:
+    """The classes of a root HTB and of its child HTBs, but of nothing else that may hang there."""
+    ours = {major(root.handle), *_find_children(qdiscs)}
+    return [each for each in rtnetlink.read_all(rtnetlink.GET_CLASS, root.device) if major(each.handle) in ours]
+
+
+def _read_class(message: TcMessage, leaves: Mapping[int, Leaf | None]) -> QueueClass:
+    """struct tc_htb_opt (linux/pkt_sched.h); rates that do not fit into 32 bits stand beside it."""
+    options = rtnetlink.decode(message.attributes[OPTIONS])
+    rate, ceil, buffer, cbuffer, quantum = struct.unpack_from("=8xI8xIIII", options[_HTB_PARAMETERS])
+    rate = _number(options.get(_HTB_RATE), rate)
+    ceil = _number(options.get(_HTB_CEIL), ceil)
+    parent = message.handle & 0xFFFF0000 if message.parent == rtnetlink.ROOT else message.parent
+    bursts = _count_bytes(buffer, rate), _count_bytes(cbuffer, ceil)
+    return QueueClass(parent, rate, ceil, *bursts, quantum, leaves.get(message.handle))
+
+
+def _read_bucket(message: TcMessage) -> TokenBucket:
+    """struct tc_tbf_qopt (linux/pkt_sched.h)."""
+    options = rtnetlink.decode(message.attributes[OPTIONS])
+    rate, limit, buffer = struct.unpack_from("=8xI12xII", options[_TBF_PARAMETERS])
+    rate = _number(options.get(_TBF_RATE), rate)
+    return TokenBucket(rate, _count_bytes(buffer, rate), limit)
+
+
+def _read_leaf(message: TcMessage) -> Leaf | None:
+    """The queue of a class; None for a kind that is not one of ours."""
+    options = message.attributes.get(OPTIONS, b"")
+    if kind(message) == "pfifo":
+        return Leaf("pfifo", _number(options, 0))
+    if kind(message) == "fq_codel":
+        return Leaf("fq_codel", _number(rtnetlink.decode(options).get(_FQ_CODEL_LIMIT), 0))
+    return None
+
+
+def _count_bytes(ticks: int, rate: int) -> int:
+    """What is sent in a time."""
+    return round(ticks * _TICK_NS * rate / 10**9)
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------
+
+
+def _read_usage(message: TcMessage) -> Usage:
+    """struct gnet_stats_basic and gnet_stats_queue (linux/gen_stats.h)."""
+    statistics = rtnetlink.decode(message.attributes.get(STATISTICS, b""))
+    count, packets = struct.unpack_from("=QI", statistics[_BASIC])
+    queued, waiting, dropped, _, overlimits = struct.unpack_from("=IIIII", statistics[_QUEUE])
+    return Usage(_number(statistics.get(_PACKETS), packets), count, dropped, overlimits, queued, waiting)
+
+
+# -- what can be put back -------------------------------------------------------------------------------------------
+
+
+def _find_loss(root: TcMessage, index: int) -> str | None:
+    """What would be lost of a root qdisc, None if nothing."""
+    inner = [each for each in _read_qdiscs(index) if major(each.parent) == major(root.handle)]
+    if kind(root) not in {*_LINES, *_MANAGED, "tbf"}:
+        return "keeps more than can be read and put back"
+    if inner:
+        return f"holds another qdisc ({kind(inner[0])}), which would be lost"
+    if _SIZE_TABLE in root.attributes:
+        return "has a size table (stab), which would be lost"
+    if kind(root) == "tbf" and not _has_own_queue(root, index):
+        return "holds a queue that is not its own, which would be lost"
+    if any(rtnetlink.read_all(rtnetlink.GET_FILTER, index, root.handle)):
+        return "has filters, which would be lost"
+    return None
+
+
+def _has_own_queue(root: TcMessage, index: int) -> bool:
+    """Whether the bfifo in a TBF is the one that a TBF makes, with a limit equal to its own."""
+    shown = rtnetlink.encode(_INVISIBLE, b"")
+    qdiscs = rtnetlink.read_all(rtnetlink.GET_QDISC, index, extra=shown)
+    queues = [each for each in qdiscs if each.device == index and major(each.parent) == major(root.handle)]
+    limit = _read_bucket(root).limit
+    return [(kind(each), _number(each.attributes.get(OPTIONS), 0)) for each in queues] == [("bfifo", limit)]
+
+
+def _number(value: bytes | None, otherwise: int) -> int:
+    """The bytes of an attribute as a number."""
+    return int.from_bytes(value, sys.byteorder) if value else otherwise
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").rstrip(b"\0").decode()

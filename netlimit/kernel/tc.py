@@ -1,0 +1,228 @@
+"""Trees of queues, spoken to by `tc -batch`: one process for any number of classes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pyroute2 import IPRoute
+
+from netlimit.errors import KernelError
+from netlimit.kernel import bpf, queues, rtnetlink
+from netlimit.kernel.rtnetlink import TcMessage
+from netlimit.plan import WriteTree
+from netlimit.tree import (
+    FIRST_CHILD,
+    INGRESS_DEVICE,
+    LAST_CHILD,
+    QueueClass,
+    SavedRoot,
+    Tree,
+    classid,
+    format_classid,
+    major,
+)
+
+_FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
+_BPF_FD, _BPF_NAME = 6, 7
+_EVERY_PROTOCOL = 3
+"""ETH_P_ALL."""
+
+
+class _Refusal(NamedTuple):
+    line: str
+    reason: str
+
+
+def write_tree(step: WriteTree) -> None:
+    """Write the queues of one device. Raises KernelError with the line that was refused; those before it stay."""
+    if step.drop:
+        _drop(step)
+        return
+    lines = [line.removeprefix("tc ") for line in step.lines()]
+    if step.root is not None:
+        _make_root(step, step.root, lines.pop(0))
+    if step.children:
+        _lead_to_children(step)
+    refusal = _run(lines)
+    if refusal:
+        # Perhaps it was done already. Looking first would cost more than the change of a single class.
+        refusal = _run(list(_render_rest(step)))
+    if refusal:
+        raise KernelError(*refusal)
+
+
+# -- the root -------------------------------------------------------------------------------------------------------
+
+
+def _make_root(step: WriteTree, root: Tree, line: str) -> None:
+    if step.device == INGRESS_DEVICE:
+        _make_ingress_device()
+    index = _find(step)
+    found = queues.read_root(index)
+    if found is not None and found.handle and not queues.is_own_root(found):
+        _check_saved(step, found)
+    # The kernel changes no HTB: one of this handle is as it should be.
+    standing = found is not None and (major(found.handle), queues.kind(found)) == (root.handle, "htb")
+    refusal = None if standing and root.cap is None else _run([line])
+    if refusal:
+        raise KernelError(*refusal)
+
+
+def _check_saved(step: WriteTree, found: TcMessage) -> None:
+    """A foreign root makes way only if it is the one that was saved."""
+    if step.put_back is None or step.put_back != queues.save_root(step.device):
+        reason = f"{step.device} has the root qdisc {queues.show_root(found)} of somebody else, which stays"
+        raise KernelError(str(step), reason)
+
+
+def _lead_to_children(step: WriteTree) -> None:
+    """Attach the root filter, if it is not there: an HTB finds its own classes by `skb->priority`, but not those of
+    an HTB that hangs on one of them."""
+    index = _find(step)
+    root = queues.read_root(index)
+    if root is None or major(root.handle) != step.handle or queues.is_filtered(root):
+        return
+    program = bpf.load_program(_lead(major(root.handle)), "nl_root")
+    try:
+        options = rtnetlink.encode(_BPF_FD, program.to_bytes(4, sys.byteorder))
+        options += rtnetlink.encode(_BPF_NAME, f"{queues.FILTER}\0".encode())
+        attributes = {queues.KIND: b"bpf\0", queues.OPTIONS: options}
+        # Priority 1, for every protocol.
+        message = TcMessage(index, 1, root.handle, 1 << 16 | socket.htons(_EVERY_PROTOCOL), attributes)
+        rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, message)
+    finally:
+        os.close(program)
+
+
+def _lead(root: int) -> bytes:
+    """From the handle of a child HTB, the upper half of `skb->priority`, to the class on which it hangs.
+
+    7001: hangs on 6e01:1, 7002: on 6e01:2, and so on. Other packets go on (0).
+    """
+    r0, r1, r2 = 0, 1, 2
+    return b"".join(
+        [
+            bpf.ins(0x61, r2, r1, off=32),  # r2 = skb->priority
+            bpf.ins(0x77, r2, imm=16),  # r2 >>= 16
+            bpf.ins(0xB4, r0, imm=0),  # r0 = 0
+            bpf.ins(0x17, r2, imm=FIRST_CHILD),  # r2 -= 0x7001
+            bpf.ins(0x25, r2, off=2, imm=LAST_CHILD - FIRST_CHILD),  # if r2 > 0xffe: return r0
+            bpf.ins(0xB4, r0, imm=classid(root, 1)),  # r0 = root:1
+            bpf.ins(0x0F, r0, r2),  # r0 += r2
+            bpf.ins(0x95),  # return r0
+        ]
+    )
+
+
+def _make_ingress_device() -> None:
+    with IPRoute() as ipr:
+        if not ipr.link_lookup(ifname=INGRESS_DEVICE):
+            ipr.link("add", ifname=INGRESS_DEVICE, kind="ifb", state="up")
+
+
+def _find(step: WriteTree) -> int:
+    index = queues.find_index(step.device)
+    if index is None:
+        raise KernelError(str(step), f"there is no device {step.device}")
+    return index
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def _drop(step: WriteTree) -> None:
+    index = queues.find_index(step.device)
+    root = queues.read_root(index) if index else None
+    if index is None or root is None or not queues.is_own_root(root):
+        return
+    if step.device == INGRESS_DEVICE:
+        with IPRoute() as ipr:
+            ipr.link("del", index=index)
+    elif step.put_back is not None:
+        _put_back(index, step.put_back)
+    else:
+        refusal = _run([f"qdisc del dev {step.device} root"])
+        if refusal:
+            raise KernelError(*refusal)
+
+
+def _put_back(index: int, saved: SavedRoot) -> None:
+    """In one go: the kernel's own qdisc does not stand there in between."""
+    attributes = {queues.KIND: f"{saved.kind}\0".encode()}
+    if saved.options:
+        attributes[queues.OPTIONS] = bytes.fromhex(saved.options)
+    message = TcMessage(index, saved.handle << 16, rtnetlink.ROOT, 0, attributes)
+    rtnetlink.write_one(rtnetlink.NEW_QDISC, rtnetlink.CREATE | rtnetlink.REPLACE, message)
+
+
+# -- what is left to do ---------------------------------------------------------------------------------------------
+
+
+def _render_rest(step: WriteTree) -> Iterator[str]:
+    """The lines for what is not as it should be: the kernel makes no child twice, and removes nothing that is gone."""
+    index = queues.find_index(step.device)
+    if index is None and not (step.classes or step.children):
+        return
+    found = (queues.read_tree(index) if index else None) or Tree(step.handle)
+    held = _find_leaves(step.classes, found)
+    rest = replace(
+        step,
+        root=None,
+        classes={name: each._replace(leaf=None) if name in held else each for name, each in step.classes.items()},
+        children={name: where for name, where in step.children.items() if found.children.get(name) != where},
+        gone=tuple(_expand(step.gone, found.classes)),
+    )
+    yield from (line.removeprefix("tc ") for line in rest.lines())
+    yield from (f"qdisc change dev {step.device} parent {format_classid(name)} {leaf}" for name, leaf in held.items())
+
+
+def _find_leaves(classes: Mapping[int, QueueClass], found: Tree) -> dict[int, str]:
+    """The queues that are of the right kind already: an fq_codel can have another limit, but not be told its flows."""
+    leaves = {}
+    for name, each in classes.items():
+        there = found.classes.get(name)
+        if each.leaf and there and there.leaf and there.leaf.kind == each.leaf.kind:
+            leaves[name] = f"{each.leaf.kind} limit {each.leaf.limit}"
+    return leaves
+
+
+def _expand(gone: Iterable[int], classes: Mapping[int, QueueClass]) -> Iterator[int]:
+    """Classes with all that stand below them, in the order in which the kernel lets go of them: from the leaves up."""
+    below: dict[int, list[int]] = {}
+    for name, each in classes.items():
+        below.setdefault(each.parent, []).append(name)
+    left = set(classes)
+
+    def leave(name: int) -> Iterator[int]:
+        for each in below.get(name, ()):
+            yield from leave(each)
+        if name in left:
+            left.discard(name)
+            yield name
+
+    for name in gone:
+        yield from leave(name)
+
+
+def _run(lines: Sequence[str]) -> _Refusal | None:
+    """Run them up to the first that is refused."""
+    if not lines:
+        return None
+    try:
+        done = subprocess.run(
+            ["tc", "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return _Refusal("tc", "there is no `tc` on this host; install the package iproute2")
+    if not done.returncode:
+        return None
+    failed = _FAILED.search(done.stderr)
+    words = done.stderr[: failed.start() if failed else None].strip().rpartition("\n")[2]
+    return _Refusal(f"tc {lines[int(failed[1]) - 1]}" if failed else "tc -batch -", words.removeprefix("Error: "))
