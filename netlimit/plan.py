@@ -269,7 +269,7 @@ def alike(wanted: Entry, found: Entry | None) -> bool:
         return False
     if wanted == found:
         return True
-    same = wanted.mark == found.mark and wanted.mask == found.mask and bool(wanted.expires) == bool(found.expires)
+    same = wanted._replace(expires=found.expires) == found and bool(wanted.expires) == bool(found.expires)
     return same and abs(wanted.expires - found.expires) <= TIMEOUT_SLACK
 
 

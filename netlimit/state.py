@@ -27,6 +27,7 @@ class IpSet:
     """An ipset: `kind` "net" or "ip"; `marks` for skbinfo; `timeout` the default in seconds (0: entries stay).
 
     `size` is the most entries it takes (maxelem); with `rolling`, a full set forgets some rather than refuse more.
+    A set of kind "ip" with a `netmask` keeps the network of that prefix length in which an address is (0: the address).
     """
 
     name: str
@@ -36,11 +37,13 @@ class IpSet:
     timeout: int = 0
     size: int = 65536
     rolling: bool = False
+    netmask: int = 0
 
     def __str__(self) -> str:
         family = "inet" if self.family == 4 else "inet6"
-        text = f"{self.name} hash:{self.kind} family {family} maxelem {self.size} timeout {self.timeout} counters"
-        return text + (" forceadd" if self.rolling else "") + (" skbinfo" if self.marks else "")
+        netmask = f" netmask {self.netmask}" if self.netmask else ""
+        text = f"{self.name} hash:{self.kind} family {family} maxelem {self.size}{netmask} timeout {self.timeout}"
+        return f"{text} counters" + (" forceadd" if self.rolling else "") + (" skbinfo" if self.marks else "")
 
 
 class Entry(NamedTuple):

@@ -83,9 +83,10 @@ def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
     if entry.expires and left <= 0:
         return
     mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
+    prio = f" skbprio {entry.prio >> 16:x}:{entry.prio & 0xFFFF:x}" if entry.prio else ""
     # An entry that is there would keep its counters, which may be those of another rule.
     counters = "packets 0 bytes 0"
-    yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0} {counters}{mark}"
+    yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0} {counters}{mark}{prio}"
 
 
 def _field(block: str, field: str) -> str:
@@ -104,11 +105,13 @@ def _parse_set(name: str, kind: str, words: list[str]) -> IpSet:
         size=int(options.get("maxelem", 0)),
         # ipset does not print forceadd
         rolling=name.startswith(OFFENDER_PREFIX),
+        netmask=int(options.get("netmask", 0)),
     )
 
 
 def _parse_entry(words: list[str], now: int, alike: dict[tuple[str, ...], Entry]) -> tuple[str, Reading]:
-    """`add NAME KEY timeout 0 packets 0 bytes 0 [skbmark 0x1/0xff]`; a foreign set of our name may lack any of it.
+    """`add NAME KEY timeout 0 packets 0 bytes 0 [skbmark 0x1/0xff] [skbprio 1:2]`; a foreign set of our name may lack
+    any of it.
 
     Of 100,000 entries few differ: those that do not end share one object.
     """
@@ -130,7 +133,8 @@ def _read_entry(options: dict[str, str], now: int) -> Entry:
     if "skbmark" in options:
         value, _, under = options["skbmark"].partition("/")
         mark, mask = int(value, 16), int(under or "0xffffffff", 16)
-    return Entry(mark, mask, now + left if left else 0)
+    major, _, minor = options.get("skbprio", "0:0").partition(":")
+    return Entry(mark, mask, now + left if left else 0, int(major, 16) << 16 | int(minor or "0", 16))
 
 
 def _run(*words: str, script: str | None = None, step: WriteSets | None = None) -> str:
