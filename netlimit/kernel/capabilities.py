@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from netlimit.kernel import iptables
+from netlimit.kernel import iptables, tc
 from netlimit.kernel.base import HostFacts
+from netlimit.plan import WriteTree
+from netlimit.tree import FIRST_CHILD, FIRST_ROOT, INGRESS_DEVICE, QueueClass, Tree, classid
 
 _CLONE_NEWNET = 0x40000000
 _PROBE_SECONDS = 30
@@ -39,7 +41,22 @@ TRIALS: dict[str, tuple[str, str]] = {
 }
 """A rule for every capability: table, and what iptables is told. What IPv6 can do has a 6 behind its name."""
 
-NAMES = ("iptables", "ip6tables", *TRIALS, *(f"{name}6" for name in TRIALS if name != "ipset"))
+QUEUES = {
+    "htb": "htb default 1",
+    "tbf": "tbf rate 1mbit burst 10kb limit 10kb",
+    "fq_codel": "fq_codel limit 100 flows 64",
+}
+"""A queue for every capability, as tc is told. Without fq_codel a pfifo does."""
+
+NAMES = (
+    "iptables",
+    "ip6tables",
+    *TRIALS,
+    *(f"{name}6" for name in TRIALS if name != "ipset"),
+    *QUEUES,
+    "bpf",
+    "ifb",
+)
 
 
 def probe(mark_mask: int) -> HostFacts:
@@ -95,7 +112,7 @@ def _probe_here() -> dict[str, str | None]:
                 found[name] = found["iptables"] or missing or _try_rule(4, name, table, words)
             else:
                 found[name + suffix] = found[tool] or _try_rule(family, name, table, words)
-    return found
+    return found | _try_queues()
 
 
 def _try_tool(family: int) -> str | None:
@@ -131,6 +148,38 @@ def _try_rule(family: int, name: str, table: str, words: str) -> str | None:
             "reject": f"ip{six}t_REJECT",
         }.get(name, f"xt_{name}")
         return f"This host has no {name} for ip{six}tables: {error}. Try `modprobe {module}`."
+    return None
+
+
+def _try_queues() -> dict[str, str | None]:
+    found = {name: _try_queue(name, words) for name, words in QUEUES.items()}
+    root, top = Tree(FIRST_ROOT), classid(FIRST_ROOT, 1)
+    holder = QueueClass(classid(FIRST_ROOT, 0), rate=1000, ceil=1000, burst=2000, cburst=2000, quantum=1500)
+    nested = WriteTree("lo", root.handle, root, {top: holder}, {FIRST_CHILD: top})
+    found["bpf"] = found["htb"] or _try_tree("eBPF", nested, "cls_bpf")
+    ingress = WriteTree(INGRESS_DEVICE, root.handle, root)
+    found["ifb"] = found["htb"] or _try_tree("IFB device", ingress, "ifb")
+    return found
+
+
+def _try_queue(name: str, words: str) -> str | None:
+    lines = f"qdisc add dev lo root {words}\nqdisc del dev lo root\n"
+    try:
+        done = subprocess.run(["tc", "-batch", "-"], input=lines, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "There is no tc on this host. Try `apt-get install iproute2`."
+    if not done.returncode:
+        return None
+    if name == "fq_codel":
+        return "Flows that share a class wait in one line; `modprobe sch_fq_codel` would part them."
+    return f"This host has no {name}: {done.stderr.splitlines()[0]} Try `modprobe sch_{name}`."
+
+
+def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
+    try:
+        tc.write_tree(step)
+    except Exception as error:
+        return f"This host has no {name} for queues: {getattr(error, 'reason', error)}. Try `modprobe {module}`."
     return None
 
 

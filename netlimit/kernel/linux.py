@@ -13,13 +13,17 @@ from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ipset, iptables, queues, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import locked
+from netlimit.kernel.topology import TopologyWatch
 from netlimit.plan import Step, SwitchTable, WriteSets, WriteTree
 from netlimit.state import Structure
-from netlimit.tree import Queues, SavedRoot, Usage
+from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
 
 class LinuxKernel:
     """The kernel of the network namespace in which this process runs; see `base.Kernel` for the contract."""
+
+    def __init__(self) -> None:
+        self._watch = TopologyWatch()
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
@@ -53,6 +57,11 @@ class LinuxKernel:
         with _translated("read sets"):
             held = ipset.read_sets()
             return {name: ipset.read_entries(name) for name in names if name in held}
+
+    def topology(self) -> Topology:
+        """Read devices and routes; the same object as before while nothing has changed."""
+        with _translated("read devices and routes"):
+            return self._watch.topology()
 
     def queues(self) -> Queues:
         """Read our trees, and who else has a root qdisc."""

@@ -16,6 +16,7 @@ from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.linux import LinuxKernel
 from netlimit.plan import Step
 from netlimit.state import Structure
+from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
 
 class RemoteKernel:
@@ -69,6 +70,18 @@ class RemoteKernel:
 
     def readings(self, names: Any) -> dict[str, dict[str, Reading]]:
         return self.call("readings", list(names))
+
+    def topology(self) -> Topology:
+        return self.call("topology")
+
+    def queues(self) -> Queues:
+        return self.call("queues")
+
+    def usages(self, device: str) -> dict[int, Usage]:
+        return self.call("usages", device)
+
+    def save_root(self, device: str) -> SavedRoot:
+        return self.call("save_root", device)
 
     def apply(self, step: Step) -> None:
         self.call("apply", step)

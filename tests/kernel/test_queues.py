@@ -1,0 +1,364 @@
+"""Trees of queues on the real kernel: what is written is read back, holds packets back, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from netlimit.errors import KernelError
+from netlimit.plan import WriteTree
+from netlimit.tree import (
+    FIRST_CHILD,
+    INGRESS_DEVICE,
+    LINE,
+    REST,
+    TOP,
+    Leaf,
+    QueueClass,
+    Queues,
+    SavedRoot,
+    TokenBucket,
+    Tree,
+    alike,
+    alike_bucket,
+    classid,
+)
+from tests.kernel.worker import RemoteKernel
+
+ROOT, OTHER = 0x6E01, 0x6E02
+HERE, THERE = "10.3.0.1", "10.3.0.2"
+RATES = [1_000, 12_345, 125_000, 123_456_789, 2**32 - 1, 2**32 + 5, LINE]
+HOLDER = QueueClass(classid(ROOT, TOP), 10**6, LINE, 100_000, 10**6, 60_000)
+HOST = QueueClass(classid(FIRST_CHILD, TOP), 10**6, 10**6, 10_000, 10_000, 1_514, Leaf("pfifo", 100))
+
+
+@pytest.fixture
+def kernel(untouched: RemoteKernel) -> RemoteKernel:
+    """A gateway with a card called `near`, behind which packets come out at `far`."""
+    lines = [
+        "link add name near type veth peer name far",
+        "link set near up",
+        "link set far up",
+        f"addr add {HERE}/24 dev near",
+        f"neigh replace {THERE} lladdr 02:00:00:00:00:02 nud permanent dev near",
+    ]
+    untouched.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+    untouched.run("ip", "-batch", "-", stdin="\n".join(lines))
+    return untouched
+
+
+def grow(root: int = ROOT) -> Tree:
+    """A tree with a host in a child HTB, a budget, and a place for the rest."""
+    top, holder, child = classid(root, TOP), classid(root, 1), FIRST_CHILD
+    classes = {
+        top: HOLDER._replace(parent=classid(root, 0), rate=LINE, burst=10**6),
+        classid(root, REST): HOST._replace(parent=top, quantum=60_000),
+        classid(root, 0x1000): HOST._replace(parent=top, rate=250_000),
+        holder: HOLDER._replace(parent=top),
+        classid(child, TOP): HOLDER._replace(parent=classid(child, 0)),
+        classid(child, 1): HOST,
+        classid(child, 2): HOST._replace(rate=2_000_000, ceil=3_000_000),
+    }
+    return Tree(root, classes=classes, children={child: holder})
+
+
+def plant(tree: Tree, device: str = "near", put_back: SavedRoot | None = None) -> WriteTree:
+    return WriteTree(device, tree.handle, tree, tree.classes, tree.children, put_back=put_back)
+
+
+def assert_alike(found: Tree, wanted: Tree) -> None:
+    assert (found.handle, found.children) == (wanted.handle, wanted.children)
+    assert found.classes.keys() == wanted.classes.keys()
+    for name, each in wanted.classes.items():
+        assert alike(each, found.classes[name]), f"{each} became {found.classes[name]}"
+
+
+def show(kernel: RemoteKernel) -> str:
+    return kernel.run("tc", "qdisc", "show") + kernel.run("tc", "class", "show", "dev", "near")
+
+
+# -- written and read back ------------------------------------------------------------------------------------------
+
+
+def test_a_device_without_queues_of_anybody(kernel: RemoteKernel) -> None:
+    assert kernel.queues() == Queues()
+    assert kernel.usages("near") == {}
+
+
+def test_a_tree(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    queues = kernel.queues()
+    assert queues.trees.keys() == {"near"}
+    assert queues.foreign == {}
+    assert_alike(queues.trees["near"], grow())
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("burst", [1_600, 12_345, 250_000])
+def test_every_rate_of_a_class(kernel: RemoteKernel, rate: int, burst: int) -> None:
+    top = QueueClass(classid(ROOT, 0), rate, min(2 * rate, LINE), burst, burst, 60_000, Leaf("pfifo", 1))
+    tree = Tree(ROOT, classes={classid(ROOT, TOP): top})
+    kernel.apply(plant(tree))
+    assert_alike(kernel.queues().trees["near"], tree)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("burst", [1_600, 12_345, 250_000])
+def test_every_rate_of_a_bucket(kernel: RemoteKernel, rate: int, burst: int) -> None:
+    bucket = TokenBucket(rate, burst, limit=300_000)
+    kernel.apply(plant(Tree(ROOT, cap=bucket)))
+    found = kernel.queues().trees["near"]
+    assert (found.handle, found.classes, found.children) == (ROOT, {}, {})
+    assert alike_bucket(bucket, found.cap), f"{bucket} became {found.cap}"
+
+
+# -- changed --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_already_is_no_error(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    kernel.apply(plant(grow()))
+    assert_alike(kernel.queues().trees["near"], grow())
+
+
+def test_a_class_changes_and_others_come_and_go(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    changed, new, gone = classid(FIRST_CHILD, 1), classid(FIRST_CHILD, 3), classid(FIRST_CHILD, 2)
+    classes = {changed: HOST._replace(rate=500_000, leaf=Leaf("pfifo", 50)), new: HOST}
+    step = WriteTree("near", ROOT, classes=classes, gone=(gone,))
+    for _ in range(2):
+        kernel.apply(step)
+        wanted = {**grow().classes, **classes}
+        del wanted[gone]
+        assert_alike(kernel.queues().trees["near"], replace(grow(), classes=wanted))
+
+
+def test_a_class_goes_with_all_that_hangs_on_it(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    kernel.apply(WriteTree("near", ROOT, gone=(classid(ROOT, 1), classid(FIRST_CHILD, 1))))
+    assert set(kernel.queues().trees["near"].classes) == {classid(ROOT, minor) for minor in (TOP, REST, 0x1000)}
+    kernel.apply(WriteTree("near", ROOT, gone=(classid(ROOT, TOP),)))
+    assert kernel.queues().trees["near"] == Tree(ROOT)
+
+
+def test_a_bucket_becomes_a_tree_and_a_bucket_again(kernel: RemoteKernel) -> None:
+    bucket = Tree(OTHER, cap=TokenBucket(10**6, 10_000, 300_000))
+    kernel.apply(plant(bucket))
+    kernel.apply(plant(grow()))
+    assert_alike(kernel.queues().trees["near"], grow())
+    kernel.apply(plant(bucket))
+    assert alike_bucket(bucket.cap, kernel.queues().trees["near"].cap)
+    faster = replace(bucket, cap=TokenBucket(2 * 10**6, 20_000, 300_000))
+    kernel.apply(plant(faster))
+    assert alike_bucket(faster.cap, kernel.queues().trees["near"].cap)
+
+
+def test_a_tree_takes_the_place_of_another(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    kernel.apply(plant(grow(OTHER)))
+    assert_alike(kernel.queues().trees["near"], grow(OTHER))
+
+
+def test_children_that_no_packet_reaches_are_not_there_and_come_back(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    kernel.run("tc", "filter", "del", "dev", "near", "parent", "6e01:")
+    assert kernel.queues().trees["near"].children == {}
+    kernel.apply(WriteTree("near", ROOT, classes={classid(ROOT, 1): HOLDER}, children=grow().children))
+    assert_alike(kernel.queues().trees["near"], grow())
+
+
+def test_a_refused_line_is_told_with_the_kernels_words(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    orphan = HOST._replace(parent=classid(0x7002, TOP))
+    with pytest.raises(KernelError, match=r"class replace dev near parent 7002:ffff classid 7002:1 .*No such file"):
+        kernel.apply(WriteTree("near", ROOT, classes={classid(0x7002, 1): orphan}))
+
+
+# -- ended ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_stays_after_the_end(kernel: RemoteKernel) -> None:
+    before = show(kernel)
+    kernel.apply(plant(grow()))
+    for _ in range(2):
+        kernel.apply(WriteTree("near", ROOT, drop=True))
+        assert show(kernel) == before
+
+
+def test_a_device_that_is_gone(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(grow()))
+    kernel.run("ip", "link", "del", "near")
+    kernel.apply(WriteTree("near", ROOT, drop=True))
+    kernel.apply(WriteTree("near", ROOT, gone=(classid(ROOT, 1),)))
+    assert kernel.usages("near") == {}
+    with pytest.raises(KernelError, match="there is no device near"):
+        kernel.apply(plant(grow()))
+
+
+def test_the_device_for_what_ends_here(kernel: RemoteKernel) -> None:
+    for _ in range(2):
+        kernel.apply(plant(grow(), INGRESS_DEVICE))
+    assert_alike(kernel.queues().trees[INGRESS_DEVICE], grow())
+    assert "UP" in kernel.run("ip", "-o", "link", "show", INGRESS_DEVICE)
+    for _ in range(2):
+        kernel.apply(WriteTree(INGRESS_DEVICE, ROOT, drop=True))
+    assert INGRESS_DEVICE not in kernel.run("ip", "-o", "link", "show")
+
+
+# -- roots of others ------------------------------------------------------------------------------------------------
+
+RESTORABLE = {
+    "pfifo 8: limit 77": "8: pfifo limit 77",
+    "bfifo 8: limit 7000": "8: bfifo limit 7000",
+    "a pfifo that drops at its head": "8: pfifo_head_drop limit 77",
+    "pfifo_fast": "8: pfifo_fast",
+    "a bucket": "8: tbf rate 3mbit burst 5kb limit 10kb",
+    "a bucket with a peak": "8: tbf rate 3mbit burst 5kb latency 50ms peakrate 10mbit mtu 1540",
+}
+
+
+@pytest.mark.parametrize("words", RESTORABLE.values(), ids=RESTORABLE)
+def test_what_was_saved_makes_way_and_comes_back(kernel: RemoteKernel, words: str) -> None:
+    kernel.run("tc", "qdisc", "replace", "dev", "near", "root", "handle", *words.split())
+    before = show(kernel)
+    saved = kernel.save_root("near")
+    kernel.apply(plant(grow(), put_back=saved))
+    assert_alike(kernel.queues().trees["near"], grow())
+    for _ in range(2):
+        kernel.apply(WriteTree("near", ROOT, drop=True, put_back=saved))
+        assert show(kernel) == before
+    assert kernel.save_root("near") == saved
+
+
+def test_a_root_of_somebody_else_stays(kernel: RemoteKernel) -> None:
+    kernel.run("tc", "qdisc", "replace", "dev", "near", "root", "handle", "1:", "htb")
+    kernel.run("tc", "class", "add", "dev", "near", "parent", "1:", "classid", "1:1", "htb", "rate", "1mbit")
+    before = show(kernel)
+    assert kernel.queues() == Queues(foreign={"near": "htb 1:"})
+    with pytest.raises(KernelError, match="root qdisc htb 1: of somebody else"):
+        kernel.apply(plant(grow()))
+    kernel.apply(WriteTree("near", ROOT, drop=True))
+    assert show(kernel) == before
+    assert kernel.usages("near") == {}
+
+
+def test_a_root_that_is_not_the_one_that_was_saved_stays(kernel: RemoteKernel) -> None:
+    kernel.run("tc", "qdisc", "replace", "dev", "near", "root", "handle", "1:", "pfifo", "limit", "7")
+    saved = kernel.save_root("near")
+    kernel.run("tc", "qdisc", "replace", "dev", "near", "root", "handle", "1:", "pfifo", "limit", "8")
+    with pytest.raises(KernelError, match="root qdisc pfifo 1: of somebody else"):
+        kernel.apply(plant(grow(), put_back=saved))
+    assert kernel.queues().foreign == {"near": "pfifo 1:"}
+
+
+LOSING = {
+    "htb": (["root handle 1: htb"], "htb 1: keeps more than can be read"),
+    "a bucket around a tree": (
+        ["root handle 1: tbf rate 3mbit burst 5kb limit 10kb", "parent 1:1 handle 2: htb"],
+        r"tbf 1: holds another qdisc \(htb\)",
+    ),
+    "a bucket around another queue": (
+        ["root handle 1: tbf rate 3mbit burst 5kb limit 10kb", "parent 1:1 handle 2: pfifo limit 3"],
+        r"tbf 1: holds another qdisc \(pfifo\)",
+    ),
+    "a size table": (["root handle 1: stab overhead 18 linklayer ethernet pfifo limit 7"], "pfifo 1: has a size table"),
+}
+
+
+@pytest.mark.parametrize(("lines", "reason"), LOSING.values(), ids=LOSING)
+def test_what_could_not_be_put_back_is_not_saved(kernel: RemoteKernel, lines: list[str], reason: str) -> None:
+    for line in lines:
+        kernel.run("tc", "qdisc", "add", "dev", "near", *line.split())
+    with pytest.raises(KernelError, match=f"save the root qdisc of near.*{reason}"):
+        kernel.save_root("near")
+
+
+def test_there_is_nothing_to_save_where_nobody_else_was(kernel: RemoteKernel) -> None:
+    for device in ("near", "nowhere"):
+        with pytest.raises(KernelError, match="there is none but the kernel's own"):
+            kernel.save_root(device)
+    kernel.apply(plant(grow()))
+    with pytest.raises(KernelError, match="there is none but the kernel's own"):
+        kernel.save_root("near")
+
+
+# -- packets --------------------------------------------------------------------------------------------------------
+
+
+def send(kernel: RemoteKernel, packets: int, priority: int) -> None:
+    """UDP packets of 1,000 bytes on the wire."""
+    script = (
+        "import socket, contextlib\n"
+        "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        f"sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, {priority})\n"
+        "sock.setsockopt(socket.SOL_SOCKET, 32, 10_000_000)\n"  # SO_SNDBUFFORCE
+        f"for _ in range({packets}):\n"
+        "    with contextlib.suppress(OSError):\n"
+        f"        sock.sendto(bytes(1000 - 42), ('{THERE}', 9))\n"
+    )
+    kernel.run("python3", "-c", script)
+
+
+def count_arrived(kernel: RemoteKernel) -> int:
+    return int(kernel.run("cat", "/sys/class/net/far/statistics/rx_packets"))
+
+
+@pytest.mark.parametrize("handle", [ROOT, 0x6EFF])
+def test_the_priority_of_a_packet_is_its_class(kernel: RemoteKernel, handle: int) -> None:
+    kernel.apply(plant(grow(handle)))
+    for minor, packets in ((1, 3), (2, 5)):
+        send(kernel, packets, classid(FIRST_CHILD, minor))
+    send(kernel, 7, classid(handle, 0x1000))
+    send(kernel, 1, 0)
+    send(kernel, 1, classid(0x7ABC, 1))
+    assert {name: usage[:2] for name, usage in kernel.usages("near").items() if usage.packets} == {
+        classid(FIRST_CHILD, 1): (3, 3_000),
+        classid(FIRST_CHILD, 2): (5, 5_000),
+        classid(FIRST_CHILD, TOP): (8, 8_000),
+        classid(handle, 1): (8, 8_000),
+        classid(handle, 0x1000): (7, 7_000),
+        classid(handle, REST): (2, 2_000),
+        classid(handle, TOP): (17, 17_000),
+    }
+
+
+def test_what_waits_and_what_is_lost_is_counted(kernel: RemoteKernel) -> None:
+    slow = classid(FIRST_CHILD, 1)
+    kernel.apply(plant(grow()))
+    kernel.apply(WriteTree("near", ROOT, classes={slow: HOST._replace(rate=1_000, ceil=1_000, burst=1_000)}))
+    send(kernel, 120 + 10, slow)
+    usage = kernel.usages("near")[slow]
+    assert usage.queued_packets == 100
+    assert usage.queued_bytes == 100_000
+    assert usage.dropped + usage.packets == 30
+    assert usage.dropped > 0
+    assert usage.overlimits > 0
+
+
+def test_what_waits_stays_when_the_rate_changes(kernel: RemoteKernel) -> None:
+    host = classid(FIRST_CHILD, 1)
+    kernel.apply(plant(grow()))
+    kernel.apply(WriteTree("near", ROOT, classes={host: HOST._replace(rate=1_000, ceil=1_000, burst=1_000)}))
+    send(kernel, 60, host)
+    waiting = kernel.usages("near")[host].queued_packets
+    assert waiting > 40
+    before = count_arrived(kernel)
+    kernel.apply(WriteTree("near", ROOT, classes={host: HOST}))
+    until = time.monotonic() + 10
+    while kernel.usages("near")[host].queued_packets and time.monotonic() < until:
+        time.sleep(0.05)
+    assert count_arrived(kernel) - before == waiting
+    assert kernel.usages("near")[host].dropped == 0
+
+
+def test_what_a_bucket_counts(kernel: RemoteKernel) -> None:
+    kernel.apply(plant(Tree(ROOT, cap=TokenBucket(1_000, 2_000, 10_000))))
+    send(kernel, 20, 0)
+    usages = kernel.usages("near")
+    assert usages.keys() == {classid(ROOT, 0)}
+    usage = usages[classid(ROOT, 0)]
+    assert usage.packets + usage.dropped + usage.queued_packets == 20
+    assert usage.queued_bytes <= 10_000
+    assert usage.dropped > 0
