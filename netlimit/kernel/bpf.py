@@ -7,14 +7,25 @@ import errno
 import os
 import platform
 import struct
+from typing import NamedTuple
 
 from netlimit.errors import KernelError
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD = 5
+_PROG_GET_FD = 13
+_GET_INFO = 15
 _SCHED_CLS = 3
 _LICENSE = b"GPL"
 _LOG_BYTES = 1 << 18
+_MOST_MAPS = 64
+
+
+class ProgramInfo(NamedTuple):
+    """What the kernel says of a program: its name, and the ids of the maps that it uses."""
+
+    name: str
+    maps: tuple[int, ...]
 
 
 def ins(op: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
@@ -36,6 +47,29 @@ def load_program(instructions: bytes, name: str) -> int:
         except OSError as error:
             words = log.value.decode(errors="replace").strip()[-500:]
             raise KernelError(f"load the eBPF program {name}", words or _explain(error)) from refused
+
+
+def read_program(number: int) -> ProgramInfo:
+    """Find out about a program by its id. Raises OSError."""
+    fd = call(_PROG_GET_FD, bytearray(struct.pack("=III", number, 0, 0)))
+    ids = (ctypes.c_uint32 * _MOST_MAPS)()
+    try:
+        # What is asked for must be said in the same structure: where the ids of maps shall go, and how many.
+        info = read_info(fd, struct.pack("=52xIQ16x", _MOST_MAPS, ctypes.addressof(ids)))
+    finally:
+        os.close(fd)
+    count, name = struct.unpack("=52xI8x16s", info)
+    return ProgramInfo(name.rstrip(b"\0").decode(), tuple(ids[:count]))
+
+
+def read_info(fd: int, info: bytes) -> bytes:
+    """What the kernel says of an open program or map (bpf_prog_info, bpf_map_info), of the same length as `info`.
+
+    Raises OSError.
+    """
+    buffer = ctypes.create_string_buffer(info, len(info))
+    call(_GET_INFO, bytearray(struct.pack("=IIQ", fd, len(info), ctypes.addressof(buffer))))
+    return buffer.raw
 
 
 def call(command: int, attributes: bytearray) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pyroute2 import NetlinkError
 
 from netlimit.errors import KernelError
-from netlimit.kernel import addresses, capabilities, ipset, iptables, queues, tc
+from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import locked
 from netlimit.kernel.topology import TopologyWatch
-from netlimit.plan import Step, SwitchTable, WriteSets, WriteTree
+from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
@@ -78,6 +78,21 @@ class LinuxKernel:
         with _translated(f"save the root qdisc of {device}"):
             return queues.save_root(device)
 
+    def ingress(self) -> Mapping[str, str]:
+        """The devices that have our program on their ingress, with its digest."""
+        with _translated("read what is on the ingress"):
+            return ingress.read_ingress()
+
+    def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Read the entries of lanes with their counters."""
+        with _translated("read lanes"):
+            return ingress.read_entries(names)
+
+    def ingress_seen(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Read which addresses have been seen, and forget them."""
+        with _translated("read who has been seen"):
+            return ingress.read_seen(names)
+
     def apply(self, step: Step) -> None:
         """Take one step. Raises KernelError."""
         with _translated(f"write {type(step).__name__}"):
@@ -87,6 +102,8 @@ class LinuxKernel:
                 iptables.switch_table(step)
             elif isinstance(step, WriteTree):
                 tc.write_tree(step)
+            elif isinstance(step, WriteIngress):
+                ingress.write_ingress(step)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from netlimit.errors import KernelError
@@ -82,6 +83,15 @@ class RemoteKernel:
 
     def save_root(self, device: str) -> SavedRoot:
         return self.call("save_root", device)
+
+    def ingress(self) -> Mapping[str, str]:
+        return self.call("ingress")
+
+    def ingress_readings(self, names: Any) -> dict[str, dict[str, Reading]]:
+        return self.call("ingress_readings", list(names))
+
+    def ingress_seen(self, names: Any) -> dict[str, dict[str, int]]:
+        return self.call("ingress_seen", list(names))
 
     def apply(self, step: Step) -> None:
         self.call("apply", step)

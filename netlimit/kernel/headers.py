@@ -1,0 +1,193 @@
+"""How a program reads the headers of a packet: whom it is for, and what lanes tell packets by."""
+
+from __future__ import annotations
+
+import struct
+
+from netlimit.kernel.assembly import STACK, Assembly
+
+UNTOUCHED = "untouched"
+"""The label at which a packet is let pass."""
+PACKET, TRANSPORT, SOURCE_PORT, PORT = 6, 7, 8, 9
+"""Registers: the packet, its transport protocol, its ports (beyond 16 bits where it has none)."""
+HEADER, _PART, BYTES = -40, -48, -56
+"""Places in the stack: the IP header, some of what follows, and the length that the IP header tells (8 bytes)."""
+PROTOCOLS = {"tcp": 6, "udp": 17}
+ICMP = {4: 1, 6: 58}
+_LENGTH = 0
+"""Where struct __sk_buff has it (linux/bpf.h)."""
+_PULL, _LOAD_BYTES = 39, 68
+_FROM_IP_HEADER = 1
+_NO_PORT = 1 << 16
+_OFFSET = SOURCE_PORT
+"""Until the ports are known, this register holds the offset of the next header."""
+_FRAGMENT = 44
+_EXTENSIONS = (0, 43, _FRAGMENT, 60, 135)
+_MOST_EXTENSIONS = 6
+_OFFSET4, _OFFSET6 = 0xFF1F, 0xF8FF
+"""The bits that tell a later fragment, which has no ports; in the order of the network."""
+_NEIGHBOUR_DISCOVERY = (133, 137)
+_PULLED = 128
+"""Bytes that hold every header up to the ports, in nearly every packet."""
+
+
+def read_ipv4(text: Assembly, own: list[bytes], ports: bool) -> None:
+    """Read what lanes ask for, if the packet is for one of the addresses `own` (sorted); else go to UNTOUCHED."""
+    known = text.new_label()
+    _read_header(text, 20)
+    _find_own(text, HEADER + 16, own)
+    _read_length(text, HEADER + 2, add=0)
+    text.load(TRANSPORT, STACK, HEADER + 9, 1)
+    _forget_ports(text)
+    if ports:
+        text.load(2, STACK, HEADER + 6, 2)
+        text.jump_if(2, "&", _OFFSET4, known)
+        text.load(2, STACK, HEADER, 1)
+        text.change(2, "&", 0xF)
+        text.change(2, "<<", 2)
+        _read_ports(text, known)
+    text.place(known)
+
+
+def read_ipv6(text: Assembly, own: list[bytes], ports: bool) -> None:
+    """The same for IPv6. What finds neighbours (RFC 4861) passes: else nobody could reach this host any more."""
+    known, transport, unknown = text.new_label(), text.new_label(), text.new_label()
+    _read_header(text, 40)
+    _find_own(text, HEADER + 24, own)
+    _read_length(text, HEADER + 4, add=40)
+    text.load(TRANSPORT, STACK, HEADER + 6, 1)
+    text.set(_OFFSET, 40)
+    for _ in range(_MOST_EXTENSIONS):
+        _skip_extension(text, transport, unknown)
+    text.place(transport)
+    _pass_neighbour_discovery(text)
+    text.copy(2, _OFFSET)
+    _forget_ports(text)
+    if ports:
+        _read_ports(text, known)
+        text.jump(known)
+    text.place(unknown)
+    _forget_ports(text)
+    text.place(known)
+
+
+def _read_header(text: Assembly, length: int) -> None:
+    """Read the IP header. Some drivers leave it in a page of its own: then it is pulled to where it can be read."""
+    done, short = text.new_label(), text.new_label()
+    text.set(2, 0)
+    _read_bytes(text, HEADER, length)
+    text.jump_if(0, "==", 0, done)
+    text.copy(1, PACKET)
+    text.load(2, PACKET, _LENGTH)
+    text.jump_if(2, "<=", _PULLED, short)
+    text.set(2, _PULLED)
+    text.place(short)
+    text.call(_PULL)
+    text.set(2, 0)
+    _read_bytes(text, HEADER, length)
+    text.jump_if(0, "!=", 0, UNTOUCHED)
+    text.place(done)
+
+
+def _read_bytes(text: Assembly, place: int, length: int) -> None:
+    """Read from the offset in r2, which counts from the IP header: a VLAN tag before it does not matter."""
+    text.copy(1, PACKET)
+    text.point(3, place)
+    text.set(4, length)
+    text.set(5, _FROM_IP_HEADER)
+    text.call(_LOAD_BYTES)
+
+
+def _find_own(text: Assembly, place: int, own: list[bytes]) -> None:
+    """Go on only if the destination is one of ours: a tree of comparisons, for a map would cost more."""
+    found = text.new_label()
+    _find_words(text, place, [struct.unpack(f"<{len(address) // 4}I", address) for address in own], found)
+    text.place(found)
+
+
+def _find_words(text: Assembly, place: int, own: list[tuple[int, ...]], found: str) -> None:
+    """Compare 4 bytes; after those that are alike, the next 4."""
+    rest: dict[int, list[tuple[int, ...]]] = {}
+    for word, *others in own:
+        rest.setdefault(word, []).append(tuple(others))
+
+    def compare(words: list[int]) -> None:
+        if len(words) > 1:
+            middle, upper = len(words) // 2, text.new_label()
+            text.jump_if(1, ">=", words[middle], upper)
+            compare(words[:middle])
+            text.place(upper)
+            compare(words[middle:])
+        else:
+            text.jump_if(1, "!=", words[0], UNTOUCHED)
+            if rest[words[0]] == [()]:
+                text.jump(found)
+            else:
+                _find_words(text, place + 4, rest[words[0]], found)
+
+    text.load(1, STACK, place)
+    compare(sorted(rest))
+
+
+def _read_length(text: Assembly, place: int, add: int) -> None:
+    """The length that the IP header tells, as other counters have it; for giants, in which it is 0, the packet's."""
+    known = text.new_label()
+    text.load(1, STACK, place, 2)
+    text.swap(1)
+    text.change(1, "+", add)
+    text.jump_if(1, "!=", add, known)
+    text.load(1, PACKET, _LENGTH)
+    text.place(known)
+    text.store(STACK, BYTES, 1, 8)
+
+
+def _skip_extension(text: Assembly, transport: str, unknown: str) -> None:
+    """Go to the next header if this is one of those that stand before the transport's."""
+    extension, following = text.new_label(), text.new_label()
+    for each in _EXTENSIONS:
+        text.jump_if(TRANSPORT, "==", each, extension)
+    text.jump(transport)
+    text.place(extension)
+    text.copy(2, _OFFSET)
+    _read_bytes(text, _PART, 8)
+    text.jump_if(0, "!=", 0, unknown)
+    text.copy(1, TRANSPORT)
+    text.load(TRANSPORT, STACK, _PART, 1)
+    text.load(2, STACK, _PART + 1, 1)
+    text.jump_if(1, "!=", _FRAGMENT, following)
+    text.load(2, STACK, _PART + 2, 2)
+    text.jump_if(2, "&", _OFFSET6, unknown)
+    text.set(2, 0)
+    text.place(following)
+    text.change(2, "+", 1)
+    text.change(2, "<<", 3)
+    text.add(_OFFSET, 2)
+
+
+def _pass_neighbour_discovery(text: Assembly) -> None:
+    other = text.new_label()
+    text.jump_if(TRANSPORT, "!=", ICMP[6], other)
+    text.copy(2, _OFFSET)
+    _read_bytes(text, _PART, 1)
+    text.load(2, STACK, _PART, 1)
+    text.jump_if(2, "<", _NEIGHBOUR_DISCOVERY[0], other)
+    text.jump_if(2, "<=", _NEIGHBOUR_DISCOVERY[1], UNTOUCHED)
+    text.place(other)
+
+
+def _forget_ports(text: Assembly) -> None:
+    text.set(SOURCE_PORT, _NO_PORT)
+    text.set(PORT, _NO_PORT)
+
+
+def _read_ports(text: Assembly, unread: str) -> None:
+    """Read the ports of TCP and UDP; their header's offset is in r2."""
+    has_ports = text.new_label()
+    text.jump_if(TRANSPORT, "==", PROTOCOLS["tcp"], has_ports)
+    text.jump_if(TRANSPORT, "!=", PROTOCOLS["udp"], unread)
+    text.place(has_ports)
+    _read_bytes(text, _PART, 4)
+    text.jump_if(0, "!=", 0, unread)
+    for register, place in ((SOURCE_PORT, _PART), (PORT, _PART + 2)):
+        text.load(register, STACK, place, 2)
+        text.swap(register)

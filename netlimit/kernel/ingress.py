@@ -1,0 +1,292 @@
+"""Programs on the ingress of devices, which lead traffic for this host over an IFB device; attached by tc.
+
+Nothing is pinned: a filter holds its program, which holds the maps. They are found from there, and a new program takes
+over the maps of the old one, so that entries, counters and what was seen outlive it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+from netlimit.errors import KernelError
+from netlimit.ingress import Ingress, IngressLane
+from netlimit.kernel import rtnetlink
+from netlimit.kernel.base import Reading
+from netlimit.kernel.bpf import load_program, read_program
+from netlimit.kernel.maps import Kind, Map
+from netlimit.kernel.program import (
+    KEY,
+    MAPPED,
+    MAPPED_BITS,
+    SEEN_KEY,
+    SEEN_VALUE,
+    TAG_BITS,
+    VALUE,
+    tag,
+    write_program,
+)
+from netlimit.kernel.rtnetlink import TcMessage, decode, encode
+from netlimit.plan import WriteIngress
+from netlimit.state import Entry
+from netlimit.tree import INGRESS_DEVICE
+
+_WHAT = "shape what ends on this host"
+_PROGRAM_PREFIX = "nl_"
+_FILTER = INGRESS_DEVICE
+_PRIORITY = 0x6E6C
+"""Ours among the filters of a device: "nl". Those that tc numbers itself come behind, those numbered by hand mostly
+before."""
+_HANDLE = 1
+_INFO = _PRIORITY << 16 | socket.htons(3)
+"""The priority, and all protocols (ETH_P_ALL)."""
+_CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
+_DELETE_QDISC, _DELETE_FILTER = 37, 45
+_KIND, _OPTIONS = 1, 2
+_BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
+_FIRST_ACTION = 1
+_MIRRED_PARAMETERS = 2
+_MIRRED = struct.Struct("=IIiiiiI")
+_REDIRECT, _STOLEN = 1, 4
+"""What a filter and its action "mirred" are made of (linux/pkt_cls.h, linux/tc_act/tc_mirred.h)."""
+_ENTRIES, _SEEN = "nl_in_entries", "nl_in_seen"
+_MOST_ENTRIES, _MOST_SEEN = 1 << 20, 1 << 16
+
+
+class _Filter(NamedTuple):
+    """A filter of ours: on which device, in which kind of qdisc, with which program, and where it redirects to."""
+
+    device: int
+    qdisc: str
+    program: int
+    target: int
+
+
+class _Maps(NamedTuple):
+    """What all programs of a namespace share."""
+
+    entries: Map
+    seen: Map
+
+
+def read_ingress() -> dict[str, str]:
+    """The devices that have our program, with its digest; empty where it redirects to what is not there any more."""
+    names, target = dict(socket.if_nameindex()), _find_device(INGRESS_DEVICE)
+    return {
+        names[each.device]: _read_digest(each.program) if target and each.target == target else ""
+        for each in _find_filters()
+        if each.device in names
+    }
+
+
+def read_entries(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+    """The entries of lanes with their counters (packets as the device hands them over, IP bytes)."""
+    lanes = {tag(name): name for name in names}
+    found: dict[str, dict[str, Reading]] = {}
+    alike: dict[tuple[int, int, int], Entry] = {}
+    with _open_maps(_find_filters()) as maps:
+        for key, value in maps.entries.read() if maps is not None else ():
+            length, lane, address = KEY.unpack(key)
+            if lane in lanes:
+                prio, mark, mask, _, packets, size = VALUE.unpack(value)
+                entry = alike.setdefault((prio, mark, mask), Entry(mark, mask, 0, prio))
+                reading = Reading(entry, packets, size)
+                found.setdefault(lanes[lane], {})[_show_key(length - TAG_BITS, address)] = reading
+    return found
+
+
+def read_seen(names: Iterable[str]) -> dict[str, dict[str, int]]:
+    """The addresses that packets have brought to entries with a mark, and the mark; they are forgotten."""
+    lanes = {tag(name): name for name in names}
+    found: dict[str, dict[str, int]] = {}
+    with _open_maps(_find_filters()) as maps:
+        if maps is None:
+            return {}
+        read = []
+        for key, value in maps.seen.read():
+            lane, address = SEEN_KEY.unpack(key)
+            if lane in lanes:
+                read.append(key)
+                found.setdefault(lanes[lane], {})[_show_key(128, address)] = SEEN_VALUE.unpack(value)[0]
+        maps.seen.delete(read)
+    return found
+
+
+def write_ingress(step: WriteIngress) -> None:
+    """Take the step. Raises KernelError, also for entries where no program is that would look at them."""
+    filters = list(_find_filters())
+    if step.drop:
+        _detach(filters)
+        return
+    with _open_maps(filters) as held, ExitStack() as made:
+        maps = held or (_make_maps(made) if step.ingress is not None else None)
+        if maps is not None:
+            _write(step, filters, maps)
+        elif step.add:
+            raise KernelError(_WHAT, "there is no program on any device that would look at the entries")
+
+
+def try_ingress(device: str) -> None:
+    """Put a program on a device, with an entry, and take it away. Raises KernelError, or OSError with the kernel's
+    words. For a network namespace of one's own, in which the IFB device is."""
+    lane = IngressLane("probe", 4, "src", "udp", ((53, 53),))
+    structure = Ingress((device,), ("192.0.2.1",), (lane,))
+    write_ingress(WriteIngress(structure, {lane.name: {"192.0.2.0/24": Entry(prio=1)}}))
+    read_entries([lane.name])
+    write_ingress(WriteIngress(drop=True))
+
+
+# -- programs -------------------------------------------------------------------------------------------------------
+
+
+def _write(step: WriteIngress, filters: list[_Filter], maps: _Maps) -> None:
+    maps.entries.update(
+        (_make_key(lane, key), VALUE.pack(entry.prio, entry.mark, entry.mask, 0, 0, 0))
+        for lane, entries in ((tag(name), entries) for name, entries in step.add.items())
+        for key, entry in entries.items()
+    )
+    if step.ingress is not None:
+        _attach(step.ingress, filters, maps)
+    maps.entries.delete(_make_key(tag(name), key) for name, keys in step.remove.items() for key in keys)
+
+
+def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
+    """Put a program on the devices; one that has ours changes from one packet to the next."""
+    target = _find_device(INGRESS_DEVICE)
+    if not target:
+        raise KernelError(_WHAT, f"there is no device {INGRESS_DEVICE}; it comes with its tree")
+    indices = {device: _find_device(device) for device in ingress.devices}
+    program = _load(ingress, target, maps)
+    try:
+        for device, index in indices.items():
+            if not index:
+                raise KernelError(_WHAT, f"there is no device {device}")
+            _replace_filter(index, program, target)
+    finally:
+        os.close(program)
+    _detach(each for each in filters if each.device not in indices.values())
+
+
+def _load(ingress: Ingress, target: int, maps: _Maps) -> int:
+    return load_program(write_program(ingress, target, *maps), _PROGRAM_PREFIX + ingress.digest)
+
+
+def _replace_filter(index: int, program: int, target: int) -> None:
+    with suppress(FileExistsError):  # an older "ingress" does as well
+        clsact = TcMessage(index, _CLSACT & 0xFFFF0000, _CLSACT, 0, {_KIND: b"clsact\0"})
+        rtnetlink.write_one(rtnetlink.NEW_QDISC, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, clsact)
+    mirred = encode(_MIRRED_PARAMETERS, _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, target))
+    action = encode(_KIND, b"mirred\0") + encode(_OPTIONS, mirred)
+    options = (
+        encode(_BPF_FD, struct.pack("=I", program))
+        + encode(_BPF_NAME, _FILTER.encode() + b"\0")
+        + encode(_BPF_ACTION, encode(_FIRST_ACTION, action))
+    )
+    wanted = TcMessage(index, _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0", _OPTIONS: options})
+    rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.REPLACE, wanted)
+
+
+def _detach(filters: Iterable[_Filter]) -> None:
+    """Take our filters away, and a clsact that has no others. It may be that somebody else has made it, but without
+    filters it does nothing, and whoever wants one adds it as we do; what we made must not stay for ever."""
+    for each in filters:
+        ours = TcMessage(each.device, _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0"})
+        with _unless_gone():
+            rtnetlink.write_one(_DELETE_FILTER, 0, ours)
+        if each.qdisc == "clsact" and not any(map(_has_filters, (each.device, each.device), (_INGRESS, _EGRESS))):
+            with _unless_gone():
+                rtnetlink.write_one(_DELETE_QDISC, 0, TcMessage(each.device, 0, _CLSACT, 0, {}))
+
+
+def _has_filters(index: int, parent: int) -> bool:
+    return any(True for _ in rtnetlink.read_all(rtnetlink.GET_FILTER, index, parent))
+
+
+def _find_filters() -> Iterator[_Filter]:
+    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0):
+        kind = _read_text(qdisc.attributes[_KIND])
+        if kind in ("clsact", "ingress"):
+            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
+                options = decode(each.attributes.get(_OPTIONS, b""))
+                if _read_text(each.attributes[_KIND]) == "bpf" and _read_text(options.get(_BPF_NAME, b"")) == _FILTER:
+                    program = struct.unpack("=I", options[_BPF_ID])[0]
+                    yield _Filter(qdisc.device, kind, program, _read_target(options[_BPF_ACTION]))
+
+
+def _read_target(actions: bytes) -> int:
+    """The index of the device to which the first action redirects; the kernel says 0 for one that has gone."""
+    mirred = decode(decode(decode(actions)[_FIRST_ACTION])[_OPTIONS])
+    target: int = _MIRRED.unpack(mirred[_MIRRED_PARAMETERS])[-1]
+    return target
+
+
+def _read_text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode()
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """A device may go at any time, and all that hangs on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+
+
+def _read_digest(program: int) -> str:
+    return read_program(program).name.removeprefix(_PROGRAM_PREFIX)
+
+
+def _find_device(name: str) -> int:
+    """The index of a device, 0 if there is none."""
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return 0
+
+
+# -- maps and keys --------------------------------------------------------------------------------------------------
+
+
+def _make_maps(made: ExitStack) -> _Maps:
+    """Maps that go with the last program that uses them."""
+    return _Maps(
+        made.enter_context(Map.create(Kind.LPM_TRIE, _ENTRIES, KEY.size, VALUE.size, _MOST_ENTRIES)),
+        made.enter_context(Map.create(Kind.LRU_HASH, _SEEN, SEEN_KEY.size, SEEN_VALUE.size, _MOST_SEEN)),
+    )
+
+
+@contextmanager
+def _open_maps(filters: Iterable[_Filter]) -> Iterator[_Maps | None]:
+    """Open the maps of the program that is there; None if there is none, or one that has nothing to do."""
+    first = next(iter(filters), None)
+    if first is None:
+        yield None
+        return
+    with ExitStack() as opened:
+        maps = [opened.enter_context(Map.open(number)) for number in read_program(first.program).maps]
+        named = {each.name: each for each in maps}
+        yield _Maps(named[_ENTRIES], named[_SEEN]) if named else None
+
+
+def _make_key(lane: bytes, key: str) -> bytes:
+    """A key as ipset prints it, as a program looks for it."""
+    address, _, length = key.partition("/")
+    if ":" in address:
+        return KEY.pack(TAG_BITS + int(length or 128), lane, socket.inet_pton(socket.AF_INET6, address))
+    bits = TAG_BITS + MAPPED_BITS + int(length or 32)
+    return KEY.pack(bits, lane, MAPPED + socket.inet_pton(socket.AF_INET, address))
+
+
+def _show_key(length: int, address: bytes) -> str:
+    family, longest = socket.AF_INET6, 128
+    if address.startswith(MAPPED) and length >= MAPPED_BITS:
+        family, longest, length, address = socket.AF_INET, 32, length - MAPPED_BITS, address[len(MAPPED) :]
+    text = socket.inet_ntop(family, address)
+    return text if length == longest else f"{text}/{length}"

@@ -1,0 +1,222 @@
+"""The program on the ingress of a device, as instructions, and how its maps are laid out.
+
+A packet that is not for this host leaves it after one look at its destination: those are the most. For one that is,
+the lanes are asked in their order; the first that has an entry decides.
+
+The filter that holds the program redirects a packet to the IFB device if the program says "matched" (-1). It is not the
+program that redirects (bpf_redirect): what comes to an IFB device that way is lost on kernels from before 2023.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from hashlib import sha256
+from ipaddress import ip_address
+
+from netlimit.ingress import Ingress, IngressLane
+from netlimit.kernel.assembly import STACK, Assembly
+from netlimit.kernel.headers import (
+    BYTES,
+    HEADER,
+    ICMP,
+    PACKET,
+    PORT,
+    PROTOCOLS,
+    SOURCE_PORT,
+    TRANSPORT,
+    UNTOUCHED,
+    read_ipv4,
+    read_ipv6,
+)
+from netlimit.kernel.maps import Map
+
+KEY = struct.Struct("=I4s16s")
+"""Bits that count, those of the tag among them; the lane's tag; the address, an IPv4 one as ::ffff:a.b.c.d."""
+VALUE = struct.Struct("=IIIIQQ")
+"""Class (skb->priority), mark, the mark's mask, nothing, packets, IP bytes."""
+SEEN_KEY = struct.Struct("=4s16s")
+SEEN_VALUE = struct.Struct("=I")
+TAG_BITS = 32
+MAPPED = bytes(10) + b"\xff\xff"
+MAPPED_BITS = 8 * len(MAPPED)
+
+_NO_MATCH, _MATCH = 0, -1
+_LOOKUP, _UPDATE, _CHECK_MTU = 1, 2, 163
+_PROTOCOL, _PRIORITY, _TC_INDEX = 16, 32, 44
+"""Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
+_FOUND_BY, _FOUND, _CLASS = 7, 8, 9
+"""Registers once a lane has decided: the address with its tag, the entry, its class."""
+_SRC, _DST, _WORD = -80, -104, -112
+"""Places in the stack below those of `headers`: a key for each side, and a number for the kernel."""
+_KEYS: Mapping[str, int] = {"src": _SRC, "dst": _DST}
+_TAG_AT, _ADDRESS_AT = 4, 8
+_MARK_AT, _PACKETS_AT = 4, 16
+"""Places in a key, and in a value."""
+
+
+def tag(lane: str) -> bytes:
+    """What tells the entries of a lane from those of others."""
+    return sha256(lane.encode()).digest()[:4]
+
+
+def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> bytes:
+    """Write the program: `target` is the index of the IFB device. Raises KernelError if it would be too long."""
+    text = Assembly()
+    text.copy(PACKET, 1)
+    text.load(2, PACKET, _PROTOCOL)
+    text.jump_if(2, "==", 0x0008, "ipv4")  # 0800 and 86dd, in the order of the network
+    text.jump_if(2, "==", 0xDD86, "ipv6")
+    text.place(UNTOUCHED)
+    text.leave(_NO_MATCH)
+    sides: set[str] = set()
+    for family in (4, 6):
+        lanes = [lane for lane in ingress.lanes if lane.family == family]
+        own = sorted({each.packed for each in map(ip_address, ingress.own) if each.version == family})
+        text.place(f"ipv{family}")
+        if lanes and own:
+            _ask(text, family, lanes, own, entries)
+            sides |= {lane.side for lane in lanes}
+        text.jump(UNTOUCHED)
+    if sides:
+        _decide(text, sides, target, seen)
+    return text.finish()
+
+
+def _ask(text: Assembly, family: int, lanes: list[IngressLane], own: list[bytes], entries: Map) -> None:
+    """Ask all lanes of a family for a packet of it."""
+    read = read_ipv4 if family == 4 else read_ipv6
+    read(text, own, ports=any(lane.ports or lane.source_ports for lane in lanes))
+    for side in sorted({lane.side for lane in lanes}):
+        _write_key(text, family, side)
+    for lane in lanes:
+        _ask_lane(text, lane, entries)
+
+
+# -- asking the lanes -----------------------------------------------------------------------------------------------
+
+
+def _write_key(text: Assembly, family: int, side: str) -> None:
+    """Everything of a key but the tag."""
+    key = _KEYS[side]
+    text.store_number(STACK, key, TAG_BITS + 128)
+    if family == 4:
+        text.store_number(STACK, key + _ADDRESS_AT, 0, 8)
+        text.store_number(STACK, key + _ADDRESS_AT + 8, 0xFFFF0000)
+        text.load(1, STACK, HEADER + (12 if side == "src" else 16))
+        text.store(STACK, key + _ADDRESS_AT + 12, 1)
+        return
+    for half in (0, 8):
+        text.load(1, STACK, HEADER + (8 if side == "src" else 24) + half, 8)
+        text.store(STACK, key + _ADDRESS_AT + half, 1, 8)
+
+
+def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
+    following, key = text.new_label(), _KEYS[lane.side]
+    if lane.protocol != "any":
+        number = ICMP[lane.family] if lane.protocol == "icmp" else PROTOCOLS[lane.protocol]
+        text.jump_if(TRANSPORT, "!=", number, following)
+    for register, ranges in ((PORT, lane.ports), (SOURCE_PORT, lane.source_ports)):
+        if ranges:
+            _compare_port(text, register, ranges, following)
+    text.store_number(STACK, key + _TAG_AT, int.from_bytes(tag(lane.name), "little"))
+    _look_up(text, entries, key)
+    text.jump_unless_null(0, lane.side)
+    text.place(following)
+
+
+def _compare_port(text: Assembly, register: int, ranges: tuple[tuple[int, int], ...], otherwise: str) -> None:
+    matched = text.new_label()
+    for low, high in ranges:
+        above = text.new_label()
+        text.jump_if(register, "<", low, above)
+        text.jump_if(register, "<=", high, matched)
+        text.place(above)
+    text.jump(otherwise)
+    text.place(matched)
+
+
+def _look_up(text: Assembly, where: Map, key: int) -> None:
+    text.load_map(1, where.fd)
+    text.point(2, key)
+    text.call(_LOOKUP)
+
+
+# -- and what is done with the entry --------------------------------------------------------------------------------
+
+
+def _decide(text: Assembly, sides: set[str], target: int, seen: Map) -> None:
+    """An entry has been found (r0)."""
+    for side in sorted(sides):
+        text.place(side)
+        text.point(_FOUND_BY, _KEYS[side] + _TAG_AT)
+        text.jump("found")
+    text.place("found")
+    text.copy(_FOUND, 0)
+    text.load(_CLASS, _FOUND, 0)
+    _pass_if_done(text)
+    _count(text)
+    _remember(text, seen)
+    text.place("classify")
+    text.jump_if(_CLASS, "==", 0, UNTOUCHED)
+    _pass_without_target(text, target)
+    text.store(PACKET, _PRIORITY, _CLASS)
+    text.leave(_MATCH)
+
+
+def _pass_if_done(text: Assembly) -> None:
+    """A packet for an address on a VLAN or a bridge comes by on the device below, and once more on the upper one. The
+    tc_index that it keeps meanwhile tells what has been done with it; not only that, for what a tunnel carries is
+    another packet."""
+    some = text.new_label()
+    text.copy(1, _CLASS)
+    text.copy(2, _CLASS)
+    text.change(2, ">>", 16)
+    text.mix(1, 2)
+    text.change(1, "&", 0xFFFF)
+    text.jump_if(1, "!=", 0, some)  # 0 is what every packet has at first
+    text.set(1, 0xFFFF)
+    text.place(some)
+    text.load(2, PACKET, _TC_INDEX)
+    text.jump_if_same(1, 2, UNTOUCHED)
+    text.store(PACKET, _TC_INDEX, 1)
+
+
+def _count(text: Assembly) -> None:
+    text.set(1, 1)
+    text.count(_FOUND, _PACKETS_AT, 1)
+    text.load(1, STACK, BYTES, 8)
+    text.count(_FOUND, _PACKETS_AT + 8, 1)
+
+
+def _remember(text: Assembly, seen: Map) -> None:
+    """Note the address as seen. Most are noted already: reading is cheap, for it takes no lock."""
+    new = text.new_label()
+    text.load(1, _FOUND, _MARK_AT)
+    text.jump_if(1, "==", 0, "classify")
+    text.store(STACK, _WORD, 1)
+    text.load_map(1, seen.fd)
+    text.copy(2, _FOUND_BY)
+    text.call(_LOOKUP)
+    text.jump_if_null(0, new)
+    text.load(1, 0, 0)
+    text.load(2, STACK, _WORD)
+    text.jump_if_same(1, 2, "classify")
+    text.place(new)
+    text.load_map(1, seen.fd)
+    text.copy(2, _FOUND_BY)
+    text.point(3, _WORD)
+    text.set(4, 0)
+    text.call(_UPDATE)
+
+
+def _pass_without_target(text: Assembly, target: int) -> None:
+    """Where the IFB device has gone, the packet would be lost. A question for its MTU tells whether it is there."""
+    text.store_number(STACK, _WORD, 0)
+    text.copy(1, PACKET)
+    text.set(2, target)
+    text.point(3, _WORD)
+    text.set(4, 0)
+    text.set(5, 0)
+    text.call(_CHECK_MTU)
+    text.jump_if(0, "signed <", 0, UNTOUCHED)

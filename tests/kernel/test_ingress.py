@@ -1,0 +1,563 @@
+"""Programs on the ingress of a real gateway: what is led through the IFB device, and that it arrives all the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+
+import pytest
+
+from netlimit.errors import KernelError
+from netlimit.ingress import Ingress, IngressLane
+from netlimit.plan import WriteIngress
+from netlimit.state import Entry
+from tests.kernel.worker import RemoteKernel
+
+OWN = ("10.1.0.1", "10.2.0.1", "10.3.0.1", "fd00:1::1", "fd00:2::1", "fd00:3::1")
+HOST = {4: "10.1.0.1", 6: "fd00:1::1"}
+FAR = {4: "10.2.0.2", 6: "fd00:2::2"}
+CLIENT = {4: "10.1.0.2", 6: "fd00:1::2"}
+ONE, TWO = 0x6E051000, 0x6E051001
+SLOW = 0x6E051002
+SECONDS = 20
+
+ECHO = """
+import socket, socketserver, threading
+class Tcp(socketserver.ThreadingTCPServer):
+    address_family, allow_reuse_address, daemon_threads = socket.AF_INET6, True, True
+class Udp(socketserver.UDPServer):
+    address_family, max_packet_size = socket.AF_INET6, 65536
+class EchoTcp(socketserver.BaseRequestHandler):
+    def handle(self):
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+class EchoUdp(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request[1].sendto(self.request[0], self.client_address)
+for port in (7, 53, 443):
+    for server, handler in ((Tcp, EchoTcp), (Udp, EchoUdp)):
+        threading.Thread(target=server(("::", port), handler).serve_forever, daemon=True).start()
+print("ready", flush=True)
+input()
+"""
+
+TALK = """
+import socket, sys
+protocol, host, port, count, size, source, option = sys.argv[1:]
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+with socket.socket(family, kind) as sock:
+    sock.settimeout(10)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if option:  # an IPv6 extension header: destination options, with nothing but padding
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes([0, 0, 1, 4, 0, 0, 0, 0]))
+    if source != "0":
+        sock.bind(("", int(source)))
+    sock.connect((host, int(port)))
+    for number in range(int(count)):
+        data = bytes([number]) * int(size)
+        sock.sendall(data)
+        answer = b""
+        while len(answer) < len(data):
+            answer += sock.recv(65536)
+        assert answer == data
+"""
+
+
+TAGGED = """
+import socket, struct, sys
+from pathlib import Path
+source, destination, count = sys.argv[1:]
+family = socket.AF_INET6 if ":" in source else socket.AF_INET
+ends = socket.inet_pton(family, source) + socket.inet_pton(family, destination)
+udp = struct.pack("!HHHH", 4000, 7, 8, 0)
+if family == socket.AF_INET:
+    kind, packet = 0x0800, struct.pack("!BBHHHBBH", 0x45, 0, 28, 0, 0, 64, 17, 0) + ends + udp
+else:
+    kind, packet = 0x86DD, struct.pack("!IHBB", 0x60000000, 8, 17, 64) + ends + udp
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+    sock.bind(("c0", 0))
+    for _ in range(int(count)):
+        sock.send(b"\\xff" * 6 + sock.getsockname()[4] + struct.pack("!HHH", 0x8100, 10, kind) + packet)
+"""
+
+
+class Network:
+    """A client behind one device of a gateway, a server behind another; the gateway shapes on its nl-in."""
+
+    def __init__(self, gateway: RemoteKernel, client: str) -> None:
+        self.gateway = gateway
+        self._client = client
+
+    def talk(
+        self,
+        protocol: str,
+        host: str,
+        port: int = 7,
+        count: int = 5,
+        size: int = 100,
+        source: int = 0,
+        option: str = "",
+    ) -> None:
+        """Let the client send, and wait until everything has come back."""
+        arguments = map(str, (protocol, host, port, count, size, source, option))
+        run("ip", "netns", "exec", self._client, sys.executable, "-c", TALK, *arguments)
+
+    def client(self, *argv: str) -> str:
+        return run("ip", "netns", "exec", self._client, *argv)
+
+    def packets(self, classid: int) -> int:
+        """What a class of nl-in has let through."""
+        name = f"{classid >> 16:x}:{classid & 0xFFFF:x}"
+        text = self.gateway.run("tc", "-s", "class", "show", "dev", "nl-in", "classid", name)
+        match = re.search(r"Sent \d+ bytes (\d+) pkt", text)
+        assert match is not None, text
+        return int(match[1])
+
+    def passing(self, classid: int, work: Callable[[], None]) -> int:
+        """How many packets a class lets through while something is done."""
+        before = self.packets(classid)
+        work()
+        return self.packets(classid) - before
+
+    def apply(self, step: WriteIngress) -> None:
+        self.gateway.apply(step)
+
+    def shape(
+        self,
+        entries: Mapping[str, Mapping[str, Entry]],
+        *lanes: IngressLane,
+        own: tuple[str, ...] = OWN,
+        devices: tuple[str, ...] = ("g0", "g1"),
+    ) -> Ingress:
+        ingress = Ingress(devices, own, lanes)
+        self.apply(WriteIngress(ingress, entries))
+        return ingress
+
+    def readings(self, name: str) -> dict[str, tuple[int, int]]:
+        """Packets and bytes of the entries of a lane."""
+        found = self.gateway.ingress_readings([name]).get(name, {})
+        return {key: (reading.packets, reading.bytes) for key, reading in found.items()}
+
+    def make_target(self) -> None:
+        """The IFB device with its tree."""
+        lines = ["link add nl-in type ifb", "link set nl-in up"]
+        self.gateway.run("ip", "-batch", "-", stdin="\n".join(lines))
+        lines = ["qdisc add dev nl-in root handle 6e05: htb default fffe"]
+        for minor, rate in (("fffe", "10gbit"), ("1000", "10gbit"), ("1001", "10gbit"), ("1002", "800kbit")):
+            name = f"parent 6e05: classid 6e05:{minor}"
+            lines.append(f"class add dev nl-in {name} htb rate {rate} burst 2000 quantum 2000")
+        self.gateway.run("tc", "-batch", "-", stdin="\n".join(lines))
+
+
+def run(*argv: str, stdin: str | None = None) -> str:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=3 * SECONDS)
+    assert done.returncode == 0, f"{argv[:6]}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def bare(root: None) -> Iterator[Network]:
+    """Three namespaces with addresses, routes, and echo servers on the gateway and behind it."""
+    names = client, gateway, server = [f"nl-{each}-{os.getpid()}-{secrets.token_hex(3)}" for each in "cgs"]
+    with ExitStack() as ends:
+        for name in names:
+            run("ip", "netns", "add", name)
+            ends.callback(run, "ip", "netns", "del", name)
+        lines = {
+            gateway: [
+                f"link add g0 type veth peer name c0 netns {client}",
+                f"link add g1 type veth peer name s0 netns {server}",
+                f"link add g2 type veth peer name c1 netns {client}",
+                *("link add br0 type bridge", "link set g2 master br0"),
+                *(f"link set {each} up" for each in ("lo", "g0", "g1", "g2", "br0")),
+                *("addr add 10.1.0.1/24 dev g0", "addr add fd00:1::1/64 dev g0 nodad"),
+                *("addr add 10.2.0.1/24 dev g1", "addr add fd00:2::1/64 dev g1 nodad"),
+                *("addr add 10.3.0.1/24 dev br0", "addr add fd00:3::1/64 dev br0 nodad"),
+            ],
+            client: [
+                *(f"link set {each} up" for each in ("lo", "c0", "c1")),
+                *("addr add 10.1.0.2/24 dev c0", "addr add fd00:1::2/64 dev c0 nodad"),
+                *("addr add 10.3.0.2/24 dev c1", "addr add fd00:3::2/64 dev c1 nodad"),
+                *("route add default via 10.1.0.1", "route add default via fd00:1::1"),
+            ],
+            server: [
+                *("link set lo up", "link set s0 up"),
+                *("addr add 10.2.0.2/24 dev s0", "addr add fd00:2::2/64 dev s0 nodad"),
+                *("route add default via 10.2.0.1", "route add default via fd00:2::1"),
+            ],
+        }
+        for name, batch in lines.items():
+            run("ip", "-n", name, "-batch", "-", stdin="\n".join(batch))
+        run("ip", "netns", "exec", gateway, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+        for name in (gateway, server):
+            echo = subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-c", ECHO],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            ends.enter_context(echo)
+            assert echo.stdout is not None
+            assert echo.stdout.readline() == b"ready\n"
+        kernel = RemoteKernel(gateway)
+        ends.callback(kernel.close)
+        yield Network(kernel, client)
+
+
+@pytest.fixture
+def network(bare: Network) -> Iterator[Network]:
+    """With nl-in, and afterwards without anything of ours."""
+    bare.make_target()
+    yield bare
+    bare.apply(WriteIngress(drop=True))
+    bare.gateway.run("ip", "link", "del", "nl-in")
+
+
+def to(prio: int, mark: int = 0) -> Entry:
+    return Entry(mark, 0xFFFF if mark else 0, 0, prio)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+def test_what_ends_on_the_host_goes_through_its_class_and_arrives(network: Network, family: int, protocol: str) -> None:
+    network.shape({"all": {CLIENT[family]: to(ONE)}}, IngressLane("all", family, "src"))
+    passed = network.passing(ONE, lambda: network.talk(protocol, HOST[family], count=20))
+    packets, size = network.readings("all")[CLIENT[family]]
+    assert passed == packets
+    if protocol == "udp":
+        assert (packets, size) == (20, 20 * (128 if family == 4 else 148))
+    else:
+        assert packets > 20
+
+
+def test_large_transfers_arrive_whole(network: Network) -> None:
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.talk("tcp", HOST[4], count=10, size=1_000_000)
+    assert network.readings("all")[CLIENT[4]][1] > 10_000_000
+
+
+def test_the_class_holds_its_rate(network: Network) -> None:
+    """20 datagrams of 1,042 bytes at 800 kbit/s take 0.19 s when one answer is waited for after the other."""
+    network.shape({"all": {CLIENT[4]: to(SLOW)}}, IngressLane("all", 4, "src"))
+    begun = time.monotonic()
+    network.talk("udp", HOST[4], count=20, size=1000)
+    assert time.monotonic() - begun > 0.15
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_what_is_forwarded_does_not(network: Network, family: int) -> None:
+    network.shape({"all": {CLIENT[family]: to(ONE)}}, IngressLane("all", family, "src"))
+    assert network.passing(ONE, lambda: network.talk("udp", FAR[family])) == 0
+    assert network.passing(ONE, lambda: network.talk("tcp", FAR[family])) == 0
+    assert network.readings("all") == {CLIENT[family]: (0, 0)}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_nobody_else_is_touched(network: Network, family: int) -> None:
+    """Unknown sources, and addresses that are ours but not to be shaped."""
+    stranger = {4: "10.1.0.99", 6: "fd00:1::99"}[family]
+    network.shape({"all": {stranger: to(ONE)}}, IngressLane("all", family, "src"))
+    network.talk("udp", HOST[family])
+    network.shape({"all": {CLIENT[family]: to(ONE)}}, IngressLane("all", family, "src"), own=(stranger,))
+    network.talk("udp", HOST[family])
+    assert network.readings("all") == {stranger: (0, 0), CLIENT[family]: (0, 0)}
+    assert network.packets(ONE) == 0
+
+
+def test_every_own_address_is_found(network: Network) -> None:
+    """Among many of both families, whatever the order."""
+    many = tuple(f"10.{first}.{second}.1" for first in range(4) for second in range(50))
+    many6 = tuple(f"fd00:{first:x}::{second:x}" for first in range(4) for second in range(1, 50))
+    network.shape(
+        {"all": {"0.0.0.0/0": to(ONE)}, "all6": {"::/0": to(TWO)}},
+        *everything(),
+        own=many + many6,
+        devices=("g0", "br0"),
+    )
+    for host in OWN:
+        assert network.passing(TWO if ":" in host else ONE, lambda host=host: network.talk("tcp", host)) > 0
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_vlan_tag_hides_nothing(network: Network, family: int) -> None:
+    source = {4: "10.1.0.77", 6: "fd00:1::77"}[family]
+    network.shape({"all": {source: to(ONE)}}, IngressLane("all", family, "src", "udp", ((7, 7),)))
+    network.client(sys.executable, "-c", TAGGED, source, HOST[family], "3")
+    end = time.monotonic() + SECONDS
+    while network.packets(ONE) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert network.packets(ONE) == 3
+    assert network.readings("all") == {source: (3, 3 * (28 if family == 4 else 48))}
+
+
+@pytest.mark.parametrize(("host", "source"), [("10.3.0.1", "10.3.0.2"), ("fd00:3::1", "fd00:3::2")])
+@pytest.mark.parametrize("devices", [("g2",), ("br0",), ("g2", "br0")])
+@pytest.mark.parametrize("prio", [ONE, 0])
+def test_a_packet_for_a_bridge_counts_once(
+    network: Network, host: str, source: str, devices: tuple[str, ...], prio: int
+) -> None:
+    lane = IngressLane("all", 6 if ":" in host else 4, "src", "udp")
+    network.shape({"all": {source: to(prio)}}, lane, devices=devices)
+    assert network.passing(ONE, lambda: network.talk("udp", host, count=7)) == (7 if prio else 0)
+    assert network.readings("all")[source][0] == 7
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_lanes_tell_protocols_and_ports(network: Network, family: int) -> None:
+    everybody = {4: "0.0.0.0/0", 6: "::/0"}[family]
+    names = ("dns", "web", "from", "icmp", "rest")
+    network.shape(
+        {name: {everybody: to(ONE)} for name in names},
+        IngressLane("dns", family, "src", "udp", ((20, 21), (50, 53))),
+        IngressLane("web", family, "src", "tcp", ((443, 443),)),
+        IngressLane("from", family, "src", "udp", (), ((5000, 5999),)),
+        IngressLane("icmp", family, "src", "icmp"),
+        IngressLane("rest", family, "src"),
+    )
+    network.talk("udp", HOST[family], 53, 1)
+    network.talk("udp", HOST[family], 443, 2)
+    network.talk("udp", HOST[family], 7, 3, source=5999)
+    network.talk("udp", HOST[family], 7, 4, source=6000)
+    network.client("ping", "-n", "-c", "5", "-i", "0.01", HOST[family])
+    counts = {name: network.readings(name)[everybody][0] for name in names}
+    assert counts == {"dns": 1, "web": 0, "from": 3, "icmp": 5, "rest": 6}
+    network.talk("tcp", HOST[family], 443, 5)
+    assert network.readings("web")[everybody][0] > 5
+    assert network.readings("rest")[everybody][0] == 6
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_only_the_first_fragment_has_ports(network: Network, family: int) -> None:
+    network.shape(
+        {"dns": {CLIENT[family]: to(ONE)}, "rest": {CLIENT[family]: to(TWO)}},
+        IngressLane("dns", family, "src", "udp", ((53, 53),)),
+        IngressLane("rest", family, "src", "udp"),
+    )
+    network.talk("udp", HOST[family], 53, 1, size=4000)
+    assert (network.packets(ONE), network.packets(TWO)) == (1, 2)
+
+
+def test_extension_headers_hide_nothing(network: Network) -> None:
+    network.shape({"dns": {CLIENT[6]: to(ONE)}}, IngressLane("dns", 6, "src", "udp", ((53, 53),)))
+    network.talk("udp", HOST[6], 53, 5, option="padding")
+    network.talk("udp", HOST[6], 53, 1, size=4000, option="padding")
+    assert network.packets(ONE) == 6
+
+
+def test_neighbours_are_found_however_little_they_may_send(network: Network) -> None:
+    network.shape({"all6": {"::/0": to(ONE)}}, *everything())
+    network.client("ip", "-6", "neigh", "flush", "dev", "c0")
+    network.gateway.run("ip", "-6", "neigh", "flush", "dev", "g0")
+    network.client("ping", "-n", "-c", "3", "-i", "0.01", HOST[6])
+    assert network.readings("all6") == {"::/0": (3, 3 * 104)}
+
+
+def test_class_0_lets_pass_and_ends_the_search(network: Network) -> None:
+    network.shape(
+        {"exempt": {CLIENT[4]: to(0)}, "all": {"10.1.0.0/24": to(ONE)}},
+        IngressLane("exempt", 4, "src"),
+        IngressLane("all", 4, "src"),
+    )
+    network.talk("udp", HOST[4])
+    assert network.packets(ONE) == 0
+    assert (network.readings("exempt"), network.readings("all")) == ({CLIENT[4]: (5, 640)}, {"10.1.0.0/24": (0, 0)})
+
+
+def test_the_first_lane_with_an_entry_decides(network: Network) -> None:
+    one, two = IngressLane("one", 4, "src"), IngressLane("two", 4, "dst")
+    network.shape({"one": {CLIENT[4]: to(ONE)}, "two": {HOST[4]: to(TWO)}}, one, two)
+    network.talk("udp", HOST[4])
+    assert (network.packets(ONE), network.packets(TWO)) == (5, 0)
+    network.shape({}, two, one)
+    network.talk("udp", HOST[4])
+    assert (network.packets(ONE), network.packets(TWO)) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [(4, ("0.0.0.0/0", "10.1.0.0/24", "10.1.0.2")), (6, ("::/0", "fd00:1::/64", "fd00:1::2"))],
+)
+def test_the_longest_prefix_decides(network: Network, family: int, keys: tuple[str, str, str]) -> None:
+    network.shape({"all": dict.fromkeys(keys, to(TWO))}, IngressLane("all", family, "src"))
+    for key in reversed(keys):
+        before = network.readings("all")[key][0]
+        network.talk("udp", HOST[family], count=3)
+        assert network.readings("all")[key][0] - before == 3
+        network.apply(WriteIngress(remove={"all": (key,)}))
+    assert network.readings("all") == {}
+
+
+@pytest.mark.parametrize(("family", "key"), [(4, "10.1.0.0/24"), (6, "fd00:1::/64")])
+def test_who_sends_to_an_entry_with_a_mark_is_seen_once(network: Network, family: int, key: str) -> None:
+    network.shape({"all": {key: to(ONE, mark=7)}, "other": {}}, IngressLane("all", family, "src"))
+    network.talk("udp", HOST[family])
+    assert network.gateway.ingress_seen(["other"]) == {}
+    assert network.gateway.ingress_seen(["all", "other"]) == {"all": {CLIENT[family]: 7}}
+    assert network.gateway.ingress_seen(["all"]) == {}
+    network.apply(WriteIngress(add={"all": {key: to(0, mark=8)}}))
+    network.talk("udp", HOST[family])
+    assert network.gateway.ingress_seen(["all"]) == {"all": {CLIENT[family]: 8}}
+
+
+def test_who_sends_to_an_entry_without_a_mark_is_not_seen(network: Network) -> None:
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.talk("udp", HOST[4])
+    assert network.gateway.ingress_seen(["all"]) == {}
+
+
+def test_entries_and_counters_outlive_their_program(network: Network) -> None:
+    lane = IngressLane("all", 4, "src")
+    first = network.shape({"all": {CLIENT[4]: to(ONE, mark=3)}}, lane)
+    assert network.gateway.ingress() == {"g0": first.digest, "g1": first.digest}
+    network.talk("udp", HOST[4])
+    second = network.shape({}, IngressLane("new", 6, "src"), lane, devices=("g1", "br0", "g0"))
+    assert network.gateway.ingress() == dict.fromkeys(("g0", "g1", "br0"), second.digest)
+    assert first.digest != second.digest
+    network.talk("udp", HOST[4])
+    assert network.readings("all") == {CLIENT[4]: (10, 1280)}
+    assert network.gateway.ingress_seen(["all"]) == {"all": {CLIENT[4]: 3}}
+    third = network.shape({}, lane, devices=("g0",))
+    assert network.gateway.ingress() == {"g0": third.digest}
+    assert network.gateway.run("tc", "filter", "show", "dev", "g1", "ingress") == ""
+
+
+def test_another_process_finds_everything_again(network: Network) -> None:
+    ingress = network.shape({"all": {CLIENT[4]: to(ONE, mark=3)}}, IngressLane("all", 4, "src"))
+    network.talk("udp", HOST[4])
+    other = RemoteKernel(network.gateway.namespace)
+    try:
+        assert other.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+        assert other.ingress_readings(["all", "none"])["all"][CLIENT[4]] == (to(ONE, mark=3), 5, 640)
+        other.apply(WriteIngress(add={"all": {CLIENT[4]: to(TWO)}}))
+        network.talk("udp", HOST[4])
+        assert network.packets(TWO) == 5
+        assert other.ingress_seen(["all"]) == {"all": {CLIENT[4]: 3}}
+    finally:
+        other.close()
+
+
+def test_a_device_that_is_down_keeps_its_program(network: Network) -> None:
+    ingress = network.shape({}, IngressLane("all", 4, "src"), devices=("br0",))
+    network.gateway.run("ip", "link", "set", "br0", "down")
+    assert network.gateway.ingress() == {"br0": ingress.digest}
+    network.gateway.run("ip", "link", "set", "br0", "up")
+    network.gateway.run("ip", "addr", "replace", "fd00:3::1/64", "dev", "br0", "nodad")
+
+
+def test_what_is_dropped_leaves_nothing(network: Network) -> None:
+    before = network.gateway.run("tc", "qdisc", "show")
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"), devices=("g0", "g1", "br0"))
+    assert "clsact" in network.gateway.run("tc", "qdisc", "show")
+    for _ in range(2):
+        network.apply(WriteIngress(drop=True))
+        assert network.gateway.run("tc", "qdisc", "show") == before
+        assert network.gateway.run("tc", "filter", "show", "dev", "g0", "ingress") == ""
+        assert network.gateway.ingress() == {}
+        assert network.gateway.ingress_readings(["all"]) == {}
+        assert network.gateway.ingress_seen(["all"]) == {}
+    network.talk("udp", HOST[4])
+    assert network.packets(ONE) == 0
+
+
+@pytest.mark.parametrize("side", ["ingress", "egress"])
+def test_filters_of_others_stay_and_still_run(network: Network, side: str) -> None:
+    gateway = network.gateway
+    gateway.run("tc", "qdisc", "add", "dev", "g0", "clsact")
+    foreign = ("filter", "add", "dev", "g0", side, "pref", "40000", "protocol", "ip", "u32", "match", "u32", "0", "0")
+    gateway.run("tc", *foreign, "action", "mirred", "egress", "mirror", "dev", "g1")
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.talk("udp", FAR[4])
+    text = gateway.run("tc", "-s", "filter", "show", "dev", "g0", side)
+    assert re.search(r"mirred.*?Sent [1-9]\d* bytes", text, re.DOTALL), text
+    network.apply(WriteIngress(drop=True))
+    assert "u32" in gateway.run("tc", "filter", "show", "dev", "g0", side)
+    assert gateway.ingress() == {}
+    gateway.run("tc", "qdisc", "del", "dev", "g0", "clsact")
+
+
+def test_an_older_ingress_qdisc_does_as_well_and_stays(network: Network) -> None:
+    network.gateway.run("tc", "qdisc", "add", "dev", "g0", "ingress")
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
+    network.apply(WriteIngress(drop=True))
+    assert "ingress" in network.gateway.run("tc", "qdisc", "show", "dev", "g0")
+    network.gateway.run("tc", "qdisc", "del", "dev", "g0", "ingress")
+
+
+def test_a_new_ifb_device_wants_a_new_program_and_meanwhile_all_passes(network: Network) -> None:
+    ingress = network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.gateway.run("ip", "link", "del", "nl-in")
+    assert network.gateway.ingress() == {"g0": "", "g1": ""}
+    network.talk("udp", HOST[4])
+    network.make_target()
+    assert network.gateway.ingress() == {"g0": "", "g1": ""}
+    network.talk("udp", HOST[4])
+    assert network.packets(ONE) == 0
+    network.apply(WriteIngress(ingress))
+    assert network.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
+    assert network.readings("all")[CLIENT[4]][0] == 15
+
+
+def test_what_cannot_be_done_is_refused_with_a_sentence(network: Network) -> None:
+    lane = IngressLane("all", 4, "src")
+    network.apply(WriteIngress(remove={"all": ("10.0.0.1",)}))
+    with pytest.raises(KernelError, match="no program on any device"):
+        network.apply(WriteIngress(add={"all": {"10.0.0.1": to(ONE)}}))
+    with pytest.raises(KernelError, match="no device g9"):
+        network.apply(WriteIngress(Ingress(("g9",), OWN, (lane,))))
+    assert network.gateway.ingress() == {}
+
+
+def test_a_trial_leaves_nothing(network: Network) -> None:
+    before = network.gateway.run("tc", "qdisc", "show")
+    network.gateway.run(sys.executable, "-c", "from netlimit.kernel.ingress import try_ingress; try_ingress('lo')")
+    assert network.gateway.run("tc", "qdisc", "show") == before
+    assert network.gateway.ingress() == {}
+
+
+def test_without_the_ifb_device_nothing_is_attached(bare: Network) -> None:
+    with pytest.raises(KernelError, match="no device nl-in"):
+        bare.apply(WriteIngress(Ingress(("g0",), OWN, (IngressLane("all", 4, "src"),))))
+    assert bare.gateway.ingress() == {}
+
+
+def test_what_is_done_already_is_no_error(network: Network) -> None:
+    entries = {"all": {CLIENT[4]: to(ONE)}}
+    for _ in range(2):
+        network.shape(entries, IngressLane("all", 4, "src"))
+    for _ in range(2):
+        network.apply(WriteIngress(remove={"all": ("10.9.9.9", CLIENT[4], "10.9.9.10"), "none": ("fd00::1",)}))
+        assert network.readings("all") == {}
+
+
+def test_a_program_without_lanes_lets_all_pass(network: Network) -> None:
+    ingress = network.shape({})
+    assert network.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    network.talk("udp", HOST[4])
+    assert network.gateway.ingress_readings(["all"]) == {}
+
+
+def test_many_entries_come_back_as_they_were_written(network: Network) -> None:
+    hosts = {f"10.{n >> 8}.{n & 255}.7": to(ONE + n % 2, n % 3) for n in range(8000)}
+    hosts6 = {f"fd00:{n + 1:x}::/{64 + n % 60}": to(ONE, 1) for n in range(8000)}
+    network.shape({"all": hosts, "all6": hosts6}, *everything())
+    found = network.gateway.ingress_readings(["all6", "all"])
+    assert {name: {key: each.entry for key, each in lane.items()} for name, lane in found.items()} == {
+        "all": hosts,
+        "all6": hosts6,
+    }
+    network.apply(WriteIngress(remove={"all": tuple(hosts), "all6": tuple(hosts6)[1:]}))
+    assert network.readings("all") == {}
+    assert list(network.readings("all6")) == ["fd00:1::/64"]
+
+
+def everything() -> tuple[IngressLane, ...]:
+    return IngressLane("all", 4, "src"), IngressLane("all6", 6, "src")
