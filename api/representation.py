@@ -9,7 +9,7 @@ from typing import Any
 
 from netlimit.errors import RuleError
 from netlimit.rates import Kind, Rate, format_number, format_rate, parse_rate
-from netlimit.rules import PortRange, Rule, format_port, format_target, parse_rule, refuse_shape
+from netlimit.rules import PortRange, Rule, format_port, format_target, parse_rule
 from netlimit.store import Kept
 
 RESERVED_NAMES = ("bulk",)
@@ -30,7 +30,6 @@ def read_rule(fields: Mapping[str, object], now: datetime) -> Rule:
     rule = parse_rule(fields, now)
     if rule.name in RESERVED_NAMES:
         raise RuleError("name", f"The name {rule.name!r} is an address of the API itself; choose another.")
-    refuse_shape(rule)
     return rule
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from netlimit.hashlimit import fit_bucket
+from netlimit.lanes import Lane, OpenLane, seen_name
 from netlimit.limits import (
     Facts,
     Group,
@@ -28,6 +29,7 @@ from netlimit.limits import (
     safe_set,
     side_of,
 )
+from netlimit.packet import Side
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
 from netlimit.state import (
@@ -40,6 +42,7 @@ from netlimit.state import (
     ChainId,
     ChainRule,
     Crowded,
+    Effect,
     Enters,
     Has,
     Icmp6,
@@ -49,13 +52,13 @@ from netlimit.state import (
     Jump,
     Leaves,
     MapMark,
+    MapPriority,
     Marked,
     Match,
     Opens,
     Ports,
     Reject,
     SetMark,
-    Side,
     Structure,
     Syn,
     Table,
@@ -81,21 +84,26 @@ def offender_set(family: int) -> IpSet:
     return IpSet(f"{OFFENDER_PREFIX}{family}", family, "ip", timeout=OFFENDER_SECONDS, rolling=True)
 
 
-def assemble(limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts, few: Few) -> Structure:
-    """Build sets, chains and hooks for the limits in use (each profile with its number) and the verdicts."""
+def assemble(
+    limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts, few: Few, lanes: Iterable[OpenLane] = ()
+) -> Structure:
+    """Build sets, chains and hooks for the limits in use (each profile with its number), the verdicts, and the lanes of
+    what is shaped."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
     hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
     ordered = sorted(verdicts, key=lambda verdict: verdict.key)
+    leaving = [each for each in lanes if not each.lane.incoming]
     for family in (4, 6):
         part = _Family(
             family,
             {group: profiles for group, profiles in limits.items() if group.family == family and profiles},
             [verdict for verdict in ordered if verdict.family == family],
+            [each for each in leaving if each.lane.family == family],
             facts,
             few,
         )
-        if part.limits or part.verdicts:
+        if part.limits or part.verdicts or part.lanes:
             part.build(sets, chains, hooks)
     return Structure(sets, chains, hooks)
 
@@ -107,6 +115,7 @@ class _Family:
     family: int
     limits: Numbers
     verdicts: list[VerdictGroup]
+    lanes: list[OpenLane]
     facts: Facts
     few: Few
 
@@ -149,6 +158,8 @@ class _Family:
             for profile in profiles:
                 yield matched_set(Limit(group, profile), self.facts)
                 yield dropped_set(Limit(group, profile), self.facts)
+        for each in self.lanes:
+            yield from each.sets(self.facts)
         yield offender_set(self.family)
         yield safe_set(self.family, self.facts)
 
@@ -160,12 +171,15 @@ class _Family:
         groups = [group for group in self._groups(table) if self._meets(group, table, hook)]
         exact = [group for group in groups if group.exact]
         general = [group for group in groups if not group.exact and not _only_named(group.direction, hook)]
+        lanes = self._lanes_at(table, hook)
         blocks = self._blocks(table, hook)
-        if not (exact or general or blocks):
+        limited = bool(exact or general or lanes)
+        if not (limited or blocks):
             return [], []
         base = list(self._untouched(table, hook))
-        base += self._find_special(table, hook, bool(exact or general), blocks)
+        base += self._find_special(table, hook, limited, blocks)
         base += self._ask([*exact, *general], table, hook)
+        base += self._queue(lanes)
         return base, list(self._look_closely(table, hook, exact, general, blocks))
 
     def _find_special(self, table: Table, hook: Hook, limited: bool, blocks: list[VerdictGroup]) -> Iterator[ChainRule]:
@@ -185,17 +199,21 @@ class _Family:
         self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]
     ) -> Iterator[ChainRule]:
         broad = [block for block in blocks if not block.exact]
+        lanes = self._lanes_at(table, hook)
+        named = [each for each in lanes if each.lane.exact]
         yield from self._levels([block for block in blocks if block.exact], hook, self._longest)
-        if exact:
+        if exact or named:
             yield chain_rule(Jump(_exact_name(hook)))
             if table == "mangle" and self._rejects(exact):
                 yield chain_rule(RETURN, self._rejected())
-        if general or broad:
+        if general or broad or len(named) < len(lanes):
             safe = safe_set(self.family, self.facts).name
             yield chain_rule(RETURN, InSet(safe, "src"))
             yield chain_rule(RETURN, InSet(safe, "dst"))
-            yield from self._levels(broad, hook, 0 if general else min(block.length for block in broad))
+            limited = general or lanes
+            yield from self._levels(broad, hook, 0 if limited else min(block.length for block in broad))
             yield from self._ask(general, table, hook)
+            yield from self._queue(each for each in lanes if not each.lane.exact)
 
     def _untouched(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
         if hook in ("PREROUTING", "INPUT"):
@@ -286,14 +304,46 @@ class _Family:
         if marked:
             yield chain_rule(SetMark(0, self.facts.mark_mask))
 
+    # -- lanes
+
+    def _lanes_at(self, table: Table, hook: Hook) -> list[OpenLane]:
+        """The lanes that packets pass here. A class is found on the way out, behind all that may drop the packet; what
+        this host itself sends is shaped `to` somewhere, or where a rule names the very address."""
+        if table != "mangle" or hook not in ("FORWARD", "OUTPUT"):
+            return []
+        here = [
+            each for each in self.lanes if hook == "FORWARD" or each.lane.exact or each.lane.direction is Direction.TO
+        ]
+        return sorted(here, key=lambda each: (not each.lane.exact, each.lane.name))
+
+    def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
+        for each in lanes:
+            for where in _ways_out(each.lane):
+                yield chain_rule(_find_class(each), *where)
+
+    def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:
+        """Who is new and has no class yet is remembered; the mark tells."""
+        mask = self.facts.mark_mask
+        yield chain_rule(MapPriority(each.lane.name, each.lane.side))
+        yield chain_rule(RETURN, Marked(0, mask))
+        for number, length in each.newcomers:
+            here = Marked(number << self.facts.shift, mask)
+            yield chain_rule(AddTo(seen_name(each.lane, length), each.lane.side), here)
+        yield chain_rule(SetMark(0, mask))
+
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
             table = self._table(group)
             yield from ((table, name, rules) for name, rules in self._group_chains(group, profiles))
+        for each in self.lanes:
+            if each.newcomers:
+                yield "mangle", _lane_name(each.lane), self._lane_chain(each)
         for table, hook in _places():
             exact = [group for group in self._groups(table) if group.exact and self._meets(group, table, hook)]
-            if exact:
-                yield table, _exact_name(hook), [*self._levels([], hook, 0), *self._ask(exact, table, hook)]
+            named = [each for each in self._lanes_at(table, hook) if each.lane.exact]
+            if exact or named:
+                rules = [*self._levels([], hook, 0), *self._ask(exact, table, hook), *self._queue(named)]
+                yield table, _exact_name(hook), rules
 
     def _group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:
@@ -453,6 +503,20 @@ def _exact_name(hook: Hook) -> str:
 
 def _group_name(group: Group) -> str:
     return f"{CHAIN_PREFIX}G{group.digest}"
+
+
+def _lane_name(lane: Lane) -> str:
+    return f"{CHAIN_PREFIX}Q{lane.digest}"
+
+
+def _find_class(each: OpenLane) -> Effect:
+    return Jump(_lane_name(each.lane)) if each.newcomers else MapPriority(each.lane.name, each.lane.side)
+
+
+def _ways_out(lane: Lane) -> Iterator[tuple[Match, ...]]:
+    """What selects the packets of a lane where they leave."""
+    way = Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
+    yield from _conditions(way, Direction.TO, "FORWARD", lane.family)
 
 
 def _end_name(group: Group, action: Action) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from netlimit.chains import asked_keys, assemble
+from netlimit.ingress import Ingress
+from netlimit.lanes import OpenLane
 from netlimit.limits import (
     Facts,
     Fragment,
@@ -18,7 +20,6 @@ from netlimit.limits import (
     Limit,
     Profile,
     Purpose,
-    PurposeKey,
     VerdictGroup,
     blocked_set,
     compile_rule,
@@ -30,13 +31,11 @@ from netlimit.limits import (
     safe_set,
     set_keys,
 )
+from netlimit.numbers import Numbering, Numbers, PurposeKey
 from netlimit.rules import Action, Direction, Rule
+from netlimit.shaping import Shaping
 from netlimit.state import Entry, IpSet, State, Structure
-
-Numbering = dict[PurposeKey, int]
-"""What may be in the kernel, with the number that it has under the mark mask (0: needs none). A number must stay put,
-for entries in the kernel carry it."""
-
+from netlimit.tree import Tree
 
 MOST_FEW = 16
 """Up to so many exempt or blocked targets are asked for one by one: at about 5 ns each against 170 for a look into a
@@ -60,67 +59,101 @@ class _Slot:
 class Compilation:
     """The desired state, kept up to date rule by rule.
 
-    `numbering` holds what may be in the kernel; what no rule needs any more stays in it until `settle`.
-    `touched` names what changed since `settle`: keys by set. `owners` are the rules by the sets in which their keys
-    are, and by key; `problems` says of rules why they cannot be enforced. Not thread-safe.
+    `numbers` holds what may be in the kernel; what no rule needs any more stays in it until `settle`.
+    `touched` names what changed since `settle`: keys by set; `touched_classes`: classids by device. `owners` are the
+    rules by the sets in which their keys are, and by key; `problems` says of rules why they cannot be enforced. Not
+    thread-safe.
     """
 
     def __init__(self, facts: Facts, numbering: Mapping[PurposeKey, int] | None = None) -> None:
         self.facts = facts
-        self.numbering: Numbering = dict(numbering or {})
+        self.numbers = Numbers(numbering)
+        self.shaping = Shaping(facts, self.numbers)
         self.fragments: dict[int, Fragment] = {}
-        self.problems: dict[int, str] = {}
+        self._problems: dict[int, str] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
+        self.touched_classes: dict[str, set[int]] = {}
         self.owners: dict[tuple[str, ...], dict[str, int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
-        self._taken: dict[str, set[int]] = {}
-        for (group, _), number in self.numbering.items():
-            self._taken.setdefault(group, set()).add(number)
+        self._lanes: list[OpenLane] = []
+        self._settled_lanes: list[OpenLane] = []
+        self._settled_trees: dict[str, Tree] = {}
+        self._settled_ingress: Ingress | None = None
         self._structure: Structure | None = None
         self._settled: Structure | None = None
         self.protect(facts)
 
     def put(self, rule: Rule) -> str | None:
         """Add a rule in force, or put it in the place of the one with its id. Returns why it cannot be enforced."""
+        if rule.action is Action.SHAPE:
+            return self._shape(rule)
+        self.shaping.drop(rule.id)
         fragment = compile_rule(rule, self.facts)
         slot = self._slots.get(fragment.purpose) or self._prepare(fragment.purpose)
         problem = slot.problem or self._find_lack(slot, fragment)
-        before = None if rule.id in self.problems else self.fragments.get(rule.id)
+        before = self._enforced(rule.id)
         self.fragments[rule.id] = fragment
         if problem is None:
-            self.problems.pop(rule.id, None)
+            self._problems.pop(rule.id, None)
             self._add(slot, fragment)
         else:
-            self.problems[rule.id] = problem
+            self._problems[rule.id] = problem
         if before is not None:
             self._remove(before, fragment if problem is None else None)
         return problem
 
+    def _shape(self, rule: Rule) -> str | None:
+        before = self._enforced(rule.id)
+        if before is not None:
+            self._remove(before, None)
+        self._problems.pop(rule.id, None)
+        self.fragments.pop(rule.id, None)
+        return self.shaping.put(rule)
+
     def drop(self, rule_id: int) -> None:
         """Take a rule out; one that is not there is no error."""
-        fragment = self.fragments.pop(rule_id, None)
-        if self.problems.pop(rule_id, None) is None and fragment is not None:
-            self._remove(fragment, None)
+        self.shaping.drop(rule_id)
+        before = self._enforced(rule_id)
+        self._problems.pop(rule_id, None)
+        self.fragments.pop(rule_id, None)
+        if before is not None:
+            self._remove(before, None)
+
+    def _enforced(self, rule_id: int) -> Fragment | None:
+        """What a rule adds to sets now."""
+        fragment = self.fragments.get(rule_id)
+        return None if rule_id in self._problems else fragment
+
+    def __contains__(self, rule_id: int) -> bool:
+        return rule_id in self.fragments or rule_id in self.shaping
+
+    def __len__(self) -> int:
+        return len(self.fragments) + len(self.shaping)
+
+    @property
+    def problems(self) -> dict[int, str]:
+        """Why rules cannot be enforced, by their ids."""
+        return {**self._problems, **self.shaping.problems}
 
     def sets_of(self, rule_id: int) -> tuple[str, ...]:
         """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that
         counts what was dropped. None for a rule that is not enforced."""
-        if rule_id in self.problems or rule_id not in self.fragments:
-            return ()
-        return self._slots[self.fragments[rule_id].purpose].names
+        fragment = self._enforced(rule_id)
+        return () if fragment is None else self._slots[fragment.purpose].names
 
     @property
-    def dirty(self) -> bool:
-        """Whether the structure has changed since `settle`."""
-        return self._settled is not self.structure
+    def changed(self) -> bool:
+        """Whether anything has changed since `settle`."""
+        return self._settled is not self.structure or bool(self.touched or self.touched_classes)
 
     @property
     def structure(self) -> Structure:
         """Sets, chains and hooks for the limits in use."""
+        self._work_out()
         if self._structure is None:
-            self._structure = assemble(self._limits(), self._verdicts(), self.facts, self._few())
+            self._structure = assemble(self._limits(), self._verdicts(), self.facts, self._few(), self._lanes)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
         return self._structure
@@ -128,37 +161,65 @@ class Compilation:
     @property
     def state(self) -> State:
         """The desired state."""
-        structure = self.structure
-        return State(structure, {name: self.entries[name] for name in structure.sets})
+        structure, ingress = self.structure, self.shaping.ingress
+        names = (*structure.sets, *(lane.name for lane in (ingress.lanes if ingress else ())))
+        entries = {name: self.entries.setdefault(name, {}) for name in names}
+        return State(structure, entries, self.shaping.trees, ingress)
+
+    @property
+    def settled(self) -> State:
+        """What the kernel held at the last `settle`, as far as it takes to know what is new: no entries, no classes."""
+        return State(self._settled or Structure(), {}, self._settled_trees, self._settled_ingress)
+
+    def _work_out(self) -> None:
+        """Take in what shaping rules have come to."""
+        for name, key, entry in self.shaping.settle():
+            held = self.entries.setdefault(name, {})
+            if entry is None:
+                held.pop(key, None)
+            else:
+                held[key] = entry
+            self.touched.setdefault(name, set()).add(key)
+        for device, numbers in self.shaping.take_touched().items():
+            if numbers:
+                self.touched_classes.setdefault(device, set()).update(numbers)
+        lanes = self.shaping.open_lanes
+        if lanes != self._lanes:
+            self._lanes, self._structure = lanes, None
 
     def transition(self, known: Structure) -> Structure:
         """The desired structure and all that is to go with it, of what the kernel is `known` to hold.
 
         While entries move from one limit to another both are there, so that nobody is unlimited for a moment.
         """
-        keys = (parse_purpose(key) for key in sorted(self._retired()))
+        keys = (parse_purpose(key) for key in sorted(self.numbers.retired))
         retired = [purpose for purpose in keys if purpose is not None]
         few = self._few_still(known)
-        if not retired and few == self._few():
+        current = {each.lane for each in self._lanes}
+        leaving = [each for each in self._settled_lanes if each.lane not in current]
+        if not (retired or leaving) and few == self._few():
             return self.structure
-        return assemble(self._limits(retired), self._verdicts(retired), self.facts, few)
+        return assemble(self._limits(retired), self._verdicts(retired), self.facts, few, [*self._lanes, *leaving])
 
     def settle(self) -> set[PurposeKey]:
         """Forget what changed, and the numbers of what no rule needs; returns their keys."""
-        retired = self._retired()
-        for key in retired:
-            self._taken.get(key[0], set()).discard(self.numbering.pop(key))
-        self.touched = {}
         live = self.structure.sets
+        retired = self.numbers.settle()
+        self.touched, self.touched_classes = {}, {}
         for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
+        self._settled_lanes, self._settled_ingress = self._lanes, self.shaping.ingress
+        self._settled_trees = {
+            name: Tree(tree.handle, tree.cap, {}, dict(tree.children)) for name, tree in self.shaping.trees.items()
+        }
         self._slots = {purpose: slot for purpose, slot in self._slots.items() if slot.users}
         self._settled = self.structure
         return retired
 
     def protect(self, facts: Facts) -> None:
-        """Take new facts; rules whose target is protected now, or no longer, must be put again by the caller."""
+        """Take new facts; limits whose target is protected now, or no longer, must be put again by the caller."""
         self.facts = facts
+        self.shaping.relocate(facts)
         for family in (4, 6):
             self._protect(family)
 
@@ -167,6 +228,7 @@ class Compilation:
     def _add(self, slot: _Slot, fragment: Fragment) -> None:
         if slot.users == 0:
             self._structure = None
+            self.numbers.used.add(purpose_key(fragment.purpose))
         slot.users += 1
         owners = self.owners.setdefault(slot.names, {})
         main, *twins = slot.names
@@ -206,6 +268,7 @@ class Compilation:
         slot.users -= 1
         if slot.users == 0:
             self._structure = None
+            self.numbers.release(*purpose_key(fragment.purpose))
 
     def _share(self, name: str, keys: Iterable[str]) -> None:
         """Add to a set in which several may want the same key. Its entries do not end: one too many costs a packet a
@@ -309,25 +372,16 @@ class Compilation:
         return None
 
     def _number(self, purpose: Purpose) -> int | None:
-        """The purpose's number, a new one if it has none; 0 when it needs none, None when all are taken."""
+        """The purpose's number, a new one if it has none; 0 when it needs none, None when all are taken. It is not in
+        use before a rule is in it."""
         key = purpose_key(purpose)
-        number = self.numbering.get(key)
-        if number is not None:
-            return number
-        number = 0
+        number: int | None = 0
         if isinstance(purpose, Limit) and purpose.group.marked:
-            taken = self._taken.setdefault(key[0], set())
-            free = next((n for n in range(1, self.facts.most_limits + 1) if n not in taken), None)
-            if free is None:
-                return None
-            number = free
-            taken.add(number)
-        self.numbering[key] = number
+            number = self.numbers.take(*key, range(1, self.facts.most_limits + 1))
+        else:
+            self.numbers.note(key)
+        self.numbers.release(*key)
         return number
-
-    def _retired(self) -> set[PurposeKey]:
-        used = {purpose_key(purpose) for purpose, slot in self._slots.items() if slot.users}
-        return self.numbering.keys() - used
 
     def _purposes(self, retired: Iterable[Purpose]) -> Iterator[Purpose]:
         yield from (purpose for purpose, slot in self._slots.items() if slot.users)
@@ -340,7 +394,7 @@ class Compilation:
         limits: dict[Group, dict[Profile, int]] = {}
         for purpose in self._purposes(retired):
             if isinstance(purpose, Limit):
-                limits.setdefault(purpose.group, {})[purpose.profile] = self.numbering[purpose.key]
+                limits.setdefault(purpose.group, {})[purpose.profile] = self.numbers.kept[purpose.key]
         return limits
 
 
@@ -354,7 +408,7 @@ def compile_rules(
         compilation.put(rule)
     state = compilation.state
     compilation.settle()
-    return state, compilation.numbering, compilation.problems
+    return state, compilation.numbers.kept, compilation.problems
 
 
 _PLAIN = Entry()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 from netlimit.compile import Compilation
 from netlimit.counting import Tally
 from netlimit.errors import KernelError, StoreError
-from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe
+from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
-from netlimit.plan import Plan, diff
+from netlimit.plan import Plan, diff, drifted
+from netlimit.presence import Presence
 from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
+from netlimit.tree import Queues, SavedRoot, Topology
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Kept, Store, Watch
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 STRUCTURE_SECONDS = 1.0
+NEWCOMER_SECONDS = 0.2
+"""How often hosts are looked for that have appeared; until they have a class they share one."""
+QUEUE_SECONDS = 10.0
+"""How often the counters of classes are read, and idle hosts are looked for."""
 SWEEP_SHARE = 30
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
@@ -73,12 +79,14 @@ class Controller:
         self._rewritten: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
         self._in_step = False
-        self._structure = Structure()
         self._numbered: dict[tuple[str, str], int] = {}
         self._host_facts: HostFacts | None = None
         self._where = Addresses((), ())
+        self._topology = Topology()
+        self._foreign: Mapping[str, str] = {}
+        self._presence = Presence()
         self._sweep: Iterator[tuple[str, ...]] = iter(())
-        self._due = dict.fromkeys(("heartbeat", "structure", "sweep"), 0.0)
+        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
 
     # -- running
 
@@ -105,6 +113,8 @@ class Controller:
         if self._store.paused(self._setup.host):
             self._pause()
         else:
+            self._follow()
+            self._greet()
             self.sync()
             self._check_drift()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
@@ -116,8 +126,8 @@ class Controller:
         revision = self._load()
         self._expire()
         compilation = self._compiled
-        if self._in_step and not compilation.touched and not compilation.dirty:
-            if revision != self._status.applied_revision or compilation.problems.keys() != self._exceptional.keys():
+        if self._in_step and not compilation.changed:
+            if revision != self._status.applied_revision or self._find_exceptional() != self._exceptional:
                 self._settle()
             return
         with self._kernel.exclusive():
@@ -135,7 +145,7 @@ class Controller:
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
         failed = len(self._compiled.problems)
-        return len(self._compiled.fragments) - failed, failed
+        return len(self._compiled) - failed, failed
 
     # -- loading and compiling
 
@@ -179,11 +189,19 @@ class Controller:
         self._revision, rules = self._store.load(self._setup.host)
         for rule in rules:
             self._put(rule)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Who has a class in the kernel keeps it."""
+        lanes = self._compiled.shaping.lanes
+        found = self._kernel.readings(lane.name for lane in lanes if not lane.incoming)
+        found |= self._kernel.ingress_readings(lane.name for lane in lanes if lane.incoming)
+        self._compiled.shaping.adopt({name: read_entries(held) for name, held in found.items()})
 
     def _take(self, changes: Changes) -> None:
         if changes.revision == self._revision:
             return
-        known = [rule.id for rule in changes.rules if rule.id in self._compiled.fragments]
+        known = [rule.id for rule in changes.rules if rule.id in self._compiled]
         if known and self._in_step:
             self._count(known)
         for rule_id in changes.removed:
@@ -246,21 +264,21 @@ class Controller:
         self._keep_numbers()
         compilation = self._compiled
         if self._in_step:
-            known, transition = KernelState(self._structure), compilation.transition(self._structure)
-            plan = diff(compilation.state, known, transition, compilation.touched)
+            desired, known = compilation.state, compilation.settled
+            transition, touched = compilation.transition(known.structure), compilation.touched_classes
+            plan = diff(desired, known, transition, compilation.touched, touched, self._saved_roots())
         else:
             plan = self._diff_all()
         self._in_step = False
         self._apply(plan)
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
-        self._structure = compilation.structure
         compilation.settle()
         self._keep_numbers()
         self._in_step = True
 
     def _keep_numbers(self) -> None:
-        numbering = self._compiled.numbering
+        numbering = self._compiled.numbers.kept
         added = {key: number for key, number in numbering.items() if self._numbered.get(key) != number}
         retired = self._numbered.keys() - numbering.keys()
         if added or retired:
@@ -268,8 +286,10 @@ class Controller:
             self._numbered = dict(numbering)
 
     def _diff_all(self) -> Plan:
-        found = observe(self._kernel)
-        return diff(self._compiled.state, found, self._compiled.transition(found.structure))
+        desired = self._compiled.state
+        found = observe(self._kernel, (lane.name for lane in (desired.ingress.lanes if desired.ingress else ())))
+        transition = self._compiled.transition(found.structure)
+        return diff(desired, found, transition, put_back=self._saved_roots())
 
     def _apply(self, plan: Plan) -> None:
         for step in plan.steps:
@@ -279,29 +299,58 @@ class Controller:
 
     def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
-        problems = {
-            rule_id: Exceptional(rule_id, State.ERROR, problem) for rule_id, problem in self._compiled.problems.items()
-        }
-        changed = [problem for rule_id, problem in problems.items() if self._exceptional.get(rule_id) != problem]
-        cleared = [rule_id for rule_id in self._exceptional if rule_id not in problems]
+        exceptional = self._find_exceptional()
+        changed = [each for rule_id, each in exceptional.items() if self._exceptional.get(rule_id) != each]
+        cleared = [rule_id for rule_id in self._exceptional if rule_id not in exceptional]
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
-            self._exceptional = problems
+            self._exceptional = exceptional
         self._report(applied_revision=self._revision, last_error=None)
+
+    def _find_exceptional(self) -> dict[int, Exceptional]:
+        """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
+        notes = self._compiled.shaping.notes.items()
+        said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
+        return said | {i: Exceptional(i, State.ERROR, problem) for i, problem in self._compiled.problems.items()}
+
+    def _saved_roots(self) -> Mapping[str, SavedRoot]:
+        """The root qdiscs of others that ours took the place of."""
+        return self._store.saved_roots(self._setup.host)
 
     # -- drift
 
     def _check_drift(self) -> None:
         if self._is_due("structure", STRUCTURE_SECONDS):
             began = time.monotonic()
-            found = self._kernel.structure()
-            if found != self._compiled.structure:
-                self._repair("the structure of chains and sets")
+            what = self._find_drift()
+            if what:
+                self._repair(what)
             self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
+        if self._is_due("queues", QUEUE_SECONDS):
+            began = time.monotonic()
+            self._count_queues()
+            self._due["queues"] += SWEEP_SHARE * (time.monotonic() - began)
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
             self._sweep_one()
             self._due["sweep"] = time.monotonic() + max(STRUCTURE_SECONDS, SWEEP_SHARE * (time.monotonic() - began))
+
+    def _find_drift(self) -> str | None:
+        """What of structure and trees is not as it was applied."""
+        desired = self._compiled.state
+        if self._kernel.structure() != desired.structure:
+            return "the structure of chains and sets"
+        if not len(self._compiled.shaping):
+            return None
+        queues = self._kernel.queues()
+        foreign = self._find_foreign(queues)
+        if foreign != self._foreign:
+            self._foreign = foreign
+            self._compiled.protect(self._facts())
+        device = drifted(desired.trees, queues.trees)
+        if device is not None:
+            return f"the queues of {device}"
+        return None if self._kernel.ingress() == desired.programs else "the programs on the ingress"
 
     def _sweep_one(self) -> None:
         """Read the sets of one kind of limit: are their entries as they should be, and what have they counted?"""
@@ -337,6 +386,7 @@ class Controller:
         if self._host_facts is None:
             self._host_facts = self._kernel.probe(self._setup.mark_mask)
             self._where = self._kernel.addresses()
+        self._topology, self._foreign = self._kernel.topology(), self._find_foreign(self._kernel.queues())
         missing = {name: reason for name, reason in self._host_facts.capabilities.items() if reason}
         for name, reason in missing.items():
             log.warning("Missing: %s. %s", name, reason)
@@ -350,7 +400,45 @@ class Controller:
             own=own_addresses(self._where.own),
             safe=parse_safe((*self._setup.safe, *self._where.peers)),
             capabilities=self._host_facts.capabilities,
+            topology=self._topology,
+            foreign=self._foreign,
+            hz=self._host_facts.hz,
         )
+
+    def _follow(self) -> None:
+        """Follow devices and routes: what is shaped moves to where it leaves now."""
+        topology = self._kernel.topology()
+        if topology is self._topology or self._compilation is None:
+            return
+        self._topology, self._foreign = topology, self._find_foreign(self._kernel.queues())
+        with self._wholly():
+            self._compiled.protect(self._facts())
+        self._due["structure"] = 0.0  # a device that was away for a moment has lost its tree
+
+    def _find_foreign(self, queues: Queues) -> Mapping[str, str]:
+        """The devices with a root qdisc of somebody else, but for those that may be taken over as they are now."""
+        saved = self._saved_roots() if queues.foreign else {}
+        return {
+            device: text
+            for device, text in queues.foreign.items()
+            if device not in saved or self._kernel.save_root(device) != saved[device]
+        }
+
+    def _greet(self) -> None:
+        """Give classes to hosts that have appeared, and take them from those that are gone."""
+        if self._compilation is None or not self._compiled.shaping.seen_sets:
+            return
+        if self._is_due("newcomers", NEWCOMER_SECONDS):
+            self._compiled.shaping.welcome(self._find_seen())
+
+    def _find_seen(self) -> dict[str, list[str]]:
+        sets = self._compiled.shaping.seen_sets
+        found = self._kernel.readings(name for name, lane in sets.items() if not lane.incoming)
+        seen = {name: list(held) for name, held in found.items()}
+        incoming = [name for name, lane in sets.items() if lane.incoming]
+        if incoming:
+            seen |= {name: list(held) for name, held in self._kernel.ingress_seen(incoming).items()}
+        return seen
 
     def _protect(self) -> None:
         """Follow the host's own addresses and who manages it; rules that name one of them change their place."""
@@ -404,10 +492,27 @@ class Controller:
     def _count(self, rule_ids: Iterable[int]) -> None:
         """Read the counters of some rules now."""
         compilation = self._compiled
+        rule_ids = list(rule_ids)
+        if any(rule_id in compilation.shaping for rule_id in rule_ids):
+            self._count_shaped({rule_id for rule_id in rule_ids if rule_id in compilation.shaping})
         here = [rule_id for rule_id in rule_ids if rule_id in compilation.fragments]
         names = {name for rule_id in here for name in compilation.sets_of(rule_id)}
         readings = self._kernel.readings(names)
         self._store_counts(self._tally.read(compilation, here, readings, self._now(), fresh=True))
+
+    def _count_shaped(self, rule_ids: set[int]) -> None:
+        counted = {i: held for i, held in self._compiled.shaping.classes().items() if i in rule_ids}
+        devices = {device for held in counted.values() for device, _ in held}
+        usages = {device: self._kernel.usages(device) for device in devices}
+        self._store_counts(self._tally.read_usages(counted, usages, self._now(), fresh=True))
+
+    def _count_queues(self) -> None:
+        """Read what the classes of all devices have counted, and take those of hosts that are idle."""
+        shaping, now = self._compiled.shaping, self._now()
+        usages = {device: self._kernel.usages(device) for device in shaping.trees}
+        self._store_counts(self._tally.read_usages(shaping.classes(), usages, now))
+        for device, found in usages.items():
+            shaping.dismiss(device, self._presence.find_idle(device, found, shaping.passing(device), now))
 
     def _store_counts(self, counts: list[RuleCounters]) -> None:
         if counts:
@@ -443,7 +548,8 @@ class Controller:
         """Seconds until something is due."""
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return STRUCTURE_SECONDS
-        wake = min(self._due.values()) - time.monotonic()
+        idle = set() if self._compilation.shaping.seen_sets else {"newcomers"}
+        wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._expiries:
             wake = min(wake, self._expiries[0][0] - self._now().timestamp())
         return max(0.0, min(wake, STRUCTURE_SECONDS))

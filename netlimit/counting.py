@@ -7,7 +7,7 @@ difference to the last reading, or the whole reading if that has become smaller,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 
 from netlimit.compile import Compilation
@@ -15,6 +15,7 @@ from netlimit.kernel.base import Reading
 from netlimit.limits import Fragment, Limit
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Action
+from netlimit.tree import Usage
 
 Readings = Mapping[str, Mapping[str, Reading]]
 
@@ -24,10 +25,12 @@ class Tally:
 
     def __init__(self, counters: Mapping[int, RuleCounters] | None = None) -> None:
         self._counters = dict(counters or {})
+        self._classes: dict[int, dict[tuple[str, int], Usage]] = {}
 
     def forget(self, rule_id: int) -> None:
         """The rule is gone."""
         self._counters.pop(rule_id, None)
+        self._classes.pop(rule_id, None)
 
     def restart(self, rule_id: int) -> None:
         """The rule's entries were written anew: the kernel counts from nothing again."""
@@ -53,6 +56,40 @@ class Tally:
                 counters = self._add(compilation.fragments[rule_id], names, readings, now, fresh)
                 if counters is not None:
                     changed.append(counters)
+        return changed
+
+    def read_usages(
+        self,
+        classes: Mapping[int, Iterable[tuple[str, int]]],
+        usages: Mapping[str, Mapping[int, Usage]],
+        now: datetime,
+        *,
+        fresh: bool = False,
+    ) -> list[RuleCounters]:
+        """Add what the classes of rules (device and classid) have counted; returns as `read`.
+
+        A class that is gone takes its count with it: what was read of it last is taken from the rule's last reading.
+        """
+        changed = []
+        for rule_id, held in classes.items():
+            found = {each: usages[each[0]][each[1]] for each in held if each[1] in usages.get(each[0], {})}
+            raw = sum((_as_counts(usage) for usage in found.values()), Counts())
+            before = self._counters.get(rule_id)
+            last = before.raw if before else Counts()
+            for each, usage in self._classes.get(rule_id, {}).items():
+                if each not in found:
+                    last = _less(last, _as_counts(usage))
+            self._classes[rule_id] = found
+            queued = (sum(u.queued_packets for u in found.values()), sum(u.queued_bytes for u in found.values()))
+            if before is None and not (raw.matched_packets or fresh):
+                continue
+            same = before is not None and (raw, *queued) == (before.raw, before.queued_packets, before.queued_bytes)
+            if same and not fresh:
+                continue
+            total = (before.total if before else Counts()) + _gain(raw, last)
+            counters = RuleCounters(rule_id, total, raw, before.since if before else now, now, *queued)
+            self._counters[rule_id] = counters
+            changed.append(counters)
         return changed
 
     def _add(
@@ -93,7 +130,18 @@ def _gain(raw: Counts, last: Counts) -> Counts:
         _grown(raw.matched_bytes, last.matched_bytes),
         _grown(raw.dropped_packets, last.dropped_packets),
         _grown(raw.dropped_bytes, last.dropped_bytes),
+        _grown(raw.delayed, last.delayed),
     )
+
+
+def _as_counts(usage: Usage) -> Counts:
+    """What was sent, waits or was dropped has matched."""
+    packets = usage.packets + usage.queued_packets + usage.dropped
+    return Counts(packets, usage.bytes + usage.queued_bytes, usage.dropped, 0, usage.overlimits)
+
+
+def _less(counts: Counts, gone: Counts) -> Counts:
+    return Counts(*(max(0, getattr(counts, f.name) - getattr(gone, f.name)) for f in fields(Counts)))
 
 
 def _grown(now: int, last: int) -> int:

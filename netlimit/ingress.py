@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-from netlimit.rules import PortRange
-from netlimit.state import Side
+from netlimit.packet import Side
 
 
 class IngressLane(NamedTuple):
@@ -25,8 +24,8 @@ class IngressLane(NamedTuple):
     family: int
     side: Side
     protocol: str = "any"
-    ports: tuple[PortRange, ...] = ()
-    source_ports: tuple[PortRange, ...] = ()
+    ports: tuple[tuple[int, int], ...] = ()
+    source_ports: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

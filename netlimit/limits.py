@@ -17,12 +17,12 @@ from hashlib import sha256
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from netlimit.numbers import PurposeKey
+from netlimit.packet import Side
 from netlimit.rates import Kind, Rate, parse_rate
 from netlimit.rules import HOST, PEER, TARGET, Action, Direction, PortRange, Protocol, Rule, Selector, Target
-from netlimit.state import SET_PREFIX, IpSet, Side
-
-PurposeKey = tuple[str, str]
-"""A group's key and a profile's; the latter is empty for verdicts."""
+from netlimit.state import SET_PREFIX, IpSet
+from netlimit.tree import Topology
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Facts:
 
     `own` are its addresses and `safe` what no rule may touch, both honoured unless a rule names the exact address.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
-    `set_size` is the most entries of one set.
+    `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
+    qdisc of somebody else's (said as tc does), `hz` is the clock tick.
     """
 
     host: str = "localhost"
@@ -40,6 +41,9 @@ class Facts:
     own: frozenset[str] = frozenset()
     safe: tuple[Target, ...] = ()
     capabilities: Mapping[str, str | None] = field(default_factory=dict)
+    topology: Topology = field(default_factory=Topology)
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    hz: int = 250
 
     @cached_property
     def shift(self) -> int:
@@ -101,7 +105,7 @@ class Group(_Keyed):
     def key(self) -> str:
         """A text that tells groups apart, and from which `parse_purpose` makes the group again."""
         lengths = (self.target_length, self.bucket_length)
-        return _write_key(
+        return write_key(
             self.family, self.direction, self.selector, self.kind, self.scope, *lengths, self.exact, self.watch
         )
 
@@ -147,7 +151,7 @@ class Profile(_Keyed):
     @cached_property
     def key(self) -> str:
         """A text that tells profiles of a group apart."""
-        return _write_key(self.rate.text, self.burst, self.action, self.length, self.holder)
+        return write_key(self.rate.text, self.burst, self.action, self.length, self.holder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +168,7 @@ class VerdictGroup(_Keyed):
     @cached_property
     def key(self) -> str:
         """A text that tells groups apart."""
-        return _write_key(self.family, self.direction, self.selector, self.action, self.length, self.exact)
+        return write_key(self.family, self.direction, self.selector, self.action, self.length, self.exact)
 
     @property
     def side(self) -> Side:
@@ -186,6 +190,8 @@ class Limit(_Keyed):
 
 
 Purpose = Limit | VerdictGroup
+"""What rules that limit, allow or block come to. Its key as a `PurposeKey`: a group's and a profile's; the latter is
+empty for verdicts."""
 
 
 def purpose_key(purpose: Purpose) -> PurposeKey:
@@ -219,7 +225,7 @@ class Fragment:
 
 
 def compile_rule(rule: Rule, facts: Facts) -> Fragment:
-    """Turn one rule in force into what it adds. Depends on nothing but the rule and the host."""
+    """Turn one rule in force (not for shaping) into what it adds. Depends on nothing but the rule and the host."""
     purpose = _purpose(
         rule.family,
         rule.direction,
@@ -297,7 +303,8 @@ def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:10]
 
 
-def _write_key(*parts: object) -> str:
+def write_key(*parts: object) -> str:
+    """A text that tells apart what differs in any part, and from which all of them can be read again."""
     return json.dumps(parts, default=_write_selector, separators=(",", ":"))
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
+from typing import Literal
 
+Side = Literal["src", "dst"]
+"""Where an address stands in a packet."""
 Address = IPv4Address | IPv6Address
 
 

@@ -9,7 +9,7 @@ A plan is data that prints; the text is the dry run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from netlimit.ingress import Ingress
@@ -24,7 +24,8 @@ from netlimit.state import (
     Table,
     show_entry,
 )
-from netlimit.tree import REST, QueueClass, SavedRoot, Tree, format_classid, format_handle
+from netlimit.tree import REST, QueueClass, SavedRoot, Tree, format_classid, format_handle, major
+from netlimit.tree import alike as alike_class
 
 TIMEOUT_SLACK = 3
 """Seconds by which an entry's end may differ: the kernel tells it as whole seconds from now."""
@@ -107,8 +108,9 @@ class WriteTree:
     that exists takes the new values and keeps its queue), then what goes.
 
     `root` is a tree whose root qdisc takes the place of whatever is there, in one go; its classes are not looked at.
-    A class goes with all that hangs on it. With `drop`, all of ours goes; `put_back` is then what takes its place,
-    None for what the kernel itself puts there.
+    A class goes with all that hangs on it. With `drop`, all of ours goes. `put_back` is the root qdisc of somebody else
+    that a new root may take the place of, and that takes the place of ours with `drop`; None: what the kernel itself
+    puts there.
     """
 
     device: str
@@ -200,12 +202,16 @@ def diff(
     observed: State,
     transition: Structure | None = None,
     touched: Mapping[str, Collection[str]] | None = None,
+    touched_classes: Mapping[str, Collection[int]] | None = None,
+    put_back: Mapping[str, SavedRoot] | None = None,
 ) -> Plan:
     """Plan the way from `observed` to `desired`.
 
     `transition` is the structure to pass through, in which what comes and what goes are both there (default: the
     desired one). With `touched` (keys by set), only those entries of sets that exist already are looked at, and
-    written whether they are there or not.
+    written whether they are there or not; `touched_classes` (classids by device) says the same of classes. `put_back`
+    are the root qdiscs that were there before ours. Trees grow before anything leads to them, and lose what nothing
+    leads to any more.
     """
     between = transition or desired.structure
     have = observed.structure.sets
@@ -221,15 +227,102 @@ def diff(
     }
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
+    trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))
     steps: list[Step] = [
+        *(grown for grown, _ in trees),
         WriteSets(create=create, add=fill),
         *_switch(between, observed.structure, _ARRIVING),
         WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),
         *_switch(desired.structure, between, _LEAVING),
         WriteSets(destroy=destroy),
+        _diff_ingress(desired, observed, touched),
+        *(pruned for _, pruned in trees),
     ]
     return Plan(tuple(step for step in steps if isinstance(step, SwitchTable) or step))
+
+
+def _diff_ingress(desired: State, observed: State, touched: Mapping[str, Collection[str]] | None) -> WriteIngress:
+    if desired.ingress is None:
+        return WriteIngress(drop=bool(observed.programs))
+    lanes = {lane.name for lane in desired.ingress.lanes}
+    known = touched is not None and bool(observed.programs)
+    add: dict[str, Mapping[str, Entry]] = {}
+    remove: dict[str, tuple[str, ...]] = {}
+    for name in sorted(lanes | {name for name in observed.entries if name not in observed.structure.sets}):
+        want = desired.entries.get(name, {}) if name in lanes else {}
+        have = observed.entries.get(name, {})
+        keys = touched.get(name, ()) if known and touched is not None else want.keys() | have.keys()
+        add[name] = {key: want[key] for key in keys if key in want and not alike(want[key], have.get(key))}
+        remove[name] = tuple(key for key in keys if key not in want)
+    same = desired.programs == observed.programs
+    return WriteIngress(
+        ingress=None if same else desired.ingress,
+        add={name: entries for name, entries in add.items() if entries},
+        remove={name: keys for name, keys in remove.items() if keys},
+    )
+
+
+def drifted(desired: Mapping[str, Tree], observed: Mapping[str, Tree]) -> str | None:
+    """The first device whose tree is not as it should be; None if all are."""
+    trees = _diff_trees(desired, observed, None, {})
+    return next((grown.device for grown, pruned in trees if grown or pruned), None)
+
+
+def _diff_trees(
+    desired: Mapping[str, Tree],
+    observed: Mapping[str, Tree],
+    touched: Mapping[str, Collection[int]] | None,
+    put_back: Mapping[str, SavedRoot],
+) -> Iterator[tuple[WriteTree, WriteTree]]:
+    """What grows and what is pruned, for each device."""
+    for device in sorted({*desired, *observed}):
+        want, have = desired.get(device), observed.get(device)
+        if want is None:
+            assert have is not None
+            yield (
+                WriteTree(device, have.handle),
+                WriteTree(device, have.handle, drop=True, put_back=put_back.get(device)),
+            )
+        elif have is None or (want.handle, want.kind) != (have.handle, have.kind):
+            classes = _order(want, want.classes)
+            grown = WriteTree(device, want.handle, want, classes, want.children, put_back=put_back.get(device))
+            yield grown, WriteTree(device, want.handle)
+        else:
+            yield _diff_tree(device, want, have, None if touched is None else touched.get(device, ()))
+
+
+def _diff_tree(device: str, want: Tree, have: Tree, touched: Collection[int] | None) -> tuple[WriteTree, WriteTree]:
+    known = touched is not None
+    numbers = touched if touched is not None else want.classes.keys() | have.classes.keys()
+    changed = [
+        number
+        for number in numbers
+        if number in want.classes and (known or not alike_class(want.classes[number], have.classes.get(number)))
+    ]
+    children = {handle: number for handle, number in want.children.items() if have.children.get(handle) != number}
+    changed += [number for number in children.values() if number not in changed]
+    gone = [number for number in numbers if number not in want.classes]
+    root = want if want.cap != have.cap else None
+    # A child HTB goes with the class that it hangs on, and its hosts with it.
+    falling = {handle for handle, number in have.children.items() if number in gone}
+    gone = sorted((number for number in gone if major(number) not in falling), reverse=True)
+    return (
+        WriteTree(device, want.handle, root, _order(want, changed), children),
+        WriteTree(device, want.handle, gone=tuple(gone)),
+    )
+
+
+def _order(tree: Tree, numbers: Iterable[int]) -> dict[int, QueueClass]:
+    """Classes with those above them first."""
+
+    def depth(number: int) -> int:
+        parent = tree.classes[number].parent
+        if parent & 0xFFFF:
+            return 1 + depth(parent)
+        return 0 if major(parent) == tree.handle else 1 + depth(tree.children[major(parent)])
+
+    return {number: tree.classes[number] for number in sorted(numbers, key=lambda each: (depth(each), each))}
 
 
 def _diff_entries(

@@ -41,12 +41,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Packets and bytes (IP bytes) that a rule matched and dropped."""
+    """Packets and bytes that a rule matched and dropped: IP bytes, but Ethernet bytes for what is shaped, whose dropped
+    bytes are not counted. `delayed` says how often shaped packets had to wait for their class."""
 
     matched_packets: int = 0
     matched_bytes: int = 0
     dropped_packets: int = 0
     dropped_bytes: int = 0
+    delayed: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -54,18 +56,22 @@ class Counts:
             self.matched_bytes + other.matched_bytes,
             self.dropped_packets + other.dropped_packets,
             self.dropped_bytes + other.dropped_bytes,
+            self.delayed + other.delayed,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RuleCounters:
-    """A rule's counters on one gateway: `total` since `since`; `raw` is the kernel's last reading behind it."""
+    """A rule's counters on one gateway: `total` since `since`; `raw` is the kernel's last reading behind it. Queued is
+    what waited in its classes when they were read."""
 
     rule_id: int
     total: Counts
     raw: Counts
     since: datetime
     as_of: datetime
+    queued_packets: int = 0
+    queued_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from netlimit.errors import RuleError
 from netlimit.hashlimit import TABLE_MAX, Bucket, fit_bucket
+from netlimit.htb import check_rate
 from netlimit.rates import EXAMPLES, Kind, Rate, parse_burst, parse_rate
 
 T = TypeVar("T")
@@ -199,7 +200,7 @@ def parse_rule(fields: Mapping[str, object], now: datetime) -> Rule:
         selector=_parse_selector(fields),
         rate=rate,
         burst=_parse_burst(fields.get("burst"), rate),
-        per=_fit_per(target, per, rate) if action.limits else per,
+        per=_fit_per(target, per, rate, action) if action.limits else per,
         ceil=_parse_optional("ceil", fields, _parse_ceil),
         on_failure=_parse_choice(OnFailure, "on_failure", fields.get("on_failure"), OnFailure.CLOSED),
         enabled=_parse_flag("enabled", fields.get("enabled"), True),
@@ -272,15 +273,6 @@ def format_port(port: PortRange) -> str:
     return str(port[0]) if port[0] == port[1] else f"{port[0]}-{port[1]}"
 
 
-def refuse_shape(rule: Rule) -> None:
-    """Raise RuleError for a rule that this version can describe but not enforce."""
-    if rule.action is Action.SHAPE:
-        raise RuleError(
-            "action",
-            'The action "shape" is not built yet; "drop" polices to the same rate by dropping what is over.',
-        )
-
-
 @lru_cache(maxsize=4096)
 def _fit(rate: Rate, burst: int | None) -> Bucket:
     return fit_bucket(rate, burst)
@@ -309,16 +301,38 @@ def _check(rule: Rule) -> None:
         raise RuleError("rate", f'The action "{rule.action}" needs a rate, for example {EXAMPLES}.')
     if rule.ceil is not None and rule.action is not Action.SHAPE:
         raise RuleError("ceil", 'Only the action "shape" takes a ceil; leave it out.')
-    if rule.action is Action.SHAPE and rule.rate.kind is not Kind.BYTES:
-        raise RuleError("rate", 'The action "shape" needs a rate in bits or bytes, such as "20 Mbit/s".')
+    if rule.action is Action.SHAPE:
+        _check_shape(rule, rule.rate)
+        return
     if rule.rate.kind is Kind.CONCURRENT and rule.burst is not None:
         raise RuleError("burst", "Concurrent connections have no burst; leave it out.")
     if rule.rate.kind is Kind.CONCURRENT and rule.rate.amount > 2**32 - 1:
         raise RuleError("rate", f"The kernel cannot count {rule.rate.text}; the most that works is 4294967295.")
     if rule.rate.kind in (Kind.CONNECTIONS, Kind.CONCURRENT) and rule.selector.protocol is Protocol.ICMP:
         raise RuleError("rate", "ICMP has no connections; limit packets or bytes.")
-    if rule.action is not Action.SHAPE and rule.rate.kind is not Kind.CONCURRENT:
+    if rule.rate.kind is not Kind.CONCURRENT:
         _fit(rule.rate, rule.burst)
+
+
+def _check_shape(rule: Rule, rate: Rate) -> None:
+    if rate.kind is not Kind.BYTES:
+        raise RuleError(
+            "rate",
+            f'The action "shape" queues bytes, and cannot count {rate.text}; give a rate in bits or bytes, such as '
+            '"20 Mbit/s", or drop what is over (`action: "drop"`).',
+        )
+    check_rate("rate", rate)
+    if rule.ceil is None:
+        return
+    if rule.ceil.kind is not Kind.BYTES:
+        raise RuleError("ceil", f'The ceiling {rule.ceil.text} is not in bits or bytes; write for example "50 Mbit/s".')
+    check_rate("ceil", rule.ceil)
+    if rule.ceil.per_second < rate.per_second:
+        raise RuleError(
+            "ceil",
+            f"The ceiling {rule.ceil.text} is below the rate {rate.text}: the rate is guaranteed, up to the ceiling is "
+            "borrowed. Leave the ceiling out for a rate that is never exceeded.",
+        )
 
 
 def _check_selector(rule: Rule) -> None:
@@ -328,7 +342,7 @@ def _check_selector(rule: Rule) -> None:
             raise RuleError(field, f'`{field}` needs the protocol "tcp" or "udp"; it is "{selector.protocol}".')
 
 
-def _fit_per(target: Target, per: str | None, rate: Rate | None) -> str:
+def _fit_per(target: Target, per: str | None, rate: Rate | None, action: Action) -> str:
     """Whose bucket it is; a subnet must say it, and the kernel must have room for that many."""
     length, longest = target.prefixlen, int(target.max_prefixlen)
     if per is None:
@@ -342,6 +356,12 @@ def _fit_per(target: Target, per: str | None, rate: Rate | None) -> str:
         return HOST
     if per == TARGET:
         return TARGET
+    if per == PEER and action is Action.SHAPE:
+        raise RuleError(
+            "per",
+            'The action "shape" gives queues to a target and its hosts, not to peers; write `per: host`, `per: '
+            "target` or `per: /n`, with the other direction for those who talk with it.",
+        )
     if per == PEER:
         if length == 0:
             raise RuleError("per", 'Everything has no peers; give the other direction and "per: host" or "per: /n".')
@@ -355,7 +375,8 @@ def _fit_per(target: Target, per: str | None, rate: Rate | None) -> str:
             "per",
             f'`per` {per!r} is not known; write "host", "target", "peer", or "/n" with n from {length} to {longest}.',
         )
-    if 2 ** (bucket - length) > TABLE_MAX and rate is not None and rate.kind is not Kind.CONCURRENT:
+    table = rate is not None and rate.kind is not Kind.CONCURRENT and action is not Action.SHAPE
+    if table and 2 ** (bucket - length) > TABLE_MAX:
         usual = 24 if longest == 32 else 64
         works = usual if length <= usual <= length + 20 else length + 20
         raise RuleError(

@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+from netlimit.ingress import Ingress
+from netlimit.packet import Side
+from netlimit.tree import Tree
+
 SET_PREFIX = "nl-"
 CHAIN_PREFIX = "NL-"
 LONGEST_TIMEOUT = 2_147_483
 """Seconds; what an ipset entry can hold."""
 OFFENDER_PREFIX = "nl-off"
 OFFENDER_SECONDS = 60
+SEEN_PREFIX = "nl-seen"
 
-Side = Literal["src", "dst"]
 Table = Literal["raw", "mangle", "filter", "security"]
 TABLES: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
 
@@ -361,10 +365,20 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of ours that a kernel holds, or shall hold. Every set of the structure has its entries, if only none."""
+    """All of ours that a kernel holds, or shall hold. Every set of the structure, and every lane of the ingress, has
+    its entries, if only none. `trees` are by device. What a kernel holds of the ingress is known by `programs` alone:
+    the digest of the program on each device."""
 
     structure: Structure = field(default_factory=Structure)
     entries: Entries = field(default_factory=dict)
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+    ingress: Ingress | None = None
+    found_programs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """The digest of the ingress program on each device."""
+        return self.found_programs if self.ingress is None else dict.fromkeys(self.ingress.devices, self.ingress.digest)
 
     def __str__(self) -> str:
         """A golden text: the whole state, sorted."""
@@ -377,6 +391,13 @@ class State:
             lines += [f"{hook}: {rule.text}" for rule in rules]
         for chain, rules in sorted(self.structure.chains.items()):
             lines += [f"{chain}: {rule.text}" for rule in rules] or [f"{chain}:"]
+        if self.ingress is not None:
+            lines += [f"ingress {line}" for line in self.ingress.lines()]
+            for lane in self.ingress.lanes:
+                entries = sorted(self.entries[lane.name].items())
+                lines += [f"ingress add {lane.name} {show_entry(key, entry)}" for key, entry in entries]
+        for device, tree in sorted(self.trees.items()):
+            lines += [f"tc {device}: {line}" for line in tree.lines()]
         return "\n".join(lines)
 
 

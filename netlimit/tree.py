@@ -33,10 +33,13 @@ _COARSE_NS = 1_128
 """By how much the time of a burst can differ: tc cuts it to microseconds, the kernel to ticks of 64 ns."""
 
 
+LeafKind = Literal["fq_codel", "pfifo"]
+
+
 class Leaf(NamedTuple):
     """The queue of a class: its kind, and the most packets that it holds."""
 
-    kind: Literal["fq_codel", "pfifo"]
+    kind: LeafKind
     limit: int
 
     def __str__(self) -> str:
@@ -160,7 +163,8 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 # -- where packets go -----------------------------------------------------------------------------------------------
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Device:
     """A network device: its index, whether it is up, and the kind of link ("" for a card)."""
 
     index: int
@@ -177,9 +181,10 @@ class Route(NamedTuple):
     connected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Topology:
-    """Devices by name (without loopback and ours), and routes of all tables but the local one."""
+    """Devices by name (without loopback and ours), and routes of all tables but the local one. One reading of them:
+    compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()

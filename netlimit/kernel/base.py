@@ -42,10 +42,10 @@ class Kernel(Protocol):
     """A kernel that holds our objects.
 
     Only objects with our prefix are ever seen or touched. `apply` does one step: a table is switched all or nothing,
-    lines for sets and trees are written one after the other, and those before a refused one stay. Doing what is done already is
-    no error, nor is removing what is not there. A refusal raises KernelError with the kernel's own words; the caller
-    observes again and plans anew. Nothing is retried here, save that a table which another program changed in the
-    same moment is read again first.
+    lines for sets and trees are written one after the other, and those before a refused one stay. Doing what is done
+    already is no error, nor is removing what is not there. A refusal raises KernelError with the kernel's own words;
+    the caller observes again and plans anew. Nothing is retried here, save that a table which another program changed
+    in the same moment is read again first.
     """
 
     def probe(self, mark_mask: int) -> HostFacts:
@@ -102,9 +102,17 @@ class Kernel(Protocol):
         ...
 
 
-def observe(kernel: Kernel) -> State:
-    """Read all of ours."""
+def observe(kernel: Kernel, lanes: Iterable[str] = ()) -> State:
+    """Read all of ours. The kernel does not tell the lanes of the ingress; it must be asked for each by its name."""
     structure = kernel.structure()
     found = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.rolling)
-    entries = {name: {key: r.entry for key, r in found.get(name, {}).items()} for name in structure.sets}
-    return State(structure, entries)
+    entries = {name: read_entries(found.get(name, {})) for name in structure.sets}
+    programs = kernel.ingress()
+    if programs:
+        entries |= {name: read_entries(held) for name, held in kernel.ingress_readings(lanes).items()}
+    return State(structure, entries, kernel.queues().trees, found_programs=programs)
+
+
+def read_entries(held: Mapping[str, Reading]) -> dict[str, Entry]:
+    """Entries without their counters."""
+    return {key: reading.entry for key, reading in held.items()}

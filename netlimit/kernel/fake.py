@@ -15,9 +15,10 @@ from functools import lru_cache
 from ipaddress import ip_network
 
 from netlimit.errors import KernelError
+from netlimit.ingress import Ingress
 from netlimit.kernel.base import Addresses, HostFacts, Reading
-from netlimit.packet import Address, Packet
-from netlimit.plan import Step, SwitchTable, WriteSets
+from netlimit.packet import Address, Packet, Side
+from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import (
     TABLES,
     Above,
@@ -35,18 +36,33 @@ from netlimit.state import (
     Jump,
     Leaves,
     MapMark,
+    MapPriority,
     Marked,
     Match,
     Opens,
     Ports,
     Reject,
     SetMark,
-    Side,
     Structure,
     Syn,
     Table,
     Verdict,
 )
+from netlimit.tree import (
+    INGRESS_DEVICE,
+    REST,
+    QueueClass,
+    Queues,
+    SavedRoot,
+    Topology,
+    Tree,
+    Usage,
+    classid,
+    format_handle,
+    major,
+)
+
+_UNUSED = Usage(0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -58,29 +74,38 @@ class _Element:
 
 @dataclass
 class _Walk:
-    """A packet under way: its mark, and the table it is in."""
+    """A packet under way: its mark, and its priority, which is the class that it goes to."""
 
     packet: Packet
     mark: int = 0
+    priority: int = 0
 
 
 @dataclass
 class FakeKernel:
     """See `base.Kernel` for the contract. `now` gives Unix time; `facts` and `where` are what it answers of the host.
 
-    `foreign` counts rules of others by table and chain: they stand first, are never touched, and do nothing.
+    `foreign` counts rules of others by table and chain: they stand first, are never touched, and do nothing. `routes`
+    is what there is of devices and routes, `roots` are root qdiscs of others, by device, all of which can be put back.
     """
 
     now: Callable[[], float] = time.time
     facts: HostFacts = field(default_factory=lambda: HostFacts({}, 250, ()))
     where: Addresses = field(default_factory=lambda: Addresses((), ()))
     foreign: dict[ChainId, int] = field(default_factory=dict)
+    routes: Topology = field(default_factory=Topology)
+    roots: dict[str, SavedRoot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets: dict[str, IpSet] = {}
         self.elements: dict[str, dict[str, _Element]] = {}
         self.chains: dict[ChainId, tuple[ChainRule, ...]] = {}
         self.hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
+        self.trees: dict[str, Tree] = {}
+        self.lanes: dict[str, dict[str, _Element]] = {}
+        self.program: Ingress | None = None
+        self.used: dict[str, dict[int, Usage]] = {}
+        self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
         self._failing: int | None = None
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
@@ -123,8 +148,12 @@ class FakeKernel:
                 raise KernelError(str(step), "told to fail")
         if isinstance(step, WriteSets):
             self._write_sets(step)
-        else:
+        elif isinstance(step, SwitchTable):
             self._switch_table(step)
+        elif isinstance(step, WriteTree):
+            self._write_tree(step)
+        else:
+            self._write_ingress(step)
         self.applied.append(step)
 
     def fail_at(self, step: int) -> None:
@@ -170,6 +199,108 @@ class FakeKernel:
             for key in [key for key, element in held.items() if 0 < element.entry.expires <= now]:
                 del held[key]
 
+    # -- queues
+
+    def topology(self) -> Topology:
+        """Answer with `routes`."""
+        return self.routes
+
+    def queues(self) -> Queues:
+        """Read our trees, and who else has a root qdisc."""
+        foreign = {device: f"{root.kind} {format_handle(root.handle)}" for device, root in self.roots.items()}
+        return Queues(dict(self.trees), foreign)
+
+    def usages(self, device: str) -> dict[int, Usage]:
+        """Answer with what `used` says; classes without a word there have counted nothing."""
+        tree = self.trees.get(device)
+        if tree is None:
+            return {}
+        numbers = tree.classes if tree.cap is None else [classid(tree.handle, 0)]
+        return {number: self.used.get(device, {}).get(number, _UNUSED) for number in numbers}
+
+    def save_root(self, device: str) -> SavedRoot:
+        """Read a foreign root qdisc so that it can be put back. Raises KernelError if there is none."""
+        if device not in self.roots:
+            raise KernelError(f"save the root qdisc of {device}", "there is none that is not ours")
+        return self.roots[device]
+
+    def _write_tree(self, step: WriteTree) -> None:
+        device = step.device
+        if device not in self.routes.devices and device != INGRESS_DEVICE:
+            if step.drop:
+                return
+            raise KernelError(str(step), f'Cannot find device "{device}"')
+        if step.root is not None:
+            if self.roots.get(device) != step.put_back and device in self.roots:
+                raise KernelError(str(step), f"{device} has a root qdisc that is not ours")
+            self.roots.pop(device, None)
+            self.trees[device] = Tree(step.root.handle, step.root.cap)
+        if step.drop:
+            self.trees.pop(device, None)
+            if step.put_back is not None:
+                self.roots[device] = step.put_back
+            return
+        tree = self.trees.get(device)
+        if tree is None:
+            raise KernelError(str(step), "Parent Qdisc doesn't exists")
+        classes, children = dict(tree.classes), dict(tree.children)
+        hanging = {number: handle for handle, number in step.children.items()}
+        for number, each in step.classes.items():
+            self._check_parent(step, each, tree.handle, classes, children)
+            classes[number] = each
+            if number in hanging:
+                children[hanging[number]] = number
+        for number in step.gone:
+            if any(each.parent == number for each in classes.values()):
+                raise KernelError(str(step), "HTB class in use: RTNETLINK answers: Device or resource busy")
+            classes.pop(number, None)
+            for handle in [handle for handle, above in children.items() if above == number]:
+                del children[handle]
+                classes = {other: each for other, each in classes.items() if major(other) != handle}
+        self.trees[device] = Tree(tree.handle, tree.cap, classes, children)
+
+    def _check_parent(
+        self, step: WriteTree, each: QueueClass, root: int, classes: Mapping[int, object], children: Mapping[int, int]
+    ) -> None:
+        there = each.parent in classes if each.parent & 0xFFFF else major(each.parent) in (root, *children)
+        if not there:
+            raise KernelError(str(step), "Parent class or qdisc does not exist")
+
+    # -- the ingress
+
+    def ingress(self) -> Mapping[str, str]:
+        """The devices that have our program on their ingress, with its digest."""
+        return dict.fromkeys(self.program.devices, self.program.digest) if self.program else {}
+
+    def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Read the entries of lanes with their counters."""
+        return {
+            name: {key: Reading(e.entry, e.packets, e.bytes) for key, e in self.lanes[name].items()}
+            for name in names
+            if self.lanes.get(name)
+        }
+
+    def ingress_seen(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Read which addresses have been seen, with the mark under which, and forget them."""
+        return {name: self._seen.pop(name) for name in names if name in self._seen}
+
+    def _write_ingress(self, step: WriteIngress) -> None:
+        if step.drop:
+            self.program, self.lanes, self._seen = None, {}, {}
+            return
+        if step.ingress is None and self.program is None:
+            raise KernelError(str(step), "there is no program of ours on the ingress of any device")
+        if step.ingress is not None and INGRESS_DEVICE not in self.trees:
+            raise KernelError(str(step), f'Cannot find device "{INGRESS_DEVICE}"')
+        for name, entries in step.add.items():
+            for key, entry in entries.items():
+                self.lanes.setdefault(name, {})[key] = _Element(entry)
+        if step.ingress is not None:
+            self.program = step.ingress
+        for name, keys in step.remove.items():
+            for key in keys:
+                self.lanes.get(name, {}).pop(key, None)
+
     # -- tables
 
     def _switch_table(self, step: SwitchTable) -> None:
@@ -199,7 +330,7 @@ class FakeKernel:
                 target = rule.effect.chain if isinstance(rule.effect, Jump) else None
                 if target and ChainId(where.family, where.table, target) not in chains:
                     raise KernelError(str(step), f"can't append entry to chain {where.name}: no chain {target}")
-                if isinstance(rule.effect, MapMark) and where.table != "mangle":
+                if isinstance(rule.effect, MapMark | MapPriority) and where.table != "mangle":
                     raise KernelError(str(step), "--map-set only usable from mangle table")
                 if isinstance(rule.effect, Reject) and where.table != "filter":
                     raise KernelError(str(step), "can't commit: Invalid argument")
@@ -209,15 +340,50 @@ class FakeKernel:
 
     def _named_sets(self, chains: Mapping[ChainId, tuple[ChainRule, ...]]) -> set[str]:
         parts = (part for rules in chains.values() for rule in rules for part in (*rule.matches, rule.effect))
-        return {part.name for part in parts if isinstance(part, InSet | MapMark | AddTo)}
+        return {part.name for part in parts if isinstance(part, InSet | MapMark | MapPriority | AddTo)}
 
     # -- packets
 
     def trace(self, packet: Packet) -> str:
         """Send a packet through: "accept", "drop" or "reject". Counters and buckets are moved as the kernel would."""
         self._expire()
+        return self._walk(_Walk(packet))
+
+    def find_class(self, packet: Packet) -> int | None:
+        """The class in which a packet waits where it leaves or ends, by classid; None if it does not, or is dropped."""
         walk = _Walk(packet)
-        for table, hook in _path(packet):
+        verdict = self._walk(walk)
+        device = packet.out_interface
+        if device is None:
+            device, walk.priority = INGRESS_DEVICE, self._find_incoming(packet)
+        tree = self.trees.get(device)
+        if verdict != "accept" or tree is None:
+            return None
+        if tree.cap is not None:
+            return classid(tree.handle, 0)
+        rest = classid(tree.handle, REST)
+        return next((number for number in (walk.priority, rest) if number in tree.classes), None)
+
+    def _find_incoming(self, packet: Packet) -> int:
+        program = self.program
+        if program is None or str(packet.dst) not in program.own or packet.in_interface not in program.devices:
+            return 0
+        for lane in program.lanes:
+            address = _end(packet, lane.side)
+            fits = lane.family == address.version and lane.protocol in ("any", packet.protocol)
+            if not (fits and _is_in(packet.port, lane.ports) and _is_in(packet.source_port, lane.source_ports)):
+                continue
+            held = self.lanes.get(lane.name, {})
+            element = next((held[key] for key in _keys(address) if key in held), None)
+            if element is not None:
+                self._count(packet, element)
+                if element.entry.mark:
+                    self._seen.setdefault(lane.name, {})[str(address)] = element.entry.mark
+                return element.entry.prio
+        return 0
+
+    def _walk(self, walk: _Walk) -> str:
+        for table, hook in _path(walk.packet):
             verdict = self._enter(walk, table, hook)
             if verdict != "accept":
                 return verdict
@@ -245,17 +411,21 @@ class FakeKernel:
                 self._change(walk, effect)
         return None
 
-    def _change(self, walk: _Walk, effect: SetMark | MapMark | AddTo | None) -> None:
+    def _change(self, walk: _Walk, effect: SetMark | MapMark | MapPriority | AddTo | None) -> None:
         if isinstance(effect, SetMark):
             walk.mark = walk.mark & ~effect.mask ^ effect.value
-        elif isinstance(effect, MapMark):
+        elif isinstance(effect, MapMark | MapPriority):
             element = self._find(effect.name, _end(walk.packet, effect.side))
             if element is not None:
                 self._count(walk.packet, element)
                 walk.mark = walk.mark & ~element.entry.mask ^ element.entry.mark
+                if isinstance(effect, MapPriority):
+                    walk.priority = element.entry.prio
         elif isinstance(effect, AddTo):
             ends = int(self.now()) + self.sets[effect.name].timeout
-            self.elements[effect.name].setdefault(str(_end(walk.packet, effect.side)), _Element(Entry(expires=ends)))
+            ipset, address = self.sets[effect.name], _end(walk.packet, effect.side)
+            block = ip_network((address, ipset.netmask), strict=False).network_address if ipset.netmask else address
+            self.elements[effect.name].setdefault(str(block), _Element(Entry(expires=ends)))
 
     def _matches(self, walk: _Walk, table: Table, match: Match) -> bool:
         packet = walk.packet
@@ -341,6 +511,10 @@ def _keys(address: Address) -> tuple[str, ...]:
     """The address, then every network around it, from the longest prefix to the shortest."""
     lengths = range(address.max_prefixlen - 1, 0, -1)
     return str(address), *(str(ip_network((address, length), strict=False)) for length in lengths)
+
+
+def _is_in(port: int | None, ranges: tuple[tuple[int, int], ...]) -> bool:
+    return not ranges or (port is not None and any(low <= port <= high for low, high in ranges))
 
 
 def _end(packet: Packet, side: Side) -> Address:

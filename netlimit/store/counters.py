@@ -47,6 +47,10 @@ def _to_row(host: str, reading: RuleCounters) -> dict[str, Any]:
         "raw_matched_bytes": raw.matched_bytes,
         "raw_dropped_packets": raw.dropped_packets,
         "raw_dropped_bytes": raw.dropped_bytes,
+        "delayed": total.delayed,
+        "raw_delayed": raw.delayed,
+        "queued_packets": reading.queued_packets,
+        "queued_bytes": reading.queued_bytes,
         "since": reading.since,
         "as_of": reading.as_of,
     }
@@ -59,7 +63,9 @@ def _from_row(row: RowMapping) -> RuleCounters:
             row[f"{prefix}matched_bytes"],
             row[f"{prefix}dropped_packets"],
             row[f"{prefix}dropped_bytes"],
+            row[f"{prefix}delayed"],
         )
         for prefix in ("", "raw_")
     )
-    return RuleCounters(row["rule_id"], total, raw, row["since"], row["as_of"])
+    queued = row["queued_packets"], row["queued_bytes"]
+    return RuleCounters(row["rule_id"], total, raw, row["since"], row["as_of"], *queued)

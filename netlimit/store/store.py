@@ -8,13 +8,27 @@ from typing import Any
 
 from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
-from netlimit.store import audit, changes, clock, counters, hosts, migrate, numbers, requests, rules, states, tokens
+from netlimit.store import (
+    audit,
+    changes,
+    clock,
+    counters,
+    hosts,
+    migrate,
+    numbers,
+    requests,
+    roots,
+    rules,
+    states,
+    tokens,
+)
 from netlimit.store.audit import AuditEntry
 from netlimit.store.census import Alike, take_census
 from netlimit.store.engine import Database
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch, watch
+from netlimit.tree import SavedRoot
 
 
 class Store:
@@ -192,6 +206,21 @@ class Store:
         """Whether a gateway's controller is to keep its hands off."""
         with self._database.reading() as connection:
             return hosts.paused(connection, host)
+
+    def save_root(self, host: str, device: str, root: SavedRoot) -> None:
+        """Keep a root qdisc of somebody else, so that it can be put back."""
+        with self._database.writing() as connection:
+            roots.save(connection, host, device, root)
+
+    def saved_roots(self, host: str) -> dict[str, SavedRoot]:
+        """The root qdiscs that are kept of a gateway, by device."""
+        with self._database.reading() as connection:
+            return roots.saved(connection, host)
+
+    def forget_root(self, host: str, device: str) -> None:
+        """Forget a root qdisc: it was put back. One that is not kept is no error."""
+        with self._database.writing() as connection:
+            roots.forget(connection, host, device)
 
     # Questions from the API to a controller
 

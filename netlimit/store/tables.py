@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -170,6 +170,10 @@ counters = Table(
     Column("raw_matched_bytes", BigInteger, nullable=False),
     Column("raw_dropped_packets", BigInteger, nullable=False),
     Column("raw_dropped_bytes", BigInteger, nullable=False),
+    Column("delayed", BigInteger, nullable=False, server_default="0"),
+    Column("raw_delayed", BigInteger, nullable=False, server_default="0"),
+    Column("queued_packets", BigInteger, nullable=False, server_default="0"),
+    Column("queued_bytes", BigInteger, nullable=False, server_default="0"),
     Column("since", Moment, nullable=False),
     Column("as_of", Moment, nullable=False),
 )
@@ -183,6 +187,17 @@ numbers = Table(
     Column("number", BigInteger, nullable=False),
 )
 """The mark number of a profile within its group, on each gateway."""
+
+saved_roots = Table(
+    "saved_roots",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("device", Text, primary_key=True),
+    Column("handle", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("options", Text, nullable=False),
+)
+"""Root qdiscs that ours took the place of; `options` are the kernel's own bytes, hexadecimal."""
 
 requests = Table(
     "requests",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netlimit.errors import RuleError
-from netlimit.rules import FIELDS, Action, Direction, OnFailure, Protocol, Rule, parse_ports, parse_rule, refuse_shape
+from netlimit.rules import FIELDS, Action, Direction, OnFailure, Protocol, Rule, parse_ports, parse_rule
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RATE = "100 packets/s"
@@ -254,13 +254,6 @@ def test_two_rules_are_the_same_limit_whatever_their_rate() -> None:
     assert parse(rate=RATE).identity != parse(rate="5 Mbit/s").identity
     assert parse(action="allow").identity == parse(action="block").identity
     assert parse(rate=RATE, action="observe").identity != parse(rate=RATE).identity
-
-
-def test_shape_can_be_described_but_not_enforced_yet() -> None:
-    rule = parse(rate="20 Mbit/s", action="shape", ceil="50 Mbit/s")
-    assert rule.bucket is None
-    with pytest.raises(RuleError, match="not built yet"):
-        refuse_shape(rule)
 
 
 ANY_VALUE = st.one_of(

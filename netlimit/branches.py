@@ -1,0 +1,216 @@
+"""The tree of one device while it is worked out: branches that share, and the leaves that hosts have.
+
+A class guarantees `rate` and may borrow up to `ceil`. HTB lets a class send at its own rate whatever the class above
+it has left, so what is guaranteed below a branch must not add up to more than the branch has; where rules ask for
+more, everybody's guarantee is cut in proportion. What is borrowed HTB parts fairly by itself.
+
+HTB takes time for each class in proportion to those that its qdisc has, so hosts are dealt out to child HTBs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from netlimit.htb import SLOWEST, size_class
+from netlimit.tree import FIRST_CHILD, LINE, TOP, LeafKind, QueueClass, Tree, classid
+
+SHARD_HOSTS = 1000
+"""The most hosts of one child HTB."""
+REMAINDER = 100
+"""What has no guarantee of its own gets what the others leave, and at least this part of the branch."""
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a class is asked to be: bytes a second guaranteed (None: what is left) and at most, and its burst."""
+
+    rate: int | None
+    ceil: int
+    burst: int | None = None
+
+
+@dataclass(slots=True)
+class _Branch:
+    """An inner class, or the class that a child HTB hangs on (`shard`)."""
+
+    parent: int
+    wish: Wish
+    leaf: bool
+    children: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Shard:
+    """A child HTB: its number, the class it hangs on, and what the hosts in it have been guaranteed in all."""
+
+    number: int
+    under: int
+    hosts: dict[int, int] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+    total: int = 0
+
+    @property
+    def handle(self) -> int:
+        """Of the child HTB."""
+        return FIRST_CHILD - 1 + self.number
+
+    def take(self, wanted: int | None) -> int:
+        """A minor that nobody has, the wanted one if it can be."""
+        if wanted is not None and wanted not in self.hosts and wanted < TOP:
+            return wanted
+        while self.free:
+            minor = heappop(self.free)
+            if minor not in self.hosts:
+                return minor
+        minor = len(self.hosts) + 1
+        while minor in self.hosts:  # numbers found in the kernel leave gaps
+            minor += 1
+        return minor
+
+    def release(self, minor: int) -> int:
+        """Give a minor back; returns what it had been guaranteed."""
+        heappush(self.free, minor)
+        return self.hosts.pop(minor)
+
+
+class Branches:
+    """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to."""
+
+    def __init__(self, handle: int, hz: int, leaf: LeafKind) -> None:
+        self.tree = Tree(handle, None, {}, {})
+        self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
+        self.touched: set[int] = set()
+        self.shards: dict[int, Shard] = {}
+        self._children: dict[int, int] = self.tree.children  # type: ignore[assignment]
+        self._hz = hz
+        self._leaf: LeafKind = leaf
+        self.top = classid(handle, TOP)
+        self._branches: dict[int, _Branch] = {self.top: _Branch(classid(handle, 0), Wish(LINE, LINE), False)}
+        self._stale: set[int] = set()
+        self._write(self.top, self._size(self._branches[self.top], LINE))
+
+    # -- branches
+
+    def branch(self, number: int, parent: int, wish: Wish, *, leaf: bool) -> None:
+        """Put a class into the root HTB, or give the one that is there new values: an inner one, or a leaf."""
+        before = self._branches.get(number)
+        if before is not None and (before.parent, before.leaf) != (parent, leaf):
+            self.cut(number)
+            before = None
+        if before is None:
+            self._branches[number] = _Branch(parent, wish, leaf)
+            self._branches[parent].children.add(number)
+        elif before.wish == wish:
+            return
+        else:
+            before.wish = wish
+        self._stale |= {parent} if leaf else {parent, number}
+
+    def limit(self, rate: int | None, burst: int | None = None) -> None:
+        """Give the whole device a rate, or none."""
+        wish = Wish(rate or LINE, rate or LINE, burst)
+        if self._branches[self.top].wish != wish:
+            self._branches[self.top].wish = wish
+            self._stale.add(self.top)
+
+    def cut(self, number: int) -> None:
+        """Take a class out of the root HTB; one that is not there is no error."""
+        branch = self._branches.pop(number, None)
+        if branch is not None:
+            self._branches[branch.parent].children.discard(number)
+            self._stale.add(branch.parent)
+            self._stale.discard(number)
+            self._drop(number)
+
+    def knows(self, number: int) -> bool:
+        """Whether the class is in the root HTB."""
+        return number in self._branches
+
+    # -- hosts
+
+    def shard(self, number: int, parent: int) -> Shard:
+        """The child HTB of this number, made under an inner class if it is new."""
+        shard = self.shards.get(number)
+        if shard is None:
+            shard = self.shards[number] = Shard(number, classid(self.tree.handle, number))
+            self._branches[shard.under] = _Branch(parent, Wish(0, self._branches[parent].wish.ceil), False)
+            self._branches[parent].children.add(shard.under)
+            self._children[shard.handle] = shard.under
+            self._stale |= {parent, shard.under}
+        return shard
+
+    def host(self, shard: Shard, minor: int, rate: int, ceil: int, burst: int | None) -> int:
+        """Put a host into a child HTB, or give it new rates; returns its classid."""
+        shard.total += rate - shard.hosts.get(minor, 0)
+        shard.hosts[minor] = rate
+        number = classid(shard.handle, minor)
+        self._write(number, size_class(classid(shard.handle, TOP), rate, ceil, self._hz, burst, self._leaf))
+        self._stale.add(self._branches[shard.under].parent)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Take a host out; a child HTB without any goes with it."""
+        shard = self.shards[(number >> 16) - FIRST_CHILD + 1]
+        shard.total -= shard.release(number & 0xFFFF)
+        self._drop(number)
+        self._stale.add(self._branches[shard.under].parent)
+        if not shard.hosts:
+            del self.shards[shard.number], self._children[shard.handle]
+            self._drop(classid(shard.handle, TOP))
+            self.cut(shard.under)
+
+    # -- sharing
+
+    def settle(self) -> None:
+        """Part what each branch has among those below it, where anything has changed."""
+        while self._stale:
+            number = self._stale.pop()
+            if number in self._branches:
+                self._part(number)
+
+    def asked(self, number: int) -> tuple[int, int]:
+        """What all below a branch are to be guaranteed, and what it has: bytes a second."""
+        branch = self._branches[number]
+        return sum(self._wants(child) or 0 for child in branch.children), branch.wish.rate or branch.wish.ceil
+
+    def _wants(self, number: int) -> int | None:
+        shard = self.shards.get(number & 0xFFFF)
+        return shard.total if shard is not None and shard.under == number else self._branches[number].wish.rate
+
+    def _part(self, number: int) -> None:
+        branch = self._branches[number]
+        if number == self.top:
+            self._write(number, self._size(branch, branch.wish.rate or LINE))
+        asked, room = self.asked(number)
+        idle = [child for child in branch.children if self._wants(child) is None]
+        left = max(room - asked, room // REMAINDER) // len(idle) if idle else 0
+        cut = room - left * len(idle)
+        for child in branch.children:
+            want = self._wants(child)
+            share = left if want is None else want if asked <= cut else want * cut // asked
+            self._give(child, max(share, SLOWEST))
+
+    def _give(self, number: int, rate: int) -> None:
+        branch = self._branches[number]
+        shard = self.shards.get(number & 0xFFFF)
+        if shard is None or shard.under != number:
+            self._write(number, self._size(branch, rate))
+            return
+        ceil = self._branches[branch.parent].wish.ceil
+        self._write(number, size_class(branch.parent, min(rate, ceil), ceil, self._hz))
+        self._write(classid(shard.handle, TOP), size_class(classid(shard.handle, 0), ceil, ceil, self._hz))
+
+    def _size(self, branch: _Branch, rate: int) -> QueueClass:
+        wish = branch.wish
+        leaf = self._leaf if branch.leaf else None
+        return size_class(branch.parent, min(rate, wish.ceil), wish.ceil, self._hz, wish.burst, leaf)
+
+    def _write(self, number: int, value: QueueClass) -> None:
+        if self.classes.get(number) != value:
+            self.classes[number] = value
+            self.touched.add(number)
+
+    def _drop(self, number: int) -> None:
+        if self.classes.pop(number, None) is not None:
+            self.touched.add(number)

@@ -1,0 +1,68 @@
+"""What a rate takes to be held by HTB and TBF: bursts, quanta, and how much may wait.
+
+A bucket must hold what its rate sends in one clock tick and a packet more, else a timer that comes late loses tokens
+for good. More would only let a host exceed its rate for longer.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from netlimit.errors import RuleError
+from netlimit.rates import Rate, format_rate
+from netlimit.tree import LINE, Leaf, LeafKind, QueueClass, TokenBucket
+
+MTU = 1514
+"""Bytes of a full Ethernet frame."""
+SLOWEST = 1000
+"""Bytes a second. HTB forgets what a packet owes after a minute (HTB's mbuffer): at less than this a merged packet of
+64 kB would owe more."""
+LONGEST_QUEUE = 0.2
+"""Seconds of the rate that may wait in a class."""
+_LARGEST_QUANTUM = 60_000
+_FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
+_FEWEST_FQ_PACKETS = 1024
+
+
+def check_rate(field: str, rate: Rate) -> None:
+    """Raise RuleError for a rate that tc cannot hold."""
+    if rate.per_second > LINE:
+        raise RuleError(
+            field, f"tc cannot hold {rate.text}: it counts in nanoseconds. The most that works is {_show(LINE)}."
+        )
+    if rate.per_second < SLOWEST:
+        raise RuleError(field, f"tc cannot hold {rate.text}; the least that works is {_show(SLOWEST)}.")
+
+
+def bytes_per_second(rate: Rate) -> int:
+    """A rate as tc keeps it: whole bytes a second."""
+    return int(rate.per_second)
+
+
+@lru_cache(maxsize=4096)
+def size_class(
+    parent: int, rate: int, ceil: int, hz: int, burst: int | None = None, leaf: LeafKind | None = None
+) -> QueueClass:
+    """A class for a rate guaranteed and one borrowed (bytes a second), on a host with `hz` clock ticks a second.
+
+    `burst` (bytes) raises the bucket, never lowers it. `leaf` is the kind of queue it has; None for an inner class.
+    """
+    bucket, lent = (max(each // hz + 2 * MTU, burst or 0) for each in (rate, ceil))
+    quantum = min(max(rate // hz, MTU), _LARGEST_QUANTUM)
+    return QueueClass(parent, rate, ceil, bucket, lent, quantum, size_leaf(leaf, ceil) if leaf else None)
+
+
+def size_leaf(kind: LeafKind, ceil: int) -> Leaf:
+    """A queue for a rate in bytes a second; fq_codel keeps delays short by itself and needs room for many flows."""
+    packets = min(max(int(ceil * LONGEST_QUEUE) // MTU, _FEWEST_PACKETS), _MOST_PACKETS)
+    return Leaf(kind, max(packets, _FEWEST_FQ_PACKETS) if kind == "fq_codel" else packets)
+
+
+def size_bucket(rate: int, hz: int, burst: int | None = None) -> TokenBucket:
+    """A TBF for a rate in bytes a second."""
+    waiting = max(int(rate * LONGEST_QUEUE), _FEWEST_PACKETS * MTU)
+    return TokenBucket(rate, max(rate // hz + 2 * MTU, burst or 0), waiting)
+
+
+def _show(rate: int) -> str:
+    return format_rate(8 * rate, "bits", 1)

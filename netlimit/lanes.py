@@ -1,0 +1,105 @@
+"""A lane: the packets that leave by one device and find their class by one address, in one set.
+
+What differs in family, direction or selector cannot share a set, so it is another lane. Rules that name a protected
+address have lanes of their own, which are asked before the safe set is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_network
+
+from netlimit.ingress import IngressLane
+from netlimit.limits import Facts, digest, side_of, write_key
+from netlimit.packet import Side
+from netlimit.rules import Direction, PortRange, Protocol, Selector, Target
+from netlimit.state import SEEN_PREFIX, SET_PREFIX, IpSet
+from netlimit.tree import INGRESS_DEVICE
+
+SEEN_SECONDS = 10
+"""How long an address that has no class is remembered."""
+MOST_SEEN = 65536
+
+
+@dataclass(frozen=True)
+class Lane:
+    """See the module. `selector` has no interface: `device` is where its packets leave."""
+
+    device: str
+    family: int
+    direction: Direction
+    selector: Selector
+    exact: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """A short name for it."""
+        return digest(write_key(self.device, self.family, self.direction, self.selector, self.exact))
+
+    @property
+    def side(self) -> Side:
+        """Where the target stands in a packet."""
+        return side_of(self.direction)
+
+    @property
+    def name(self) -> str:
+        """The name of its set."""
+        return f"{SET_PREFIX}q{self.family}-{self.digest}"
+
+    @property
+    def incoming(self) -> bool:
+        """Whether its packets end on this host."""
+        return self.device == INGRESS_DEVICE
+
+    def overlaps(self, other: Lane) -> bool:
+        """Whether a packet can be of both."""
+        return (self.device, self.family) == (other.device, other.family) and _overlap(self.selector, other.selector)
+
+
+@dataclass(frozen=True)
+class OpenLane:
+    """A lane in use. `newcomers` are the sets in which addresses are remembered that shall get a class of their own:
+    (number under the mark, prefix length)."""
+
+    lane: Lane
+    newcomers: tuple[tuple[int, int], ...] = ()
+
+    def sets(self, facts: Facts) -> Iterable[IpSet]:
+        """Its set, and those for newcomers."""
+        lane = self.lane
+        yield IpSet(lane.name, lane.family, marks=True, size=facts.set_size)
+        for _, length in self.newcomers:
+            mask = length if length != (32 if lane.family == 4 else 128) else 0
+            name = seen_name(lane, length)
+            yield IpSet(name, lane.family, "ip", timeout=SEEN_SECONDS, size=MOST_SEEN, rolling=True, netmask=mask)
+
+    @property
+    def ingress(self) -> IngressLane:
+        """As the program on the ingress has it."""
+        lane, selector = self.lane, self.lane.selector
+        ports = selector.ports, selector.source_ports
+        return IngressLane(lane.name, lane.family, lane.side, selector.protocol.value, *ports)
+
+
+def seen_name(lane: Lane, length: int) -> str:
+    """The set in which blocks of this prefix length are remembered that have no class yet."""
+    return f"{SEEN_PREFIX}{lane.family}-{lane.digest}-{length}"
+
+
+def block_of(address: str, length: int) -> Target:
+    """The block of a prefix length that an address is in."""
+    return ip_network((address.partition("/")[0], length), strict=False)
+
+
+def _overlap(one: Selector, other: Selector) -> bool:
+    if Protocol.ANY not in (one.protocol, other.protocol) and one.protocol is not other.protocol:
+        return False
+    return _meet(one.ports, other.ports) and _meet(one.source_ports, other.source_ports)
+
+
+def _meet(one: tuple[PortRange, ...], other: tuple[PortRange, ...]) -> bool:
+    if not one or not other:
+        return True
+    return any(low <= top and bottom <= high for low, high in one for bottom, top in other)

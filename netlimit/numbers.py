@@ -1,0 +1,64 @@
+"""Numbers that must stay put while the kernel holds something that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PurposeKey = tuple[str, str]
+"""What a number is for: a group, within which numbers differ, and a name."""
+Numbering = dict[PurposeKey, int]
+"""What may be in the kernel, with the number that it has (0: needs none)."""
+
+
+class Numbers:
+    """Gives out numbers and remembers them; what is not `used` any more goes at `settle`."""
+
+    def __init__(self, kept: Mapping[PurposeKey, int] | None = None) -> None:
+        self.kept: Numbering = dict(kept or {})
+        self.used: set[PurposeKey] = set()
+        self._names: dict[str, dict[int, str]] = {}
+        for (group, name), number in self.kept.items():
+            self._names.setdefault(group, {})[number] = name
+
+    def take(self, group: str, name: str, among: range) -> int | None:
+        """The number of a purpose, a new one out of `among` if it has none; None when all are taken."""
+        key = (group, name)
+        number = self.kept.get(key)
+        if number is None:
+            names = self._names.setdefault(group, {})
+            number = next((each for each in among if each not in names), None)
+            if number is None:
+                return None
+            names[number] = name
+            self.kept[key] = number
+        self.used.add(key)
+        return number
+
+    def note(self, key: PurposeKey) -> None:
+        """Keep a purpose that needs no number."""
+        self.kept.setdefault(key, 0)
+        self.used.add(key)
+
+    def find(self, group: str, number: int) -> str | None:
+        """The name of what has a number."""
+        return self._names.get(group, {}).get(number)
+
+    def release(self, group: str, name: str) -> None:
+        """A purpose is not in use any more."""
+        self.used.discard((group, name))
+
+    def release_all(self, group: str) -> None:
+        """Nothing of a group is in use any more."""
+        self.used -= {(group, name) for name in self._names.get(group, {}).values()}
+
+    @property
+    def retired(self) -> set[PurposeKey]:
+        """What may still be in the kernel, but is not in use."""
+        return self.kept.keys() - self.used
+
+    def settle(self) -> set[PurposeKey]:
+        """The kernel holds nothing any more but what is in use; returns what went."""
+        retired = self.retired
+        for group, name in retired:
+            self._names.get(group, {}).pop(self.kept.pop((group, name)), None)
+        return retired

@@ -1,0 +1,477 @@
+"""Shaping rules, on the devices that their traffic leaves by: who has a place there, and who would claim another's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from netlimit.branches import Branches, Wish
+from netlimit.htb import bytes_per_second, size_bucket
+from netlimit.ingress import Ingress
+from netlimit.lanes import Lane, OpenLane, seen_name
+from netlimit.limits import Facts, set_keys
+from netlimit.numbers import Numbers
+from netlimit.rates import format_rate
+from netlimit.routing import find_home, find_way
+from netlimit.rules import TARGET, Protocol, Rule, Target
+from netlimit.state import Entries, Entry
+from netlimit.traffic import Place, Traffic, unit_length
+from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, TokenBucket, Tree, classid
+
+MOST_HOSTS = 16_384
+"""Classes for hosts on one device. Each has a queue, and Linux has 32,767 handles for those of a device."""
+MOST_BUDGETS = 1024
+"""Budgets for subnets on one device."""
+_ROOTS = range(1, 64)
+
+
+class Note(NamedTuple):
+    """What an operator should know of a rule that is held; `degraded`: not held for all that it speaks of."""
+
+    text: str
+    degraded: bool = False
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device. `homes` counts a lane's rules by the network behind the device that their targets lie in; `subnets`
+    are the budgets of more than one address. `crowded`: not everybody who appeared has a class."""
+
+    name: str
+    number: int
+    branches: Branches
+    cap: Rule | None = None
+    lanes: dict[Lane, Traffic] = field(default_factory=dict)
+    homes: dict[Lane, Counter[Target | None]] = field(default_factory=dict)
+    subnets: int = 0
+    crowded: bool = False
+
+    @property
+    def hosts(self) -> int:
+        return sum(traffic.hosts for traffic in self.lanes.values())
+
+
+def is_cap(rule: Rule, device: str) -> bool:
+    """Whether a rule is about all that leaves a device, of either family."""
+    everything = rule.target.prefixlen == 0 and rule.selector.protocol is Protocol.ANY
+    return everything and rule.per == TARGET and device != INGRESS_DEVICE
+
+
+class Shaping:
+    """The shaping rules of a host, kept up to date rule by rule; all but `problems` is as it should be after `settle`.
+
+    `problems` says of rules why they cannot be held. Not thread-safe.
+    """
+
+    def __init__(self, facts: Facts, numbers: Numbers) -> None:
+        self.facts = facts
+        self.problems: dict[int, str] = {}
+        self._numbers = numbers
+        self._rules: dict[int, Rule] = {}
+        self._homes: dict[int, list[tuple[_Device, Lane | None]]] = {}
+        self._notes: dict[int, Note] = {}
+        self._devices: dict[str, _Device] = {}
+
+    def __contains__(self, rule_id: int) -> bool:
+        return rule_id in self._rules
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    # -- rules
+
+    def put(self, rule: Rule) -> str | None:
+        """Add a rule in force, or put it in the place of the one with its id. Returns why it cannot be held."""
+        self.drop(rule.id)
+        problem = self._settle_down(rule)
+        if problem is not None:
+            self._refuse(rule, problem)
+        else:
+            self._rules[rule.id] = rule
+        return problem
+
+    def drop(self, rule_id: int) -> None:
+        """Take a rule out; one that is not there is no error."""
+        rule = self._rules.pop(rule_id, None)
+        self.problems.pop(rule_id, None)
+        self._notes.pop(rule_id, None)
+        if rule is not None:
+            self._move_out(rule)
+
+    def relocate(self, facts: Facts) -> list[int]:
+        """Take new facts: rules move to where their traffic leaves now, and those that had a problem are tried again.
+        Returns the ids of those that were put anew."""
+        before, self.facts = self.facts, facts
+        if facts.topology is not before.topology:
+            self._count_homes()
+        moved = [rule for rule in self._rules.values() if rule.id in self.problems or self._moves(rule, before)]
+        for rule in sorted(moved, key=lambda each: each.id):
+            self.put(rule)
+        return [rule.id for rule in moved]
+
+    def _moves(self, rule: Rule, before: Facts) -> bool:
+        if before.protects(rule.target) != self.facts.protects(rule.target):
+            return True
+        way = find_way(rule, self.facts)
+        return way != find_way(rule, before) or any(
+            before.foreign.get(name) != self.facts.foreign.get(name) for name in way.devices
+        )
+
+    def _refuse(self, rule: Rule, problem: str) -> None:
+        self._move_out(rule)
+        self._notes.pop(rule.id, None)
+        self._rules[rule.id] = rule
+        self.problems[rule.id] = problem
+
+    def _settle_down(self, rule: Rule) -> str | None:
+        """Find the rule's place on each of its devices; returns why there is none."""
+        way = find_way(rule, self.facts)
+        problem = way.problem or self._find_lack(rule, way.devices)
+        if problem:
+            return problem
+        devices, missing = self._without_ingress(way.devices)
+        if not devices:
+            return missing
+        for name in devices:
+            for rival in list(self._find_rivals(rule, name)):
+                if rival.id < rule.id:
+                    return _name_both(rule, rival, name)
+                self._refuse(rival, _name_both(rival, rule, name))
+        for name in devices:
+            problem = self._move_in(rule, name)
+            if problem:
+                return problem
+        if missing or way.note:
+            self._notes[rule.id] = Note(missing or way.note or "", degraded=missing is not None)
+        return None
+
+    def _find_lack(self, rule: Rule, devices: Iterable[str]) -> str | None:
+        suffix = "6" if rule.family == 6 else ""
+        for need in (f"ip{suffix}tables", "ipset", f"mangle{suffix}", "marks", "htb", "tbf", "bpf"):
+            reason = self.facts.capabilities.get(need)
+            if reason is not None:
+                return reason
+        for device in devices:
+            if device in self.facts.foreign:
+                return (
+                    f"{device} has a qdisc that is not ours ({self.facts.foreign[device]}), which netlimit leaves "
+                    f"alone. Remove it with `tc qdisc del dev {device} root`, or let netlimit put it aside until a "
+                    f"teardown: `netlimit apply --take-over {device}`."
+                )
+        return None
+
+    def _without_ingress(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+        """Leave out the IFB device where the host has none, and say why."""
+        reason = self.facts.capabilities.get("ifb")
+        if reason is None or INGRESS_DEVICE not in devices:
+            return devices, None
+        others = tuple(device for device in devices if device != INGRESS_DEVICE)
+        return others, f"What ends on this host is not shaped: {reason}"
+
+    def _find_rivals(self, rule: Rule, name: str) -> Iterator[Rule]:
+        """Rules that would claim the same packet on this device, and are neither around this one nor within it."""
+        device = self._devices.get(name)
+        if device is None:
+            return
+        if is_cap(rule, name):
+            yield from [device.cap] if device.cap else []
+            return
+        lane = self._lane_of(rule, name)
+        for other, traffic in device.lanes.items():
+            if other == lane:
+                yield from _find_twins(rule, traffic)
+            elif other.overlaps(lane) and other.exact == lane.exact:
+                if other.direction is lane.direction:
+                    yield from traffic.find_overlapping(rule.target)
+                else:
+                    yield from self._find_opposite(rule, device, other)
+
+    def _find_opposite(self, rule: Rule, device: _Device, lane: Lane) -> Iterator[Rule]:
+        """Rules of the other direction: any two meet in a packet, unless both ends lie in one network."""
+        home = self._home(rule, device.name)
+        homes = device.homes[lane]
+        if home is None or homes.keys() - {home}:
+            yield from (
+                each for each in device.lanes[lane].rules if home is None or self._home(each, device.name) != home
+            )
+
+    def _home(self, rule: Rule, device: str) -> Target | None:
+        return find_home(rule.target, device, self.facts.topology)
+
+    def _count_homes(self) -> None:
+        for name, device in self._devices.items():
+            for lane, traffic in device.lanes.items():
+                device.homes[lane] = Counter(self._home(rule, name) for rule in traffic.rules)
+
+    def _lane_of(self, rule: Rule, device: str) -> Lane:
+        selector = replace(rule.selector, interface=None)
+        return Lane(device, rule.family, rule.direction, selector, self.facts.protects(rule.target))
+
+    def _move_in(self, rule: Rule, name: str) -> str | None:
+        device = self._open(name)
+        if device is None:
+            return f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be."
+        lane = None if is_cap(rule, name) else self._lane_of(rule, name)
+        self._homes.setdefault(rule.id, []).append((device, lane))
+        if lane is None:
+            device.cap = rule
+            return None
+        traffic = device.lanes.get(lane)
+        if traffic is None:
+            traffic = device.lanes[lane] = Traffic(lane, device.branches, self._numbers)
+        traffic.enter(rule)
+        device.homes.setdefault(lane, Counter())[self._home(rule, name)] += 1
+        device.subnets += _is_subnet(rule)
+        return self._find_crowd(device, rule)
+
+    def _find_crowd(self, device: _Device, rule: Rule) -> str | None:
+        if device.hosts > MOST_HOSTS:
+            return (
+                f"{device.name} has classes for {MOST_HOSTS} hosts already, the most there can be. Police this one "
+                '(`action: "drop"`), or shape blocks of addresses together (`per: /n`).'
+            )
+        if _is_subnet(rule) and device.subnets > MOST_BUDGETS:
+            return f"{device.name} has {MOST_BUDGETS} budgets for subnets already, the most there can be."
+        return None
+
+    def _move_out(self, rule: Rule) -> None:
+        for device, lane in self._homes.pop(rule.id, ()):
+            if lane is None:
+                device.cap = None
+            else:
+                device.lanes[lane].leave(rule)
+                device.homes[lane] -= Counter([self._home(rule, device.name)])
+                device.subnets -= _is_subnet(rule)
+
+    def _open(self, name: str) -> _Device | None:
+        device = self._devices.get(name)
+        if device is None:
+            number = self._numbers.take("tc root", name, _ROOTS)
+            if number is None:
+                return None
+            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf)
+            device = self._devices[name] = _Device(name, number, branches)
+        return device
+
+    @property
+    def _leaf(self) -> LeafKind:
+        return "pfifo" if self.facts.capabilities.get("fq_codel") else "fq_codel"
+
+    # -- who comes and goes
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes that rules are in."""
+        return [lane for device in self._devices.values() for lane in device.lanes]
+
+    def adopt(self, found: Entries) -> None:
+        """Before the first `settle`: take in the entries of lanes that the kernel holds. Who has a class there keeps
+        it."""
+        for device in self._devices.values():
+            for lane, traffic in device.lanes.items():
+                traffic.held = {key: entry.prio for key, entry in found.get(lane.name, {}).items()}
+
+    @property
+    def seen_sets(self) -> dict[str, Lane]:
+        """The sets in which newcomers are remembered, with their lanes; a lane of the ingress has one of its name."""
+        return {
+            each.lane.name if each.lane.incoming else seen_name(each.lane, length): each.lane
+            for each in self.open_lanes
+            for _, length in each.newcomers
+        }
+
+    def welcome(self, seen: Mapping[str, Iterable[str]]) -> None:
+        """Give classes to addresses that were seen without one, by the set in which they are."""
+        for device in self._devices.values():
+            for traffic in device.lanes.values():
+                for length in {unit_length(rule) for rule in traffic.wide.values()}:
+                    name = traffic.lane.name if traffic.lane.incoming else seen_name(traffic.lane, length)
+                    addresses = seen.get(name, ())
+                    fits = traffic.welcome(addresses, length, MOST_HOSTS - device.hosts)
+                    device.crowded |= not fits
+
+    def dismiss(self, name: str, numbers: set[int]) -> None:
+        """Take the classes of those on a device that came by themselves."""
+        device = self._devices.get(name)
+        if device is not None:
+            for traffic in device.lanes.values():
+                traffic.dismiss(numbers)
+            device.crowded &= device.hosts >= MOST_HOSTS
+
+    # -- what it comes to
+
+    def settle(self) -> Iterator[tuple[str, str, Entry | None]]:
+        """Work out what the rules come to; yields the entries that changed: set, key, and entry (None: gone)."""
+        for device in list(self._devices.values()):
+            for lane, traffic in list(device.lanes.items()):
+                traffic.arrange()
+                for target in traffic.changed:
+                    place = traffic.places.get(target)
+                    yield from ((lane.name, key, self._entry(lane, place)) for key in set_keys(target))
+                traffic.changed.clear()
+                if not traffic.places:
+                    del device.lanes[lane], device.homes[lane]
+                    self._numbers.release_all(_marks(lane))
+            self._limit(device)
+            device.branches.settle()
+            if not device.lanes and device.cap is None:
+                self._numbers.release("tc root", device.name)
+                del self._devices[device.name]
+
+    def _limit(self, device: _Device) -> None:
+        """The device's cap: what nothing claims is under it too."""
+        rest = classid(device.branches.tree.handle, REST)
+        if device.cap is None:
+            device.branches.limit(None)
+            device.branches.cut(rest)
+            return
+        assert device.cap.rate is not None
+        rate = bytes_per_second(device.cap.rate)
+        device.branches.limit(rate, device.cap.burst)
+        device.branches.branch(rest, device.branches.top, Wish(None, rate), leaf=True)
+
+    def _entry(self, lane: Lane, place: Place | None) -> Entry | None:
+        if place is None:
+            return None
+        rule, facts = place.rule, self.facts
+        expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
+        if not place.learns:
+            return Entry(expires=expires, prio=place.number)
+        number = self._numbers.take(_marks(lane), str(place.learns), range(1, facts.most_limits))
+        return Entry((number or 0) << facts.shift, facts.mark_mask, expires, place.number)
+
+    @property
+    def trees(self) -> dict[str, Tree]:
+        """The trees of all devices that have one."""
+        trees = ((name, self._tree(device)) for name, device in self._devices.items())
+        return {name: tree for name, tree in trees if tree is not None}
+
+    def _tree(self, device: _Device) -> Tree | None:
+        if device.lanes or device.cap is None:
+            return device.branches.tree if device.lanes else None
+        return Tree(FIRST_ROOT + 2 * device.number, self._bucket(device.cap))
+
+    def _bucket(self, cap: Rule) -> TokenBucket:
+        assert cap.rate is not None
+        return size_bucket(bytes_per_second(cap.rate), self.facts.hz, cap.burst)
+
+    def take_touched(self) -> dict[str, set[int]]:
+        """The classes that changed since the last time, by device."""
+        touched = {}
+        for name, device in self._devices.items():
+            touched[name], device.branches.touched = device.branches.touched, set()
+        return touched
+
+    @property
+    def open_lanes(self) -> list[OpenLane]:
+        """The lanes in use, those of the ingress too."""
+        return [
+            OpenLane(traffic.lane, tuple(self._newcomers(traffic)))
+            for _, device in sorted(self._devices.items())
+            for traffic in device.lanes.values()
+        ]
+
+    def _newcomers(self, traffic: Traffic) -> Iterator[tuple[int, int]]:
+        for length in sorted({place.learns for place in self._regions(traffic)} - {0}):
+            number = self._numbers.take(_marks(traffic.lane), str(length), range(1, self.facts.most_limits))
+            if number:
+                yield number, length
+
+    def _regions(self, traffic: Traffic) -> Iterator[Place]:
+        yield from (traffic.places[target] for target in (*traffic.wide, *traffic.inner))
+
+    @property
+    def ingress(self) -> Ingress | None:
+        """What the ingress of devices must do; None if nothing ends here that is shaped."""
+        lanes = [each.ingress for each in self.open_lanes if each.lane.incoming]
+        if not lanes:
+            return None
+        topology = self.facts.topology
+        devices = {device for route in topology.routes for device in route.devices if device in topology.devices}
+        return Ingress(tuple(sorted(devices)), tuple(sorted(self.facts.own)), tuple(lanes))
+
+    def classes(self) -> dict[int, list[tuple[str, int]]]:
+        """The classes that count each rule's traffic: device and classid."""
+        counted: dict[int, list[tuple[str, int]]] = {}
+        for name, device in self._devices.items():
+            if device.cap is not None:
+                tree = self._tree(device)
+                number = classid(tree.handle, 0) if tree and tree.cap else device.branches.top
+                counted.setdefault(device.cap.id, []).append((name, number))
+            for traffic in device.lanes.values():
+                for target, number in traffic.inner.items():
+                    counted.setdefault(traffic.budgets[target].id, []).append((name, number))
+                for place in traffic.places.values():
+                    if traffic.inner.get(place.rule.target) is None or unit_length(place.rule):
+                        counted.setdefault(place.rule.id, []).append((name, place.number))
+        return counted
+
+    def passing(self, name: str) -> set[int]:
+        """The classes on a device of those that came by themselves."""
+        lanes = self._devices[name].lanes.values() if name in self._devices else ()
+        return {
+            traffic.places[block].number for traffic in lanes for block in traffic.present if block in traffic.places
+        }
+
+    @property
+    def notes(self) -> dict[int, Note]:
+        """What operators should know of rules that are held."""
+        notes = dict(self._notes)
+        for device in self._devices.values():
+            branches = [(device.cap, device.branches.top)] if device.cap and device.lanes else []
+            for traffic in device.lanes.values():
+                branches += [(traffic.budgets[target], number) for target, number in traffic.inner.items()]
+                if device.crowded:
+                    notes |= {rule.id: _say_crowded(device.name) for rule in traffic.wide.values()}
+            for rule, number in branches:
+                asked, room = device.branches.asked(number)
+                if asked > room:
+                    notes.setdefault(rule.id, _say_sum(asked, room))
+        return notes
+
+
+def _marks(lane: Lane) -> str:
+    return f"tc seen {lane.digest}"
+
+
+def _find_twins(rule: Rule, traffic: Traffic) -> Iterator[Rule]:
+    """Rules of the lane for the very same target, or for blocks of another size in or around it."""
+    length = unit_length(rule)
+    same = (traffic.units if length else traffic.budgets).get(rule.target)
+    if same is not None:
+        yield same
+    if length and traffic.lengths.keys() - {0, length}:
+        overlapping = traffic.find_overlapping(rule.target)
+        yield from (other for other in overlapping if unit_length(other) not in (0, length))
+
+
+def _is_subnet(rule: Rule) -> bool:
+    """Whether a rule is a budget of more than one address."""
+    return not unit_length(rule) and rule.target.prefixlen < rule.target.max_prefixlen
+
+
+def _name_both(rule: Rule, rival: Rule, device: str) -> str:
+    name = f"{rival.name} (rule {rival.id})" if rival.name else f"rule {rival.id}"
+    return (
+        f"On {device} a packet would belong to this rule and to {name}, `{rival}`; it can wait in one queue only. Name "
+        "different devices in `interface`, or ports or targets that do not meet."
+    )
+
+
+def _say_crowded(device: str) -> Note:
+    return Note(
+        f"More hosts are active on {device} than the {MOST_HOSTS} that can have a class; the others share one. Police "
+        'them (`action: "drop"`), or shape blocks of addresses together (`per: /n`).',
+        degraded=True,
+    )
+
+
+def _say_sum(asked: int, room: int) -> Note:
+    promised, held = (format_rate(8 * rate, "bits", 1) for rate in (asked, room))
+    return Note(
+        f"What lies in it adds up to {promised}, more than the {held} that it has: when all want theirs at once, each "
+        "gets a part in proportion."
+    )
