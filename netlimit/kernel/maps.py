@@ -61,20 +61,24 @@ class Map:
     def update(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Write entries; one that is there takes the new value."""
         pairs = list(entries)
-        keys, values = b"".join(key for key, _ in pairs), b"".join(value for _, value in pairs)
+        keys = ctypes.create_string_buffer(b"".join(key for key, _ in pairs))
+        values = ctypes.create_string_buffer(b"".join(value for _, value in pairs))
         if pairs:
-            self._batch(
-                _UPDATE_BATCH, ctypes.create_string_buffer(keys), ctypes.create_string_buffer(values), len(pairs)
-            )
+            _, error = self._try(_UPDATE_BATCH, ctypes.addressof(keys), ctypes.addressof(values), len(pairs))
+            if error is not None:
+                raise error
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Remove entries; one that is not there is no error."""
-        left = list(keys)
-        while left:
-            done, error = self._try(_DELETE_BATCH, ctypes.create_string_buffer(b"".join(left)), None, len(left))
+        wanted = list(keys)
+        buffer = ctypes.create_string_buffer(b"".join(wanted))
+        begin = 0
+        while begin < len(wanted):
+            place = ctypes.addressof(buffer) + begin * self._key_bytes
+            done, error = self._try(_DELETE_BATCH, place, 0, len(wanted) - begin)
             if error is not None and error.errno != errno.ENOENT:
                 raise error
-            left = left[done + 1 :]
+            begin += done + 1  # the kernel stops at one that is missing
 
     def read(self) -> Iterator[tuple[bytes, bytes]]:
         """All entries. One that comes or goes meanwhile may be missing, another may come twice."""
@@ -83,31 +87,24 @@ class Map:
         place = ctypes.create_string_buffer(max(self._key_bytes, 4))
         begun = ended = False
         while not ended:
-            count, error = self._try(_LOOKUP_BATCH, keys, values, _CHUNK, place, begun)
+            count, error = self._try(
+                _LOOKUP_BATCH,
+                ctypes.addressof(keys),
+                ctypes.addressof(values),
+                _CHUNK,
+                ctypes.addressof(place) if begun else 0,
+                ctypes.addressof(place),
+            )
             if error is not None and error.errno != errno.ENOENT:
                 raise error
             begun, ended = True, error is not None
             yield from zip(_cut(keys, self._key_bytes, count), _cut(values, self._value_bytes, count), strict=True)
 
-    def _batch(self, command: int, keys: _Buffer, values: _Buffer, count: int) -> None:
-        _, error = self._try(command, keys, values, count)
-        if error is not None:
-            raise error
-
     def _try(
-        self,
-        command: int,
-        keys: _Buffer,
-        values: _Buffer | None,
-        count: int,
-        place: _Buffer | None = None,
-        begun: bool = False,
+        self, command: int, keys: int, values: int, count: int, begin: int = 0, end: int = 0
     ) -> tuple[int, OSError | None]:
-        """How many entries were done, and what stopped it."""
-        at, values_at = (ctypes.addressof(each) if each is not None else 0 for each in (place, values))
-        attributes = bytearray(
-            _BATCH.pack(at if begun else 0, at, ctypes.addressof(keys), values_at, count, self.fd, 0, 0)
-        )
+        """Give the kernel addresses; how many entries were done, and what stopped it."""
+        attributes = bytearray(_BATCH.pack(begin, end, keys, values, count, self.fd, 0, 0))
         stopped = None
         try:
             call(command, attributes)
