@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_network
+from typing import NamedTuple
 
 from netlimit.limits import Facts
 from netlimit.rules import Direction, Rule, Target, format_target
@@ -47,52 +48,69 @@ def find_way(rule: Rule, facts: Facts) -> Way:
 
 def find_home(target: Target, device: str, topology: Topology) -> Target | None:
     """The network behind a device that a target lies in: what two in it send each other does not come by here."""
-    homes = (
-        network
-        for network, route in _parse_routes(topology, target.version)
-        if route.connected and device in route.devices and target.subnet_of(network)  # type: ignore[arg-type]
-    )
-    return next(homes, None)
+    for each in _parse_routes(topology, target.version):
+        if each.route.connected and device in each.route.devices and each.holds(target):
+            return each.network
+    return None
 
 
 def _find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
     """The devices of the best route to all of it, and of those to parts of it."""
-    around, inside = _split_routes(target, topology)
-    best = max((network.prefixlen for network, _ in around), default=-1)
-    routes = [route for network, route in around if network.prefixlen == best] + [route for _, route in inside]
-    return _devices_of(routes)
+    best, inside = _find_routes(target, topology)
+    return _devices_of([*best, *inside])
 
 
 def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
-    routes = [(network, route) for network, route in _parse_routes(topology, target.version)]
-    if own:
-        return _devices_of(route for _, route in routes)
-    around, inside = _split_routes(target, topology)
-    best = max((network.prefixlen for network, _ in around), default=0)
-    home = {d for network, route in around if network.prefixlen == best > 0 for d in route.devices}
-    home |= {d for network, route in inside if network.prefixlen > 0 for d in route.devices}
-    default = {d for network, route in routes if network.prefixlen == 0 for d in route.devices}
-    return tuple(d for d in _devices_of(route for _, route in routes) if d not in home - default)
-
-
-Parsed = tuple[Target, Route]
-
-
-@lru_cache(maxsize=1024)
-def _split_routes(target: Target, topology: Topology) -> tuple[tuple[Parsed, ...], tuple[Parsed, ...]]:
-    """Routes to all of a target, and those to parts of it only."""
     routes = _parse_routes(topology, target.version)
-    around = tuple(each for each in routes if target.subnet_of(each[0]))  # type: ignore[arg-type]
-    return around, tuple(e for e in routes if e[0] != target and e[0].subnet_of(target))  # type: ignore[arg-type]
+    out = _devices_of(each.route for each in routes)
+    if own:
+        return out
+    best, inside = _find_routes(target, topology)
+    default = _devices_of(each.route for each in routes if each.length == 0)
+    home = _devices_of([*best, *inside])
+    return tuple(device for device in out if device in default or device not in home)
+
+
+def _find_routes(target: Target, topology: Topology) -> tuple[list[Route], list[Route]]:
+    """The best routes to all of a target, and those to parts of it."""
+    routes = _parse_routes(topology, target.version)
+    around = [each for each in routes if each.holds(target)]
+    best = max((each.length for each in around), default=-1)
+    inside = [each.route for each in routes if each.lies_in(target)]
+    return [each.route for each in around if each.length == best], inside
+
+
+class _Parsed(NamedTuple):
+    """A route with its prefix as numbers, for targets are many."""
+
+    route: Route
+    network: Target
+    length: int
+    shift: int
+    bits: int
+
+    def holds(self, target: Target) -> bool:
+        """Whether all of a target (of the route's family) lies in it."""
+        return self.length <= target.prefixlen and int(target.network_address) >> self.shift == self.bits
+
+    def lies_in(self, target: Target) -> bool:
+        """Whether it is a part of a target."""
+        rest = target.max_prefixlen - target.prefixlen
+        return target.prefixlen < self.length and self.bits << self.shift >> rest == int(target.network_address) >> rest
 
 
 @lru_cache(maxsize=4)
-def _parse_routes(topology: Topology, family: int) -> tuple[Parsed, ...]:
-    parsed = ((ip_network(route.prefix), route) for route in topology.routes)
-    return tuple(each for each in parsed if each[0].version == family)
+def _parse_routes(topology: Topology, family: int) -> tuple[_Parsed, ...]:
+    parsed = []
+    for route in topology.routes:
+        network = ip_network(route.prefix)
+        if network.version == family:
+            shift = network.max_prefixlen - network.prefixlen
+            parsed.append(_Parsed(route, network, network.prefixlen, shift, int(network.network_address) >> shift))
+    return tuple(parsed)
 
 
-def _devices_of(routes: Iterator[Route] | list[Route]) -> tuple[str, ...]:
+def _devices_of(routes: Iterable[Route]) -> tuple[str, ...]:
     return tuple(sorted({device for route in routes for device in route.devices}))
 
 

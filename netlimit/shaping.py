@@ -207,7 +207,9 @@ class Shaping:
                 device.homes[lane] = Counter(self._home(rule, name) for rule in traffic.rules)
 
     def _lane_of(self, rule: Rule, device: str) -> Lane:
-        selector = replace(rule.selector, interface=None)
+        selector = rule.selector
+        if selector.interface:
+            selector = replace(selector, interface=None)
         return Lane(device, rule.family, rule.direction, selector, self.facts.protects(rule.target))
 
     def _move_in(self, rule: Rule, name: str) -> str | None:
