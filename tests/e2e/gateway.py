@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from netlimit.compile import Compilation
-from netlimit.kernel.base import observe
-from netlimit.limits import Facts, own_addresses, parse_safe
-from netlimit.plan import Plan, diff
-from netlimit.records import Counts
+from netlimit.controller import Controller, Setup
+from netlimit.plan import Plan
+from netlimit.records import Counts, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
+from netlimit.tree import QueueClass, classid
 from scripts.testbed.namespaces import Lab
 from tests.kernel.worker import RemoteKernel
 
@@ -85,9 +85,15 @@ class Gateway:
 
     def put(self, *wanted: dict[str, object]) -> list[Rule]:
         """Add rules as one change; they are in force on return."""
+        rules = self.add(*wanted)
+        assert self.store.marked(HOST) == {}
+        return rules
+
+    def add(self, *wanted: dict[str, object]) -> list[Rule]:
+        """The same, but there may be something to say of them."""
         now = datetime.now(UTC)
         rules = self.store.add([parse_rule(fields, now) for fields in wanted], "test", now)
-        self.wait_until_applied()
+        self.wait_until_taken_in()
         return rules
 
     def replace(self, rule: Rule, **fields: object) -> Rule:
@@ -110,6 +116,11 @@ class Gateway:
 
     def wait_until_applied(self) -> None:
         """Wait until this gateway holds the newest revision, without any problem."""
+        self.wait_until_taken_in()
+        assert self.store.marked(HOST) == {}
+
+    def wait_until_taken_in(self) -> None:
+        """Wait until this gateway holds what it can of the newest revision."""
         wanted = self.store.revision()
 
         def applied() -> bool:
@@ -117,7 +128,6 @@ class Gateway:
             return bool(hosts) and hosts[0].applied_revision >= wanted and hosts[0].last_error is None
 
         self.wait(applied, f"revision {wanted} to be applied")
-        assert self.store.marked(HOST) == {}
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something that must come soon."""
@@ -128,9 +138,28 @@ class Gateway:
 
     # -- what it says
 
+    def state(self, rule: Rule) -> tuple[State, str]:
+        """How a rule in force stands here, and what is said of it."""
+        found = self.store.marked(HOST).get(rule.id)
+        return (found.state, found.message) if found else (State.APPLIED, "")
+
+    def classes(self, device: str) -> dict[int, QueueClass]:
+        """The classes on a device, by classid."""
+        tree = self.kernel.queues().trees.get(device)
+        return dict(tree.classes) if tree else {}
+
+    def class_of(self, address: str) -> int:
+        """The classid that an address has in a set; 0 without one."""
+        found = re.findall(rf"^add nl-q\S+ {re.escape(address)} .*skbprio (\w+):(\w+)", self._sets(), re.MULTILINE)
+        assert len(found) <= 1
+        return classid(*(int(half, 16) for half in found[0])) if found else 0
+
+    def _sets(self) -> str:
+        return self.lab.gateway.run("ipset", "save").stdout
+
     def count(self, rule: Rule) -> Counts:
         """What a rule has counted until now."""
-        question = self.store.ask(HOST, "counters", {"rule": rule.id})
+        question = self.store.ask(HOST, "counters", {"rules": [rule.id]})
         self.wait(lambda: self.store.answered(question) is not None, "counters")
         found = self.store.counters(rule.id).get(HOST)
         return found.total if found else Counts()
@@ -147,12 +176,10 @@ class Gateway:
 
     def drift(self) -> Plan:
         """What would have to be done so that the kernel holds what the database says, asked of nobody else."""
+        return Controller(self.store, self.kernel, Setup(HOST, safe=self.safe)).plan()
+
+    @property
+    def kernel(self) -> RemoteKernel:
+        """The gateway's, for a look at it."""
         self._kernel = self._kernel or RemoteKernel(self.lab.gateway.name)
-        own = own_addresses(self._kernel.addresses().own)
-        facts = Facts(host=HOST, own=own, safe=parse_safe(self.safe))
-        compilation = Compilation(facts, self.store.numbering(HOST))
-        now = datetime.now(UTC)
-        for rule in self.store.load(HOST)[1]:
-            if rule.in_force(now, HOST):
-                assert compilation.put(rule) is None
-        return diff(compilation.state, observe(self._kernel))
+        return self._kernel
