@@ -20,9 +20,9 @@ from netlimit.counting import Tally
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
-from netlimit.plan import Plan, diff, drifted
-from netlimit.presence import Presence
-from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State
+from netlimit.plan import Plan, WriteTree, diff, drifted
+from netlimit.presence import IDLE, Presence
+from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
@@ -48,13 +48,15 @@ _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets."""
+    """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets, and
+    how long a host that has appeared may be idle before it loses its class."""
 
     host: str
     backend: str = "iptables"
     mark_mask: int = 0xFF000000
     safe: tuple[str, ...] = ()
     set_size: int = 2**20
+    idle: timedelta = IDLE
 
 
 class Controller:
@@ -84,7 +86,7 @@ class Controller:
         self._where = Addresses((), ())
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
-        self._presence = Presence()
+        self._presence = Presence(setup.idle)
         self._sweep: Iterator[tuple[str, ...]] = iter(())
         self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
 
@@ -294,6 +296,8 @@ class Controller:
     def _apply(self, plan: Plan) -> None:
         for step in plan.steps:
             self._kernel.apply(step)
+            if isinstance(step, WriteTree) and step.drop and step.put_back is not None:
+                self._store.forget_root(self._setup.host, step.device)
         if plan:
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps))
 
@@ -326,7 +330,7 @@ class Controller:
             if what:
                 self._repair(what)
             self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
-        if self._is_due("queues", QUEUE_SECONDS):
+        if self._is_due("queues", min(QUEUE_SECONDS, self._setup.idle.total_seconds())):
             began = time.monotonic()
             self._count_queues()
             self._due["queues"] += SWEEP_SHARE * (time.monotonic() - began)
@@ -389,7 +393,10 @@ class Controller:
         self._topology, self._foreign = self._kernel.topology(), self._find_foreign(self._kernel.queues())
         missing = {name: reason for name, reason in self._host_facts.capabilities.items() if reason}
         for name, reason in missing.items():
-            log.warning("Missing: %s. %s", name, reason)
+            if name in DISPENSABLE:
+                log.info("Not there, and not needed: %s. %s", name, reason)
+            else:
+                log.warning("Missing: %s. %s", name, reason)
 
     def _facts(self) -> Facts:
         assert self._host_facts is not None
@@ -480,7 +487,8 @@ class Controller:
         if question.kind == "offenders":
             return {"items": self._offenders()}
         if question.kind == "counters" and self._compilation is not None:
-            self._count([int(str(question.argument["rule"]))])
+            asked = question.argument["rules"]
+            self._count(map(int, asked if isinstance(asked, list) else ()))
         return {}
 
     def _offenders(self) -> list[dict[str, object]]:

@@ -14,7 +14,8 @@ IDLE = timedelta(minutes=2)
 class Presence:
     """When each class has sent something last, as far as it has been seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: timedelta = IDLE) -> None:
+        self._idle = idle
         self._last: dict[str, dict[int, tuple[int, datetime]]] = {}
 
     def find_idle(self, device: str, usages: Mapping[int, Usage], among: set[int], now: datetime) -> set[int]:
@@ -26,7 +27,7 @@ class Presence:
             usage = usages[number]
             packets, since = before.get(number, (-1, now))
             latest[number] = (usage.packets, since if usage.packets == packets else now)
-            if usage.queued_packets == 0 and now - latest[number][1] >= IDLE:
+            if usage.queued_packets == 0 and now - latest[number][1] >= self._idle:
                 idle.add(number)
         self._last[device] = latest
         return idle
