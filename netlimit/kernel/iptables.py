@@ -299,6 +299,11 @@ def _reason(error: Exception) -> str:
     return str(error).replace("b'", "'")
 
 
+def load() -> None:
+    """Load the library, which takes a third of a second. Raises what it raises where it is missing."""
+    _iptc()
+
+
 def _iptc() -> Any:
     """Import it late: it looks for libraries, and fails where they are missing; only a controller needs it."""
     import iptc

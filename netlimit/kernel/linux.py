@@ -28,7 +28,10 @@ class LinuxKernel:
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
         with _translated("probe the host"):
-            return capabilities.probe(mark_mask)
+            found = capabilities.probe(mark_mask)
+        if found.capabilities["iptables"] is None:
+            iptables.load()  # now rather than while the first rule waits
+        return found
 
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""

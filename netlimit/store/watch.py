@@ -10,7 +10,7 @@ from typing import Any
 from netlimit.errors import StoreError
 from netlimit.store.engine import CHANNEL, Database
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.01
 
 
 class Watch(ABC):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from api.auth import token_path
+from netlimit.cli.daemons import listen
 from netlimit.cli.database import find_token_file
+from netlimit.settings import Listen
 from tests.cli.running import PROGRAM, Netlimit, until
 
 EVERYBODY = ("--user", "nobody") if os.geteuid() == 0 else ()
@@ -23,6 +26,13 @@ def test_help_names_every_command(netlimit: Netlimit) -> None:
     said = netlimit.do("--help")
     commands = "serve controller api rule plan apply teardown status counters top explain db"
     assert [command for command in commands.split() if f"\n  {command} " not in said] == []
+
+
+def test_an_answer_does_not_wait_for_the_other_end() -> None:
+    with listen(Listen("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_settings_from_a_file(netlimit: Netlimit, directory: Path) -> None:
