@@ -1,58 +1,98 @@
-"""What a rule matched and dropped."""
+"""What rules matched, dropped and made wait."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.concurrency import run_in_threadpool
+from pydantic import Field
 
 from api import schemas
 from api.context import StoreOf, WaitingOf, no_query
 from api.problems import responses
 from api.representation import write_time
-from api.rules import Key, find_kept
+from api.rules import MOST, Key, find_kept, find_some
 from api.standing import is_live
-from netlimit.records import Counts
+from api.waiting import Waiting
+from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Rule
 from netlimit.store import Store
 
-router = APIRouter(prefix="/rules", tags=["rules"])
+router = APIRouter(tags=["rules"])
 READING_SECONDS = 2.0
 """How long a fresh reading may take; then the last one that is kept must do."""
 
 
+class CountersQuery(schemas.Strict):
+    """The parameters of reading many counters."""
+
+    rule: list[str] = Field(
+        min_length=1, max_length=MOST, description="A rule's id or name; repeated: of all of them.", examples=[["1"]]
+    )
+
+
 @router.get(
-    "/{key}/counters",
+    "/rules/{key}/counters",
     summary="Show a rule's counters",
     dependencies=[Depends(no_query)],
     response_model=None,
     responses={200: {"model": schemas.RuleCounters}, **responses(401, 403, 404, 422, 503)},
 )
 async def get_counters(key: Key, store: StoreOf, waiting: WaitingOf) -> dict[str, Any]:
-    """What a rule matched and dropped, on all its gateways together, read now if their controllers answer."""
+    """What a rule matched, dropped and made wait, on all its gateways together, read now if their controllers answer.
+
+    For a rule that shapes, bytes are Ethernet bytes, and those that were dropped are not counted.
+    """
     kept = await run_in_threadpool(find_kept, store, key)
-    hosts = await run_in_threadpool(_find_hosts, store, kept.rule)
-    await waiting.ask(hosts, "counters", {"rule": kept.rule.id}, READING_SECONDS)
-    return await run_in_threadpool(_sum_up, store, kept.rule.id)
+    await _read_afresh([kept.rule], store, waiting)
+    readings = await run_in_threadpool(store.counters, kept.rule.id)
+    return _sum_up(readings)
 
 
-def _find_hosts(store: Store, rule: Rule) -> list[str]:
-    """The gateways that can say something new about a rule."""
+@router.get(
+    "/counters",
+    summary="Show the counters of many rules",
+    response_model=None,
+    responses={200: {"model": schemas.CountersOfRules}, **responses(401, 403, 422, 503)},
+)
+async def list_counters(query: Annotated[CountersQuery, Query()], store: StoreOf, waiting: WaitingOf) -> dict[str, Any]:
+    """The same of several rules, in the order in which they are named: all of them are read at once.
+
+    A rule that is not there, or no longer, is no error: `missing` names it.
+    """
+    found = await run_in_threadpool(find_some, store, query.rule)
+    rules = list({kept.rule.id: kept.rule for kept in found.values()}.values())
+    await _read_afresh(rules, store, waiting)
+    readings = await run_in_threadpool(store.counters_of, [rule.id for rule in rules])
+    items = [{"rule": rule.id, "name": rule.name, **_sum_up(readings.get(rule.id, {}))} for rule in rules]
+    return {"items": items, "missing": [key for key in dict.fromkeys(query.rule) if key not in found]}
+
+
+async def _read_afresh(rules: Iterable[Rule], store: Store, waiting: Waiting) -> None:
+    """Let the gateways that can say something new about rules do so."""
     now = datetime.now(UTC)
-    return [host.host for host in store.hosts() if is_live(host, now) and rule.in_force(now, host.host)]
+    live = [host.host for host in await run_in_threadpool(store.hosts) if is_live(host, now)]
+    asked = {host: [rule.id for rule in rules if rule.in_force(now, host)] for host in live}
+    hosts = [host for host, here in asked.items() if here]
+    every = sorted({rule_id for here in asked.values() for rule_id in here})
+    await waiting.ask(hosts, "counters", {"rules": every}, READING_SECONDS)
 
 
-def _sum_up(store: Store, rule_id: int) -> dict[str, Any]:
+def _sum_up(by_host: Mapping[str, RuleCounters]) -> dict[str, Any]:
     """The sum of all gateways: since the first began to count, as old as the oldest reading."""
-    readings = list(store.counters(rule_id).values())
+    readings = by_host.values()
     total = sum((reading.total for reading in readings), Counts())
     return {
         "matched_packets": total.matched_packets,
         "matched_bytes": total.matched_bytes,
         "dropped_packets": total.dropped_packets,
         "dropped_bytes": total.dropped_bytes,
+        "delayed": total.delayed,
+        "queued_packets": sum(reading.queued_packets for reading in readings),
+        "queued_bytes": sum(reading.queued_bytes for reading in readings),
         "since": write_time(min((reading.since for reading in readings), default=None)),
         "as_of": write_time(min((reading.as_of for reading in readings), default=None)),
     }

@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from netlimit.errors import RuleError
+from netlimit.htb import bytes_per_second
 from netlimit.rates import Kind, Rate, format_number, format_rate, parse_rate
-from netlimit.rules import PortRange, Rule, format_port, format_target, parse_rule
+from netlimit.rules import Action, PortRange, Rule, format_port, format_target, parse_rule
 from netlimit.store import Kept
 
 RESERVED_NAMES = ("bulk",)
@@ -90,17 +91,26 @@ def write_input(rule: Rule) -> dict[str, object]:
 
 
 def write_effective(rule: Rule) -> dict[str, object]:
-    """What the kernel really holds, in the unit and the period that were asked for."""
+    """What the kernel really holds, in the unit and the period that were asked for.
+
+    The burst of what is shaped is in no rule: it depends on the clock tick of each gateway.
+    """
     bucket, rate = rule.bucket, rule.rate
+    if rate is not None and rule.action is Action.SHAPE:
+        return {"effective_rate": _write_held(rate, Fraction(bytes_per_second(rate))), "effective_burst": None}
     if rate is None or bucket is None:
         same = write_rate(rate) if rate and rate.kind is Kind.CONCURRENT else None
         return {"effective_rate": same, "effective_burst": None}
-    held = bucket.per_second * (rate.seconds or 1) * (8 if rate.unit == "bits" else 1)
+    return {"effective_rate": _write_held(rate, bucket.per_second), "effective_burst": bucket.depth}
+
+
+def _write_held(rate: Rate, per_second: Fraction) -> dict[str, object]:
+    """A rate that is not quite the one that was asked for: packets, bytes or connections a second."""
+    held = per_second * (rate.seconds or 1) * (8 if rate.unit == "bits" else 1)
     amount = Fraction(round(held)) if rate.kind is Kind.BYTES else Fraction(format_number(held))
     number = int(amount) if amount.denominator == 1 else float(amount)
     text = format_rate(amount, rate.unit, rate.seconds)
-    effective = {"text": text, "amount": number, "unit": rate.unit, "seconds": rate.seconds}
-    return {"effective_rate": effective, "effective_burst": bucket.depth}
+    return {"text": text, "amount": number, "unit": rate.unit, "seconds": rate.seconds}
 
 
 def write_rate(rate: Rate | None) -> dict[str, object] | None:

@@ -211,6 +211,11 @@ def find_kept(store: Store, key: str) -> Kept:
     return kept
 
 
+def find_some(store: Store, keys: Sequence[str]) -> dict[str, Kept]:
+    """The rules of these ids or names, in that order; keys that no rule has are left out."""
+    return store.find_some([key for key in keys if _KEY.fullmatch(key)])
+
+
 def describe(kept: Sequence[Kept], store: Store) -> list[dict[str, object]]:
     """Rules as they are returned, each with how it stands."""
     now = datetime.now(UTC)

@@ -78,7 +78,10 @@ class RuleFields(Strict):
         None, description="Source ports and ranges, as `ports`.", examples=[[123]]
     )
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,15}$")] | None = Field(
-        None, description="Only traffic that enters (`from`) or leaves (`to`) here.", examples=["eth0"]
+        None,
+        description="Only traffic that enters (`from`) or leaves (`to`) here. For `shape`: the device that it leaves "
+        "by, in both directions; by default the routes tell.",
+        examples=["eth0"],
     )
     rate: RateText | RateIn | None = Field(
         None,
@@ -90,7 +93,8 @@ class RuleFields(Strict):
     burst: PositiveInt | Annotated[str, Field(pattern=r"^[0-9.]+ ?[A-Za-z]*$")] | None = Field(
         None,
         description="How much may come at once, in the unit of the rate. By default a tenth of a second of the "
-        "rate (at least 5); for bytes and bits it is a second of it, and nothing else works.",
+        "rate (at least 5); for bytes and bits it is a second of it, and nothing else works. For `shape` it can only "
+        "raise what a queue may send at once: a few packets.",
         examples=[100, "100 packets"],
     )
     per: Annotated[str, Field(pattern=r"^(host|target|peer|/[0-9]{1,3})$")] | None = Field(
@@ -104,9 +108,13 @@ class RuleFields(Strict):
         None,
         description="What happens to what is over the rate: `drop` (the default), `reject`, `observe` (only counted). "
         "`allow` exempts the traffic from all limits and `block` lets nothing through; neither takes a rate. "
-        "`shape` is not built yet, and refused.",
+        "`shape` queues what is over where it leaves; its rate is in bits or bytes (of Ethernet frames).",
     )
-    ceil: RateText | RateIn | None = Field(None, description="For `shape`: may borrow up to here.")
+    ceil: RateText | RateIn | None = Field(
+        None,
+        description="For `shape`: while others leave room it may send up to here; by default not above the rate.",
+        examples=["50 Mbit/s"],
+    )
     on_failure: OnFailure | None = Field(
         None, description="When the controller fails: `closed` (the default), what is in the kernel stays, or `open`."
     )
@@ -219,7 +227,9 @@ class Rule(Strict):
     updated_at: datetime
     status: Standing
     effective_rate: Rate | None = Field(description="What the kernel really holds: it counts in whole numbers.")
-    effective_burst: int | None = Field(description="The burst that the kernel really holds.")
+    effective_burst: int | None = Field(
+        description="The burst that the kernel really holds; null for `shape`, where each gateway's clock decides."
+    )
 
 
 class RuleDraft(Rule):
@@ -252,15 +262,32 @@ class BulkAdded(Strict):
 class RuleCounters(Strict):
     """What a rule matched and dropped since `since`, on all gateways together; read at `as_of`, null: never.
 
-    For `observe`, dropped is what would have been dropped. Bytes are IP bytes.
+    For `observe`, dropped is what would have been dropped. Bytes are IP bytes, but Ethernet bytes for `shape`.
     """
 
     matched_packets: int
     matched_bytes: int
     dropped_packets: int
-    dropped_bytes: int
+    dropped_bytes: int = Field(description="Always 0 for `shape`: tc does not count them.")
+    delayed: int = Field(description="How often packets of a rule that shapes had to wait for their class.")
+    queued_packets: int = Field(description="For `shape`: what waited when it was read.")
+    queued_bytes: int
     since: datetime | None
     as_of: datetime | None
+
+
+class CountersOfRule(RuleCounters):
+    """The counters of one rule among several."""
+
+    rule: int
+    name: str | None
+
+
+class CountersOfRules(Strict):
+    """The counters of several rules; `missing` are those asked for that are not there."""
+
+    items: list[CountersOfRule]
+    missing: list[str]
 
 
 class HostPlan(Strict):
@@ -433,6 +460,23 @@ NEW_RULES: dict[str, dict[str, Any]] = {
     "connections at once": {"target": "10.3.0.0/24", "protocol": "tcp", "rate": "50 connections", "per": "host"},
     "IPv6 customers": {"target": "2001:db8::/48", "rate": "50 Mbit/s", "per": "/64"},
     "look first": {"target": "10.4.0.0/16", "rate": "1000 packets/s", "per": "host", "action": "observe"},
+    "a queue for every guest": {
+        "name": "guests-down",
+        "target": "10.50.0.0/16",
+        "direction": "to",
+        "rate": "5 Mbit/s",
+        "ceil": "20 Mbit/s",
+        "per": "host",
+        "action": "shape",
+    },
+    "one queue for all that leaves by a device": {
+        "target": "0.0.0.0/0",
+        "direction": "to",
+        "interface": "wan",
+        "rate": "95 Mbit/s",
+        "per": "target",
+        "action": "shape",
+    },
     "a ban for ten minutes": {"target": "203.0.113.7", "action": "block", "ttl": "10m"},
     "an exemption": {"target": "10.1.0.53", "protocol": "udp", "ports": "53", "action": "allow", "hosts": ["gw1"]},
 }

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 from api.representation import write_time
 from netlimit.records import Exceptional, HostStatus, State
-from netlimit.rules import Rule
+from netlimit.rules import Action, Rule
 
 SILENCE = timedelta(seconds=30)
 """After this a gateway that does not report is taken to be gone."""
 _BADNESS = {state.value: badness for badness, state in enumerate(State)}
 _LAYERS = {"fake": "iptables"}
-"""The back ends whose name is not the layer's: the fake plays iptables."""
+"""The back ends whose name is not the layer's: the fake plays iptables. What is shaped is in tc, whatever the rest."""
 
 Standing = dict[str, object]
 
@@ -35,10 +35,15 @@ def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exc
     }
     if not each:
         return _say(State.PENDING, "No controller has reported yet; run `netlimit serve` on a gateway.") | {"hosts": {}}
-    worst = max(each.values(), key=lambda standing: _BADNESS[str(standing["state"])])
+    worst = max(each.values(), key=_weigh)
     name = next(name for name, standing in each.items() if standing is worst)
     message = worst["message"] and (f"{name}: {worst['message']}" if len(each) > 1 else worst["message"])
     return {**worst, "message": message, "hosts": each}
+
+
+def _weigh(standing: Standing) -> tuple[int, bool]:
+    """How bad it is; of those that are no worse than others, the one that there is something to say of."""
+    return _BADNESS[str(standing["state"])], standing["message"] is not None
 
 
 def find_state(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> State:
@@ -69,11 +74,11 @@ def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | No
         return _say(State.PENDING, "A teardown has paused the controller; `netlimit apply` goes on.", silence)
     if host.applied_revision < rule.revision:
         return _say(State.PENDING, "The kernel does not hold it yet.", silence)
-    layer = _LAYERS.get(host.backend, host.backend)
+    layer = "tc" if rule.action is Action.SHAPE else _LAYERS.get(host.backend, host.backend)
     if exceptional is None:
         return _say(State.APPLIED, "", silence, layer)
-    enforced_by = layer if exceptional.state is State.DEGRADED else None
-    return _say(exceptional.state, exceptional.message, silence, enforced_by)
+    held = exceptional.state in (State.APPLIED, State.DEGRADED)
+    return _say(exceptional.state, exceptional.message, silence, layer if held else None)
 
 
 def _say(state: State, message: str, silence: str = "", enforced_by: str | None = None) -> Standing:

@@ -28,10 +28,10 @@ def check_rate(field: str, rate: Rate) -> None:
     """Raise RuleError for a rate that tc cannot hold."""
     if rate.per_second > LINE:
         raise RuleError(
-            field, f"tc cannot hold {rate.text}: it counts in nanoseconds. The most that works is {_show(LINE)}."
+            field, f"No queue can hold {rate.text}: tc counts in nanoseconds. The most that works is {_show(LINE)}."
         )
     if rate.per_second < SLOWEST:
-        raise RuleError(field, f"tc cannot hold {rate.text}; the least that works is {_show(SLOWEST)}.")
+        raise RuleError(field, f"No queue can hold {rate.text}; the least that works is {_show(SLOWEST)}.")
 
 
 def bytes_per_second(rate: Rate) -> int:

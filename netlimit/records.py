@@ -9,6 +9,9 @@ from enum import StrEnum
 
 from netlimit.rules import Rule
 
+DISPENSABLE = frozenset({"fq_codel"})
+"""Capabilities in the place of which there is another: a host without them is no worse for the rules."""
+
 
 class State(StrEnum):
     """How a rule stands on a gateway, from best to worst."""

@@ -11,7 +11,7 @@ from netlimit.records import Counts, RuleCounters
 from netlimit.store.tables import counters, rules
 from netlimit.store.upsert import upsert
 
-_AT_ONCE = 5000
+_AT_ONCE, _ASKED = 5000, 500
 _KEPT = select(counters).join(rules, rules.c.id == counters.c.rule_id)
 
 
@@ -26,6 +26,16 @@ def by_host(connection: Connection, rule_id: int) -> dict[str, RuleCounters]:
     """The counters of one rule on each gateway."""
     rows = connection.execute(_KEPT.where(counters.c.rule_id == rule_id)).mappings()
     return {row["host"]: _from_row(row) for row in rows}
+
+
+def of_rules(connection: Connection, rule_ids: Sequence[int]) -> dict[int, dict[str, RuleCounters]]:
+    """The counters of some rules, by rule and gateway."""
+    found: dict[int, dict[str, RuleCounters]] = {}
+    for start in range(0, len(rule_ids), _ASKED):
+        asked = counters.c.rule_id.in_(rule_ids[start : start + _ASKED])
+        for row in connection.execute(_KEPT.where(asked)).mappings():
+            found.setdefault(row["rule_id"], {})[row["host"]] = _from_row(row)
+    return found
 
 
 def by_rule(connection: Connection, host: str) -> dict[int, RuleCounters]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from ipaddress import ip_network
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select
+from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from netlimit.errors import NetlimitError, RuleError
 from netlimit.rules import Rule, Target, parse_target
@@ -21,6 +21,7 @@ from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, kept_from_r
 from netlimit.store.tables import LARGEST, counters, rule_hosts, rule_labels, rule_states, rules, to_microseconds
 
 _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
+_AT_ONCE = 500
 
 
 def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime) -> list[Rule]:
@@ -87,6 +88,21 @@ def find(connection: Connection, key: int | str) -> Kept | None:
         wanted = rules.c.id == min(int(key), LARGEST)
     row = connection.execute(select(*_KEPT_COLUMNS).where(wanted)).one_or_none()
     return kept_from_row(row) if row else None
+
+
+def find_some(connection: Connection, keys: Sequence[str]) -> dict[str, Kept]:
+    """The rules of these ids or names, by that, in their order; those that are not there are left out."""
+    found: dict[str, Kept] = {}
+    for start in range(0, len(keys), _AT_ONCE):
+        some = keys[start : start + _AT_ONCE]
+        ids = [min(int(key), LARGEST) for key in some if key.isdecimal()]
+        wanted = or_(rules.c.id.in_(ids), rules.c.name.in_([key for key in some if not key.isdecimal()]))
+        for row in connection.execute(select(*_KEPT_COLUMNS).where(wanted)):
+            kept = kept_from_row(row)
+            found |= {str(kept.rule.id): kept} | ({kept.rule.name: kept} if kept.rule.name else {})
+    # An id may be written with noughts before it.
+    plain = {key: str(int(key)) if key.isdecimal() else key for key in keys}
+    return {key: found[short] for key, short in plain.items() if short in found}
 
 
 def search(

@@ -92,6 +92,11 @@ class Store:
         with self._database.reading() as connection:
             return rules.find(connection, key)
 
+    def find_some(self, keys: Sequence[str]) -> dict[str, Kept]:
+        """The rules of these ids or names, by that, in their order; those that are not there are left out."""
+        with self._database.reading() as connection:
+            return rules.find_some(connection, keys)
+
     def select(
         self,
         *,
@@ -179,6 +184,11 @@ class Store:
         """The counters of a rule, by gateway."""
         with self._database.reading() as connection:
             return counters.by_host(connection, rule_id)
+
+    def counters_of(self, rule_ids: Sequence[int]) -> dict[int, dict[str, RuleCounters]]:
+        """The counters of some rules, by rule and gateway."""
+        with self._database.reading() as connection:
+            return counters.of_rules(connection, rule_ids)
 
     def raw_counters(self, host: str) -> dict[int, RuleCounters]:
         """The counters of every rule on a gateway, by rule."""

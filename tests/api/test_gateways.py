@@ -84,7 +84,7 @@ def test_no_plan_without_a_controller(
 
 def test_counters_are_read_afresh(client: httpx.Client, store: Store, controller: Controller) -> None:
     def read(argument: dict[str, Any]) -> dict[str, Any]:
-        controller.store.count("gw1", [reading(argument["rule"], 42, datetime.now(UTC))])
+        controller.store.count("gw1", [reading(argument["rules"][0], 42, datetime.now(UTC))])
         return {"ok": True}
 
     client.post("/rules", json=RULE)
@@ -97,6 +97,9 @@ def test_counters_are_read_afresh(client: httpx.Client, store: Store, controller
         "matched_bytes": 4200,
         "dropped_packets": 21,
         "dropped_bytes": 2100,
+        "delayed": 0,
+        "queued_packets": 0,
+        "queued_bytes": 0,
         "since": "2030-01-01T00:00:00Z",
     }
 
@@ -109,7 +112,7 @@ def test_counters_of_all_gateways_are_summed(
     nothing = client.get("/rules/guests/counters").json()
     assert nothing == {
         "matched_packets": 0, "matched_bytes": 0, "dropped_packets": 0, "dropped_bytes": 0,
-        "since": None, "as_of": None,
+        "delayed": 0, "queued_packets": 0, "queued_bytes": 0, "since": None, "as_of": None,
     }  # fmt: skip
     controller.start()
     store.count("gw1", [reading(1, 10, SINCE + timedelta(hours=2))])

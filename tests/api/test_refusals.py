@@ -15,6 +15,7 @@ from api import bodies
 from tests.api.server import TOKENS
 
 ONE = {"target": "10.1.2.3", "rate": "200 packets/s"}
+SHAPED = {"target": "10.1.2.3", "rate": "20 Mbit/s", "action": "shape"}
 JSON = {"Content-Type": "application/json"}
 
 
@@ -80,7 +81,6 @@ def assert_refused(client: httpx.Client, answer: httpx.Response, *statuses: int)
         ("per", {**ONE, "target": "10.1.0.0/16", "per": "/" + "9" * 999}),
         ("per", {**ONE, "target": "10.0.0.0/8", "per": "host"}),
         ("action", {**ONE, "action": "stop"}),
-        ("action", {**ONE, "rate": "20 Mbit/s", "action": "shape"}),
         ("direction", {**ONE, "direction": "both"}),
         ("protocol", {**ONE, "protocol": "sctp"}),
         ("interface", {**ONE, "interface": "an interface"}),
@@ -111,6 +111,18 @@ def assert_refused(client: httpx.Client, answer: httpx.Response, *statuses: int)
         ("id", {**ONE, "id": 7}),
         ("", {**ONE, "": 1}),
         ("ceil", {**ONE, "ceil": "30 Mbit/s"}),
+        ("rate", {**ONE, "action": "shape"}),
+        ("rate", {**SHAPED, "rate": "10 connections/s"}),
+        ("rate", {**SHAPED, "rate": "200 Gbit/s"}),
+        ("rate", {**SHAPED, "rate": "7 kbit/s"}),
+        ("rate", {"target": "10.1.2.3", "action": "shape"}),
+        ("ceil", {**SHAPED, "ceil": "19 Mbit/s"}),
+        ("ceil", {**SHAPED, "ceil": "200 Gbit/s"}),
+        ("ceil", {**SHAPED, "ceil": "5000 packets/s"}),
+        ("ceil", {**SHAPED, "ceil": "much"}),
+        ("per", {**SHAPED, "target": "10.1.0.0/16"}),
+        ("per", {**SHAPED, "target": "10.1.0.0/16", "per": "peer"}),
+        ("per", {**SHAPED, "per": "/24"}),
     ],
 )
 def test_a_wrong_rule_is_refused_by_field(client: httpx.Client, field: str, rule: dict[str, Any]) -> None:
