@@ -327,6 +327,7 @@ class Capability(Strict):
 
     available: bool
     reason: str | None
+    needed: bool = Field(description="False: there is something else in its place, and no rule fails without it.")
 
 
 class HostReport(Strict):

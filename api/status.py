@@ -14,7 +14,7 @@ from api.problems import responses
 from api.representation import write_time
 from api.standing import is_live
 from api.tally import count_states
-from netlimit.records import HostStatus
+from netlimit.records import DISPENSABLE, HostStatus
 
 router = APIRouter(tags=["kernel"])
 
@@ -53,7 +53,10 @@ def _merge_capabilities(hosts: Sequence[HostStatus]) -> dict[str, str | None]:
 
 
 def _write_capabilities(reasons: Mapping[str, str | None]) -> dict[str, dict[str, object]]:
-    return {name: {"available": reason is None, "reason": reason} for name, reason in reasons.items()}
+    return {
+        name: {"available": reason is None, "reason": reason, "needed": name not in DISPENSABLE}
+        for name, reason in reasons.items()
+    }
 
 
 def _write_host(host: HostStatus, now: datetime) -> dict[str, Any]:

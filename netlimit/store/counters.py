@@ -38,6 +38,13 @@ def of_rules(connection: Connection, rule_ids: Sequence[int]) -> dict[int, dict[
     return found
 
 
+def of_named(connection: Connection, most: int) -> list[tuple[str, str, RuleCounters]]:
+    """The counters of rules that have a name, with name and gateway: at most so many, those of the oldest rules."""
+    named = _KEPT.add_columns(rules.c.name).where(rules.c.name.is_not(None))
+    rows = connection.execute(named.order_by(counters.c.rule_id, counters.c.host).limit(most)).mappings()
+    return [(row["name"], row["host"], _from_row(row)) for row in rows]
+
+
 def by_rule(connection: Connection, host: str) -> dict[int, RuleCounters]:
     """The counters of every rule on one gateway."""
     rows = connection.execute(_KEPT.where(counters.c.host == host)).mappings()

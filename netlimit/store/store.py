@@ -190,6 +190,11 @@ class Store:
         with self._database.reading() as connection:
             return counters.of_rules(connection, rule_ids)
 
+    def named_counters(self, most: int) -> list[tuple[str, str, RuleCounters]]:
+        """The counters of rules that have a name, with name and gateway: at most so many, those of the oldest rules."""
+        with self._database.reading() as connection:
+            return counters.of_named(connection, most)
+
     def raw_counters(self, host: str) -> dict[int, RuleCounters]:
         """The counters of every rule on a gateway, by rule."""
         with self._database.reading() as connection:

@@ -151,7 +151,7 @@ def test_the_status_of_one_gateway_is_the_status(client: httpx.Client, store: St
             host="gw1",
             backend="iptables",
             applied_revision=1,
-            capabilities={"ipset": None, "reject": "xt_REJECT is missing; load it."},
+            capabilities={"ipset": None, "fq_codel": "Load it.", "reject": "xt_REJECT is missing; load it."},
             own=("192.0.2.1",),
             safe=("198.51.100.0/24",),
             notes=("A note.",),
@@ -164,8 +164,9 @@ def test_the_status_of_one_gateway_is_the_status(client: httpx.Client, store: St
     assert status == {
         "backend": "iptables",
         "capabilities": {
-            "ipset": {"available": True, "reason": None},
-            "reject": {"available": False, "reason": "xt_REJECT is missing; load it."},
+            "fq_codel": {"available": False, "reason": "Load it.", "needed": False},
+            "ipset": {"available": True, "reason": None, "needed": True},
+            "reject": {"available": False, "reason": "xt_REJECT is missing; load it.", "needed": True},
         },
         "wanted_revision": 1,
         "applied_revision": 1,
@@ -194,7 +195,11 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
     store.pause("gw1", True)
     status = client.get("/status").json()
     assert (status["applied_revision"], status["drift"], status["rules"]["pending"]) == (0, 2, 1)
-    assert status["capabilities"]["ipset"] == {"available": False, "reason": "gw2: It is not installed."}
+    assert status["capabilities"]["ipset"] == {
+        "available": False,
+        "reason": "gw2: It is not installed.",
+        "needed": True,
+    }
     assert len(status["notes"]) == 2
     assert [host["live"] for host in status["hosts"]] == [True, False]
 
