@@ -10,6 +10,7 @@ from pathlib import Path
 from pyroute2 import IPRoute
 
 from netlimit.kernel.base import Addresses
+from netlimit.tree import INGRESS_DEVICE
 
 _ESTABLISHED = "01"
 
@@ -17,7 +18,9 @@ _ESTABLISHED = "01"
 def read_addresses() -> Addresses:
     """Own addresses by netlink; peers are the far ends of the connections of SSH sessions."""
     with IPRoute() as ipr:
-        own = {message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in ipr.get_addr()}
+        ours = ipr.link_lookup(ifname=INGRESS_DEVICE)
+        messages = [message for message in ipr.get_addr() if message["index"] not in ours]
+    own = {message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in messages}
     sockets = {inode for process in _find_sessions() for inode in _read_sockets(process)}
     return Addresses(tuple(sorted(own)), tuple(sorted(set(_read_peers(sockets)))))
 

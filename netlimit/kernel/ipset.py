@@ -11,7 +11,7 @@ from itertools import pairwise
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Reading
 from netlimit.plan import WriteSets
-from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, SET_PREFIX, Entry, IpSet
+from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, SEEN_PREFIX, SET_PREFIX, Entry, IpSet
 
 _TEMPORARY = f"{SET_PREFIX}swap"
 
@@ -104,7 +104,7 @@ def _parse_set(name: str, kind: str, words: list[str]) -> IpSet:
         timeout=int(options.get("timeout", -1)),
         size=int(options.get("maxelem", 0)),
         # ipset does not print forceadd
-        rolling=name.startswith(OFFENDER_PREFIX),
+        rolling=name.startswith((OFFENDER_PREFIX, SEEN_PREFIX)),
         netmask=int(options.get("netmask", 0)),
     )
 
