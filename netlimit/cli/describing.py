@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from netlimit.cli.printing import add_row, make_table, print_table
+from netlimit.records import State
 
 Rule = Mapping[str, Any]
 
@@ -42,12 +43,15 @@ def describe_traffic(rule: Rule) -> str:
 
 
 def describe_limit(rule: Rule) -> str:
-    """How much, and for whom: "200 packets/s per host"; empty for `allow` and `block`."""
-    return f"{rule['rate']['text']} per {rule['per']}" if rule["rate"] else ""
+    """How much, and for whom: "5 Mbit/s up to 20 Mbit/s per host"; empty for `allow` and `block`."""
+    if not rule["rate"]:
+        return ""
+    ceiling = f" up to {rule['ceil']['text']}" if rule["ceil"] else ""
+    return f"{rule['rate']['text']}{ceiling} per {rule['per']}"
 
 
 def list_rules(page: Mapping[str, Any]) -> None:
-    """Print rules, a line each, and what is wrong with those that are not simply applied."""
+    """Print rules, a line each."""
     table = make_table("ID", "NAME", "TARGET", "TRAFFIC", "LIMIT", "ACTION", "STATE", right=["ID"])
     for rule in page["items"]:
         add_row(
@@ -58,7 +62,7 @@ def list_rules(page: Mapping[str, Any]) -> None:
             describe_traffic(rule),
             describe_limit(rule),
             rule["action"],
-            rule["status"]["state"],
+            _name_state(rule["status"]),
         )
     print_table(table)
     more = page["total"] - len(page["items"])
@@ -78,6 +82,12 @@ def show_rule(rule: Rule) -> None:
         elif value not in (None, [], {}, ""):
             add_row(table, field, _write(value))
     print_table(table)
+
+
+def _name_state(standing: Mapping[str, Any]) -> str:
+    """The state in a word or two; what there is to say of it, `netlimit rule show` says."""
+    noted = standing["state"] == State.APPLIED and standing["message"]
+    return f"{standing['state']}, with a note" if noted else str(standing["state"])
 
 
 def describe_standing(standing: Mapping[str, Any]) -> str:

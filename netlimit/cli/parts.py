@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from netlimit.controller import Controller
     from netlimit.kernel.base import Kernel
     from netlimit.store import Store
+    from netlimit.tree import Topology
 
 
 def read_settings(context: typer.Context) -> Settings:
@@ -47,10 +48,23 @@ def make_kernel(settings: Settings) -> Kernel:
     if settings.backend is Backend.FAKE:
         from netlimit.kernel.fake import FakeKernel
 
-        return FakeKernel()
+        return FakeKernel(routes=_imagine_routes())
     from netlimit.kernel.linux import LinuxKernel
 
     return LinuxKernel()
+
+
+def _imagine_routes() -> Topology:
+    """A small gateway for the kernel in memory, so that there is somewhere to shape: 10.0.0.0/8 behind `lan`, the rest
+    behind `wan`."""
+    from netlimit.tree import Device, Route, Topology
+
+    routes = (
+        Route("10.0.0.0/8", ("lan",), connected=True),
+        Route("fd00::/8", ("lan",), connected=True),
+        *(Route(everything, ("wan",)) for everything in ("0.0.0.0/0", "::/0")),
+    )
+    return Topology({"lan": Device(2, True), "wan": Device(3, True)}, routes)
 
 
 def check_backend(settings: Settings) -> None:

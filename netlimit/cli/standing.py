@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from netlimit.cli.client import open_client, rule_path
 from netlimit.cli.printing import JSON, add_row, make_table, print_as, print_table
+from netlimit.rules import Action
 
 Document = Mapping[str, Any]
 
@@ -25,10 +27,11 @@ def counters(
     key: Annotated[str, typer.Argument(metavar="ID|NAME", help="The rule's id or name.")],
     json: bool = JSON,
 ) -> None:
-    """Show what a rule matched and dropped, read from the kernel now."""
+    """Show what a rule matched, dropped and made wait, read from the kernel now."""
     with open_client(context) as client:
         found = client.get(f"{rule_path(key)}/counters")
-    print_as(json, found, _show_counters)
+        shapes = not json and client.get(rule_path(key))["action"] == Action.SHAPE
+    print_as(json, found, partial(_show_counters, shapes=shapes))
 
 
 def _show_status(found: Document) -> None:
@@ -56,17 +59,20 @@ def _find_remarks(found: Document) -> Iterator[str]:
         yield f"Error: {found['last_error']}"
     for name, capability in found["capabilities"].items():
         if not capability["available"]:
-            yield f"Missing: {name}. {capability['reason']}"
+            yield f"{'Missing' if capability['needed'] else 'Note'}: {name}. {capability['reason']}"
     yield from found["notes"]
 
 
-def _show_counters(found: Document) -> None:
+def _show_counters(found: Document, shapes: bool) -> None:
     if found["as_of"] is None:
         typer.echo("Nothing has been counted yet.")
         return
     table = make_table("", "PACKETS", "BYTES", right=["PACKETS", "BYTES"])
-    for what in ("matched", "dropped"):
-        add_row(table, what, f"{found[f'{what}_packets']:,}", f"{found[f'{what}_bytes']:,}")
+    add_row(table, "matched", f"{found['matched_packets']:,}", f"{found['matched_bytes']:,}")
+    add_row(table, "dropped", f"{found['dropped_packets']:,}", None if shapes else f"{found['dropped_bytes']:,}")
+    if shapes:
+        add_row(table, "delayed", f"{found['delayed']:,}")
+        add_row(table, "waiting", f"{found['queued_packets']:,}", f"{found['queued_bytes']:,}")
     print_table(table)
     typer.echo(f"since {found['since']}, read at {found['as_of']}")
 

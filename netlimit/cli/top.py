@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -17,26 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from netlimit.cli.client import Client, open_client, rule_path
-from netlimit.cli.describing import describe_limit, describe_traffic
+from netlimit.cli.flows import Flow, measure
 from netlimit.cli.printing import JSON, add_row, make_table, open_console, say
+from netlimit.rules import Action
 
 MOST_OFFENDERS = 10
-_AT_ONCE = 8
-"""Readings that are asked for at the same time; each is a look into the kernel."""
 
 Document = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """What a rule does now, per second."""
-
-    rule: int
-    name: str | None
-    what: str
-    matched_packets: float
-    dropped_packets: float
-    dropped_bits: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
     json: bool = JSON,
 ) -> None:
-    """Watch who is limited and what the rules let through and drop; Ctrl-C ends it."""
+    """Watch who is limited, what the rules let through and drop, and what waits; Ctrl-C ends it."""
     with open_client(context) as client, suppress(KeyboardInterrupt):
         frames = watch(client, _find_rules(client, keys or [], most), every)
         if once or json:
@@ -71,51 +56,55 @@ def top(
 
 
 def watch(client: Client, rules: Sequence[Document], every: float) -> Iterator[Frame]:
-    """Look again and again; the first frame comes after the second look."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        before = _read_counters(client, pool, rules)
-        while True:
-            time.sleep(every)
-            after = _read_counters(client, pool, rules)
-            flows = [measure(rule, before[rule["id"]], after[rule["id"]]) for rule in rules]
-            offenders = client.get("/offenders", limit=MOST_OFFENDERS)["items"]
-            yield Frame(offenders, sorted(flows, key=lambda flow: (-flow.dropped_packets, -flow.matched_packets)))
-            before = after
-
-
-def measure(rule: Document, before: Document, after: Document) -> Flow:
-    """What a rule did between two readings of its counters, per second."""
-    seconds = 0.0
-    if before["as_of"] and after["as_of"]:
-        seconds = (datetime.fromisoformat(after["as_of"]) - datetime.fromisoformat(before["as_of"])).total_seconds()
-
-    def rate(counter: str) -> float:
-        return max(0, after[counter] - before[counter]) / seconds if seconds > 0 else 0.0
-
-    what = " ".join(part for part in (rule["target"], describe_traffic(rule), describe_limit(rule)) if part)
-    return Flow(
-        rule=rule["id"],
-        name=rule["name"],
-        what=f"{rule['action']} {what}",
-        matched_packets=rate("matched_packets"),
-        dropped_packets=rate("dropped_packets"),
-        dropped_bits=8 * rate("dropped_bytes"),
-    )
+    """Look again and again; the first frame comes after the second look. A rule that is removed meanwhile is left."""
+    before = _read_counters(client, rules)
+    while True:
+        time.sleep(every)
+        after = _read_counters(client, rules)
+        there = [rule for rule in rules if rule["id"] in before and rule["id"] in after]
+        flows = [measure(rule, before[rule["id"]], after[rule["id"]]) for rule in there]
+        offenders = client.get("/offenders", limit=MOST_OFFENDERS)["items"]
+        yield Frame(offenders, sorted(flows, key=lambda flow: (-flow.dropped_packets, -flow.matched_packets)))
+        before = after
 
 
 def render(frame: Frame) -> Group:
-    """Two tables, one above the other."""
-    offenders = make_table("OFFENDER", "DROPPED PACKETS", "BYTES", right=["DROPPED PACKETS", "BYTES"])
-    for each in frame.offenders:
-        add_row(offenders, each["address"], f"{each['packets']:,}", f"{each['bytes']:,}")
-    first: Table | Text = offenders if frame.offenders else Text("Nobody is being limited.")
+    """Tables, one above the other: offenders, rules that limit, rules that shape."""
+    shaping = [flow for flow in frame.flows if flow.action == Action.SHAPE]
+    others = [flow for flow in frame.flows if flow.action != Action.SHAPE]
+    parts = [
+        _list_offenders(frame.offenders) if frame.offenders else Text("Nobody is being limited."),
+        *([_list_limits(others)] if others else []),
+        *([_list_queues(shaping)] if shaping else []),
+        *([] if frame.flows else [Text("There are no rules to watch.")]),
+    ]
+    return Group(parts[0], *(each for part in parts[1:] for each in (Text(""), part)))
+
+
+def _list_offenders(offenders: Sequence[Document]) -> Table:
+    table = make_table("OFFENDER", "DROPPED PACKETS", "BYTES", right=["DROPPED PACKETS", "BYTES"])
+    for each in offenders:
+        add_row(table, each["address"], f"{each['packets']:,}", f"{each['bytes']:,}")
+    return table
+
+
+def _list_limits(flows: Sequence[Flow]) -> Table:
     numbers = ["MATCHED/s", "DROPPED/s", "DROPPED bit/s"]
-    flows = make_table("ID", "NAME", "RULE", *numbers, right=["ID", *numbers])
-    for flow in frame.flows:
+    table = make_table("ID", "NAME", "RULE", *numbers, right=["ID", *numbers])
+    for flow in flows:
         measured = (flow.matched_packets, flow.dropped_packets, flow.dropped_bits)
-        add_row(flows, flow.rule, flow.name, flow.what, *(f"{number:,.0f}" for number in measured))
-    second: Table | Text = flows if frame.flows else Text("There are no rules to watch.")
-    return Group(first, Text(""), second)
+        add_row(table, flow.rule, flow.name, flow.what, *(f"{number:,.0f}" for number in measured))
+    return table
+
+
+def _list_queues(flows: Sequence[Flow]) -> Table:
+    numbers = ["SENT Mbit/s", "DROPPED/s", "DELAYED/s", "WAITING", "BYTES"]
+    table = make_table("ID", "NAME", "QUEUE", *numbers, right=["ID", *numbers])
+    for flow in flows:
+        measured = (flow.dropped_packets, flow.delayed, flow.queued_packets, flow.queued_bytes)
+        sent = f"{flow.sent_bits / 1e6:,.2f}"
+        add_row(table, flow.rule, flow.name, flow.what, sent, *(f"{number:,.0f}" for number in measured))
+    return table
 
 
 def _find_rules(client: Client, keys: Sequence[str], most: int) -> list[Document]:
@@ -124,6 +113,8 @@ def _find_rules(client: Client, keys: Sequence[str], most: int) -> list[Document
     return list(client.get("/rules", state="applied", limit=most)["items"])
 
 
-def _read_counters(client: Client, pool: ThreadPoolExecutor, rules: Sequence[Document]) -> dict[int, Document]:
-    paths = [f"{rule_path(str(rule['id']))}/counters" for rule in rules]
-    return {rule["id"]: found for rule, found in zip(rules, pool.map(client.get, paths), strict=True)}
+def _read_counters(client: Client, rules: Sequence[Document]) -> dict[int, Document]:
+    if not rules:
+        return {}
+    found = client.get("/counters", rule=[rule["id"] for rule in rules])
+    return {each["rule"]: each for each in found["items"]}

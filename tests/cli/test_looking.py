@@ -35,6 +35,40 @@ def test_top(served: Netlimit) -> None:
     assert "There is no rule named 'two'" in served.refuse("top", "two", "--once")
 
 
+def test_what_is_shaped_is_shown_with_what_waits(served: Netlimit) -> None:
+    limit = ("--rate", "5 Mbit/s", "--ceil", "20 Mbit/s", "--per", "host", "--direction", "to", "--action", "shape")
+    added = served.do("rule", "add", "10.50.0.0/16", *limit, "--name", "guests")
+    assert added.endswith("(guests): shape 10.50.0.0/16 to 5 Mbit/s up to 20 Mbit/s per host: applied by tc.\n")
+    assert "applied by tc" in served.do("rule", "show", "guests")
+    assert "5 Mbit/s up to 20 Mbit/s per host" in served.do("rule", "list")
+    counted = served.do("counters", "guests").splitlines()
+    assert [line.split()[:1] for line in counted[2:6]] == [["matched"], ["dropped"], ["delayed"], ["waiting"]]
+    found = served.ask("counters", "guests")
+    assert (found["delayed"], found["queued_packets"], found["queued_bytes"]) == (0, 0, 0)
+
+
+def test_top_tells_limits_and_queues_apart(served: Netlimit) -> None:
+    shape = ("--action", "shape", "--per", "host")
+    served.do("rule", "add", "10.50.0.0/16", "--rate", "5 Mbit/s", "--direction", "to", *shape, "--name", "guests")
+    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one")
+    frame = served.ask("top", "--every", "0.2")
+    assert {(flow["name"], flow["sent_bits"], flow["queued_bytes"]) for flow in frame["rules"]} == {
+        ("guests", 0, 0),
+        ("one", 0, 0),
+    }
+    lines = served.do("top", "--once", "--every", "0.2").splitlines()
+    titles = [line for line in lines if line.startswith(("ID", " ID"))]
+    assert ["RULE" in titles[0], "QUEUE" in titles[1], len(titles)] == [True, True, 2]
+    assert "SENT Mbit/s DROPPED/s DELAYED/s WAITING BYTES" in " ".join(titles[1].split())
+
+
+def test_a_rule_with_a_note_is_applied(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.3", "--rate", "5 Mbit/s", "--action", "shape", "--name", "one")
+    (row,) = (line for line in served.do("rule", "list").splitlines() if " one " in line)
+    shown = served.ask("rule", "show", "one")["status"]
+    assert (shown["state"], row.endswith("applied, with a note")) == ("applied", bool(shown["message"]))
+
+
 def test_explain(served: Netlimit) -> None:
     served.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
     packet = ("--src", "10.1.2.3", "--dst", "192.0.2.1", "--protocol", "udp", "--port", "53")
