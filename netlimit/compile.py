@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netlimit.chains import asked_keys, assemble
-from netlimit.ingress import Ingress
+from netlimit.ingress import Ingress, IngressLane
 from netlimit.lanes import OpenLane
 from netlimit.limits import (
     Facts,
@@ -25,6 +25,7 @@ from netlimit.limits import (
     compile_rule,
     exempt_set,
     find_problem,
+    matched_set,
     parse_purpose,
     purpose_key,
     purpose_sets,
@@ -161,10 +162,27 @@ class Compilation:
     @property
     def state(self) -> State:
         """The desired state."""
-        structure, ingress = self.structure, self.shaping.ingress
-        names = (*structure.sets, *(lane.name for lane in (ingress.lanes if ingress else ())))
-        entries = {name: self.entries.setdefault(name, {}) for name in names}
+        structure, ingress = self.structure, self._ingress
+        entries = {name: self.entries[name] for name in structure.sets}
+        for lane in ingress.lanes if ingress else ():
+            entries[lane.name] = self.entries.setdefault(lane.copies or lane.name, {})
         return State(structure, entries, self.shaping.trees, ingress)
+
+    @property
+    def _ingress(self) -> Ingress | None:
+        """What the ingress must do: first let pass who is safe or allowed, unless a rule names the very address."""
+        ingress = self.shaping.ingress
+        if ingress is None:
+            return None
+        families = {lane.family for lane in ingress.lanes}
+        exact = len(self.shaping.exact_lanes)
+        exempt = [IngressLane.copy(safe_set(family, self.facts).name, family, "src") for family in sorted(families)]
+        for verdict in sorted(self._verdicts(), key=lambda each: each.key):
+            if verdict.action is Action.ALLOW and verdict.family in families:
+                name, where = matched_set(verdict, self.facts).name, verdict.selector
+                ports = where.protocol.value, where.ports, where.source_ports
+                exempt.append(IngressLane.copy(name, verdict.family, verdict.side, *ports))
+        return replace(ingress, lanes=(*ingress.lanes[:exact], *exempt, *ingress.lanes[exact:]))
 
     @property
     def settled(self) -> State:
@@ -208,7 +226,7 @@ class Compilation:
         self.touched, self.touched_classes = {}, {}
         for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
-        self._settled_lanes, self._settled_ingress = self._lanes, self.shaping.ingress
+        self._settled_lanes, self._settled_ingress = self._lanes, self._ingress
         self._settled_trees = {
             name: Tree(tree.handle, tree.cap, {}, dict(tree.children)) for name, tree in self.shaping.trees.items()
         }

@@ -20,7 +20,7 @@ from netlimit.counting import Tally
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
-from netlimit.plan import Plan, WriteTree, diff, drifted
+from netlimit.plan import Plan, WriteTree, diff, drifted, same_place
 from netlimit.presence import IDLE, Presence
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
@@ -88,7 +88,7 @@ class Controller:
         self._foreign: Mapping[str, str] = {}
         self._presence = Presence(setup.idle)
         self._sweep: Iterator[tuple[str, ...]] = iter(())
-        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
+        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "trees", "newcomers", "queues"), 0.0)
 
     # -- running
 
@@ -344,14 +344,16 @@ class Controller:
         desired = self._compiled.state
         if self._kernel.structure() != desired.structure:
             return "the structure of chains and sets"
-        if not len(self._compiled.shaping):
+        if not len(self._compiled.shaping) or not self._is_due("trees", STRUCTURE_SECONDS):
             return None
+        began = time.monotonic()
         queues = self._kernel.queues()
         foreign = self._find_foreign(queues)
         if foreign != self._foreign:
             self._foreign = foreign
             self._compiled.protect(self._facts())
         device = drifted(desired.trees, queues.trees)
+        self._due["trees"] += SWEEP_SHARE * (time.monotonic() - began)
         if device is not None:
             return f"the queues of {device}"
         return None if self._kernel.ingress() == desired.programs else "the programs on the ingress"
@@ -361,8 +363,11 @@ class Controller:
         compilation = self._compiled
         names = next(self._sweep, None)
         if names is None:
-            others = set(compilation.structure.sets) - {name for owned in compilation.owners for name in owned}
+            others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
             self._sweep = iter([*compilation.owners, *((name,) for name in sorted(others))])
+            return
+        if not compilation.structure.sets.keys() & set(names):
+            self._sweep_ingress(names[0])
             return
         sets = {name: ipset for name, ipset in compilation.structure.sets.items() if name in names}
         readings = self._kernel.readings(sets)
@@ -373,6 +378,14 @@ class Controller:
             self._repair(f"entries of the set {names[0]}")
         owners = compilation.owners.get(names, {})
         self._store_counts(self._tally.read(compilation, set(owners.values()), readings, self._now()))
+
+    def _sweep_ingress(self, name: str) -> None:
+        wanted = self._compiled.state.entries.get(name)
+        if wanted is None:  # it has gone since the sweep began
+            return
+        found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
+        if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):
+            self._repair(f"entries of the lane {name}")
 
     def _repair(self, what: str) -> None:
         """Somebody else has changed our objects: look at everything and put it right."""
@@ -420,7 +433,7 @@ class Controller:
         self._topology, self._foreign = topology, self._find_foreign(self._kernel.queues())
         with self._wholly():
             self._compiled.protect(self._facts())
-        self._due["structure"] = 0.0  # a device that was away for a moment has lost its tree
+        self._due["structure"] = self._due["trees"] = 0.0  # a device that was away has lost its tree
 
     def _find_foreign(self, queues: Queues) -> Mapping[str, str]:
         """The devices with a root qdisc of somebody else, but for those that may be taken over as they are now."""

@@ -18,7 +18,7 @@ class IngressLane(NamedTuple):
     """Packets of one kind, told by family, protocol ("any", "tcp", "udp", "icmp") and ports, whose class is looked up
     by the address at `side` (the longest prefix decides). The first lane that has an entry for a packet decides; an
     entry without a class (prio 0) lets it pass unshaped. An entry with a mark says that the address shall be
-    remembered as seen, under that mark."""
+    remembered as seen, under that mark. `copies` names the set that the lane has its entries from."""
 
     name: str
     family: int
@@ -26,6 +26,20 @@ class IngressLane(NamedTuple):
     protocol: str = "any"
     ports: tuple[tuple[int, int], ...] = ()
     source_ports: tuple[tuple[int, int], ...] = ()
+    copies: str = ""
+
+    @classmethod
+    def copy(
+        cls,
+        of: str,
+        family: int,
+        side: Side,
+        protocol: str = "any",
+        ports: tuple[tuple[int, int], ...] = (),
+        source_ports: tuple[tuple[int, int], ...] = (),
+    ) -> IngressLane:
+        """A lane with the addresses of a set, none of which gets a class: they pass."""
+        return cls(f"{of}-in", family, side, protocol, ports, source_ports, of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Ingress:
         yield f"on {' '.join(self.devices)} for {' '.join(self.own)}"
         for lane in self.lanes:
             ports = "".join(
-                f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:], strict=True) if ranges
+                f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:6], strict=True) if ranges
             )
             yield f"lane {lane.name} ipv{lane.family} {lane.side} {lane.protocol}{ports}"
 

@@ -152,8 +152,9 @@ class WriteTree:
 @dataclass(frozen=True, slots=True)
 class WriteIngress:
     """Change what is shaped of the traffic that ends on this host: first entries that come (one that exists takes the
-    new value), then the program on the devices, then entries that go. `ingress` is the new structure (None: as it is);
-    with `drop`, all of ours goes: programs, entries, and what was seen."""
+    new value), then the program on the devices, then entries that go. `ingress` is the new structure (None: as it is),
+    and the entries of lanes that it does not have go; with `drop`, all of ours goes: programs, entries, and what was
+    seen. Entries here do not end by themselves."""
 
     ingress: Ingress | None = None
     add: Entries = field(default_factory=dict)
@@ -247,15 +248,17 @@ def diff(
 def _diff_ingress(desired: State, observed: State, touched: Mapping[str, Collection[str]] | None) -> WriteIngress:
     if desired.ingress is None:
         return WriteIngress(drop=bool(observed.programs))
-    lanes = {lane.name for lane in desired.ingress.lanes}
+    lanes = {lane.name: lane.copies or lane.name for lane in desired.ingress.lanes}
     known = touched is not None and bool(observed.programs)
     add: dict[str, Mapping[str, Entry]] = {}
     remove: dict[str, tuple[str, ...]] = {}
-    for name in sorted(lanes | {name for name in observed.entries if name not in observed.structure.sets}):
+    for name in sorted(lanes.keys() | {name for name in observed.entries if name not in observed.structure.sets}):
         want = desired.entries.get(name, {}) if name in lanes else {}
         have = observed.entries.get(name, {})
-        keys = touched.get(name, ()) if known and touched is not None else want.keys() | have.keys()
-        add[name] = {key: want[key] for key in keys if key in want and not alike(want[key], have.get(key))}
+        new = observed.ingress is not None and all(lane.name != name for lane in observed.ingress.lanes)
+        written = None if touched is None or not known or new else touched.get(lanes.get(name, name), ())
+        keys = want.keys() | have.keys() if written is None else set(written)
+        add[name] = {key: want[key] for key in keys if key in want and not same_place(want[key], have.get(key))}
         remove[name] = tuple(key for key in keys if key not in want)
     same = desired.programs == observed.programs
     return WriteIngress(
@@ -356,6 +359,11 @@ def _diff_entries(
 def _families(structure: Structure) -> set[int]:
     """The address families of which anything is there."""
     return {ipset.family for ipset in structure.sets.values()}
+
+
+def same_place(wanted: Entry, found: Entry | None) -> bool:
+    """Whether an entry of the ingress is as it should be; there is no end to those, the controller takes them away."""
+    return found is not None and (wanted.mark, wanted.mask, wanted.prio) == (found.mark, found.mask, found.prio)
 
 
 def alike(wanted: Entry, found: Entry | None) -> bool:

@@ -386,9 +386,15 @@ class Shaping:
         yield from (traffic.places[target] for target in (*traffic.wide, *traffic.inner))
 
     @property
+    def exact_lanes(self) -> set[str]:
+        """The names of lanes of the ingress whose rules name a protected address."""
+        return {lane.name for lane in self.lanes if lane.incoming and lane.exact}
+
+    @property
     def ingress(self) -> Ingress | None:
         """What the ingress of devices must do; None if nothing ends here that is shaped."""
         lanes = [each.ingress for each in self.open_lanes if each.lane.incoming]
+        lanes.sort(key=lambda each: each.name not in self.exact_lanes)
         if not lanes:
             return None
         topology = self.facts.topology
