@@ -14,7 +14,7 @@ from pathlib import Path
 
 from netlimit.controller import Controller, Setup
 from netlimit.plan import Plan
-from netlimit.records import Counts, State
+from netlimit.records import Counts, HostStatus, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
 from netlimit.tree import QueueClass, classid
@@ -37,6 +37,7 @@ class Gateway:
         self.store = Store(self.url)
         self.store.upgrade()
         self._process: subprocess.Popen[str] | None = None
+        self._launched = datetime.now(UTC)
         self._kernel: RemoteKernel | None = None
 
     # -- the controller
@@ -48,6 +49,7 @@ class Gateway:
 
     def launch(self, *command: str) -> subprocess.Popen[str]:
         """Start it and do not wait."""
+        self._launched = datetime.now(UTC)
         run = command or ("-c", "from netlimit.cli.main import app; app()", "controller")
         with self.log.open("a") as log:
             self._process = self.lab.gateway.popen(
@@ -125,7 +127,12 @@ class Gateway:
 
         def applied() -> bool:
             hosts = [status for status in self.store.hosts() if status.host == HOST]
-            return bool(hosts) and hosts[0].applied_revision >= wanted and hosts[0].last_error is None
+            return (
+                bool(hosts) and hosts[0].applied_revision >= wanted and hosts[0].last_error is None and heard(hosts[0])
+            )
+
+        def heard(status: HostStatus) -> bool:
+            return status.seen_at is not None and status.seen_at >= self._launched
 
         self.wait(applied, f"revision {wanted} to be applied")
 
