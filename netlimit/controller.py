@@ -106,6 +106,7 @@ class Controller:
             except KernelError as error:
                 log.error("%s Trying again in %.1f s.", error, retry)
                 self._in_step = False
+                self._topology = Topology()  # devices and their qdiscs may be others than those that are known
                 self._try_report(last_error=str(error))
                 retry = self._back_off(retry, stopped)
 
