@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
@@ -46,6 +47,7 @@ class TopologyWatch:
         """Whether the kernel has told of anything. Opened late: the socket belongs to a network namespace."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            weakref.finalize(self, self._socket.close)
             self._socket.setblocking(False)
             self._socket.bind((0, _GROUPS))
         changed = False
