@@ -24,6 +24,7 @@ from tests.kernel.worker import RemoteKernel
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "gw"
 PATIENCE = 15.0
+COMMAND = ("-c", "from netlimit.cli.main import app; app()")
 
 
 class Gateway:
@@ -50,19 +51,14 @@ class Gateway:
     def launch(self, *command: str) -> subprocess.Popen[str]:
         """Start it and do not wait."""
         self._launched = datetime.now(UTC)
-        run = command or ("-c", "from netlimit.cli.main import app; app()", "controller")
+        run = command or (*COMMAND, "controller")
         with self.log.open("a") as log:
             self._process = self.lab.gateway.popen(
                 *(sys.executable, *run),
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={
-                    "NETLIMIT_DATABASE_URL": self.url,
-                    "NETLIMIT_HOST": HOST,
-                    "NETLIMIT_SAFE": ",".join(self.safe),
-                    "NETLIMIT_BACKEND": "iptables",
-                },
+                env=self._environment,
             )
         return self._process
 
@@ -71,6 +67,19 @@ class Gateway:
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait(10)
+
+    def do(self, *command: str) -> str:
+        """Run a command of netlimit's to its end; what it printed."""
+        return self.lab.gateway.run(sys.executable, *COMMAND, *command, cwd=ROOT, env=self._environment).stdout
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            "NETLIMIT_DATABASE_URL": self.url,
+            "NETLIMIT_HOST": HOST,
+            "NETLIMIT_SAFE": ",".join(self.safe),
+            "NETLIMIT_BACKEND": "iptables",
+        }
 
     @property
     def dead(self) -> bool:
@@ -127,9 +136,7 @@ class Gateway:
 
         def applied() -> bool:
             hosts = [status for status in self.store.hosts() if status.host == HOST]
-            return (
-                bool(hosts) and hosts[0].applied_revision >= wanted and hosts[0].last_error is None and heard(hosts[0])
-            )
+            return any(each.applied_revision >= wanted and each.last_error is None for each in filter(heard, hosts))
 
         def heard(status: HostStatus) -> bool:
             return status.seen_at is not None and status.seen_at >= self._launched
@@ -149,6 +156,11 @@ class Gateway:
         """How a rule in force stands here, and what is said of it."""
         found = self.store.marked(HOST).get(rule.id)
         return (found.state, found.message) if found else (State.APPLIED, "")
+
+    def wait_for_state(self, rule: Rule, state: State) -> str:
+        """Wait until a rule stands so; what is said of it then."""
+        self.wait(lambda: self.state(rule)[0] is state, f"`{rule}` to be {state}; it is {self.state(rule)}")
+        return self.state(rule)[1]
 
     def classes(self, device: str) -> dict[int, QueueClass]:
         """The classes on a device, by classid."""

@@ -1,0 +1,200 @@
+"""Devices that are shaped: whole ones, several, those that come and go, and those that have a qdisc of somebody's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from netlimit.records import State
+from scripts.testbed import streams
+from scripts.testbed.errors import LabError
+from scripts.testbed.namespaces import SERVER, Lab
+from tests.e2e.gateway import Gateway
+from tests.e2e.loads import MEASURED, MEGABIT, megabits, offer, shape
+
+HOST, OTHER = "10.1.80.1", "10.1.80.2"
+UP, FAR = "10.3.0.1", "10.3.0.2"
+"""A second way out of the gateway, `dsl`, and the server's end of it."""
+
+
+@pytest.fixture(autouse=True)
+def addresses(lab: Lab) -> None:
+    lab.add_client_addresses(HOST, OTHER)
+
+
+# What makes `dsl`, where it is made, and the device of the server that it leads to.
+KINDS = {
+    "veth": ("link add dsl type veth peer name far netns {server}", "far"),
+    "bridge": ("link add dsl type bridge", "port"),
+    "macvlan": ("link add dsl link wan type macvlan mode bridge", "eth0"),
+    "vlan": ("link add dsl link wan type vlan id 5", "eth0.5"),
+}
+
+
+@contextmanager
+def uplink(lab: Lab, kind: str) -> Iterator[None]:
+    """The gateway has a device `dsl` of a kind. Raises LabError where the kernel has none."""
+    make, far = KINDS[kind]
+    try:
+        lab.gateway.ip(make.format(server=lab.server.name))
+        if kind == "bridge":
+            lab.gateway.ip(
+                f"link add dsl-port type veth peer name port netns {lab.server.name}", "link set dsl-port up"
+            )
+            lab.gateway.ip("link set dsl-port master dsl")
+        if kind == "vlan":
+            lab.server.ip("link add eth0.5 link eth0 type vlan id 5")
+        lab.server.ip(f"link set {far} up", f"addr replace {FAR}/16 dev {far}")
+        (link,) = json.loads(lab.server.run("ip", "-j", "link", "show", far).stdout)
+        lab.gateway.ip("link set dsl up", f"addr add {UP}/16 dev dsl")
+        lab.gateway.ip(f"neigh replace {FAR} lladdr {link['address']} nud permanent dev dsl")
+        yield
+    finally:
+        for namespace, device in ((lab.gateway, "dsl"), (lab.gateway, "dsl-port"), (lab.server, "eth0.5")):
+            namespace.run("ip", "link", "del", device, check=False)
+        lab.server.run("ip", "addr", "del", f"{FAR}/16", "dev", "eth0", check=False)
+
+
+def offered_kinds(lab: Lab) -> list[str]:
+    """The kinds of device that this kernel has."""
+    found = []
+    for kind in KINDS:
+        try:
+            with uplink(lab, kind):
+                found.append(kind)
+        except LabError as error:
+            assert "Unknown device type" in str(error)
+    return found
+
+
+def show(lab: Lab, device: str) -> str:
+    return lab.gateway.run("tc", "qdisc", "show", "dev", device).stdout
+
+
+def test_a_cap_alone_is_a_bucket_and_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -> None:
+    gateway.put(shape("0.0.0.0/0", "3 Mbit/s", per="target", interface="wan"))
+    assert gateway.kernel.queues().trees["wan"].kind == "tbf"
+    with streams.receive(lab.server) as receiver, offer(lab.client, "", HOST, OTHER, megabits=4, seconds=7.2) as sender:
+        began = time.time()
+        time.sleep(2.2)
+        (host,) = gateway.put(shape(HOST))
+        joined = time.time() - began
+        assert gateway.kernel.queues().trees["wan"].kind == "htb"
+        time.sleep(2.5)
+        left = time.time() - began
+        gateway.remove(host)
+        assert gateway.kernel.queues().trees["wan"].kind == "tbf"
+        sender.report()
+    report = receiver.report()
+    both = HOST, OTHER
+    assert megabits(report, *both, after=0.5, during=1.5) == pytest.approx(3, rel=MEASURED)
+    assert megabits(report, HOST, after=joined + 0.3, during=1.8) == pytest.approx(1, rel=MEASURED)
+    assert megabits(report, OTHER, after=joined + 0.3, during=1.8) == pytest.approx(2, rel=MEASURED)
+    assert megabits(report, *both, after=left + 0.5, during=1.5) == pytest.approx(3, rel=MEASURED)
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["from", "to"])
+def test_a_qdisc_of_somebody_else_stays_and_the_rule_waits_for_it_to_go(gateway: Gateway, lab: Lab, down: bool) -> None:
+    device, direction = ("lan", "to") if down else ("wan", "from")
+    lab.gateway.run("tc", "qdisc", "add", "dev", device, "root", "handle", "5:", "pfifo", "limit", "100")
+    (rule,) = gateway.add(shape(HOST, direction=direction, interface=device))
+    state, sentence = gateway.state(rule)
+    assert state is State.ERROR
+    assert f"{device} has a qdisc that is not ours (pfifo 5:)" in sentence
+    assert "pfifo 5:" in show(lab, device)
+    lab.gateway.run("tc", "qdisc", "del", "dev", device, "root")
+    gateway.wait_for_state(rule, State.APPLIED)
+    assert gateway.class_of(HOST) in gateway.classes(device)
+
+
+def test_somebody_puts_a_qdisc_in_the_place_of_ours(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.put(shape(HOST, direction="to"))
+    lab.gateway.run("tc", "qdisc", "replace", "dev", "lan", "root", "handle", "5:", "pfifo", "limit", "100")
+    assert "pfifo 5:" in gateway.wait_for_state(rule, State.ERROR)
+    assert "pfifo 5:" in show(lab, "lan")
+    lab.gateway.run("tc", "qdisc", "del", "dev", "lan", "root")
+    gateway.wait_for_state(rule, State.APPLIED)
+    assert gateway.class_of(HOST) in gateway.classes("lan")
+
+
+def test_a_device_that_is_not_there_yet(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.add(shape(HOST, interface="dsl"))
+    assert gateway.state(rule) == (State.ERROR, "There is no device dsl on this host; there are lan, wan.")
+    with uplink(lab, "veth"):
+        gateway.wait_for_state(rule, State.APPLIED)
+        assert gateway.class_of(HOST) in gateway.classes("dsl")
+    gateway.wait_for_state(rule, State.ERROR)
+
+
+def test_each_of_two_uplinks_gives_the_rate(gateway: Gateway, lab: Lab) -> None:
+    with uplink(lab, "veth"):
+        lab.gateway.ip(f"route add 198.51.100.1 via {SERVER}", f"route add 198.51.100.2 via {FAR}")
+        lab.server.ip("addr add 198.51.100.1 dev lo", "addr add 198.51.100.2 dev lo")
+        (rule,) = gateway.add(shape(HOST))
+        state, sentence = gateway.state(rule)
+        assert state is State.APPLIED
+        assert sentence.startswith("Its traffic can leave by dsl and wan: the rate holds on each of them by itself.")
+        with (
+            streams.receive(lab.server) as receiver,
+            offer(lab.client, "198.51.100.1", HOST, megabits=2, seconds=2.7),
+            offer(lab.client, "198.51.100.2", HOST, megabits=2, seconds=2.7) as sender,
+        ):
+            sender.report()
+        lab.server.ip("addr del 198.51.100.1 dev lo", "addr del 198.51.100.2 dev lo")
+    assert megabits(receiver.report(), HOST, after=0.6, during=2) == pytest.approx(2, rel=MEASURED)
+
+
+def test_a_device_that_is_made_anew_under_load_is_shaped_within_two_seconds(gateway: Gateway, lab: Lab) -> None:
+    kinds = offered_kinds(lab)
+    assert {"veth", "bridge"} <= set(kinds)
+    (rule,) = gateway.add(shape(FAR, direction="to"))
+    shaped = {}
+    with streams.receive(lab.server) as receiver, offer(lab.client, FAR, HOST, megabits=2, seconds=60) as sender:
+        for kind in kinds:
+            for number in (1, 2):
+                with uplink(lab, kind):
+                    made = time.time()
+                    gateway.wait_for_state(rule, State.APPLIED)
+                    gateway.wait(lambda: gateway.class_of(FAR) in gateway.classes("dsl"), f"the queues of the {kind}")
+                    assert time.time() - made < 2
+                    again = time.time() + 0.3
+                    time.sleep(2)
+                gateway.wait_for_state(rule, State.ERROR)
+                shaped[f"{number} {kind}"] = again
+        sender.stop()
+    report = receiver.report()
+    for name, begin in shaped.items():
+        (rate,) = report.rates(HOST, every=1.5, begin=begin, end=begin + 1.5)
+        assert rate / MEGABIT == pytest.approx(1, rel=MEASURED), name
+
+
+def snapshot(lab: Lab) -> str:
+    """What the devices of the gateway have, and what tables and sets it has."""
+    tools = ("tc qdisc show", "ip -d link", "ip rule", "ip route", "ipset save")
+    filters = (
+        f"tc filter show dev {device} {end}" for device in ("lan", "wan") for end in ("root", "ingress", "egress")
+    )
+    return "\n".join(lab.gateway.run(*command.split()).stdout for command in (*tools, *filters))
+
+
+def test_teardown_leaves_the_devices_as_they_were(gateway: Gateway, lab: Lab) -> None:
+    gateway.do("teardown")
+    before = snapshot(lab)
+    gateway.do("apply")
+    gateway.put(
+        shape(HOST),
+        shape(OTHER, direction="to"),
+        shape("10.1.81.0/24", per="host"),
+        shape("10.1.81.0/24", per="target"),
+        shape("0.0.0.0/0", "100 Mbit/s", per="target", interface="wan"),
+        shape("fd00:1::80"),
+    )
+    held = snapshot(lab)
+    assert all(name in held for name in ("nl-in", "htb", "clsact", "bpf"))
+    gateway.do("teardown")
+    assert snapshot(lab) == before
+    gateway.do("apply")
