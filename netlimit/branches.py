@@ -55,32 +55,27 @@ class Shard:
         """Of the child HTB."""
         return FIRST_CHILD - 1 + self.number
 
-    def take(self, wanted: int | None) -> int:
-        """A minor that nobody has, the wanted one if it can be."""
-        if wanted is not None and wanted not in self.hosts and wanted < TOP:
-            return wanted
+    def take(self, spent: set[int]) -> int:
+        """A minor that nobody has; not one of the classids that are `spent`."""
         while self.free:
             minor = heappop(self.free)
             if minor not in self.hosts:
                 return minor
         minor = len(self.hosts) + 1
-        while minor in self.hosts:  # numbers found in the kernel leave gaps
+        while minor in self.hosts or classid(self.handle, minor) in spent:  # those found in the kernel leave gaps
             minor += 1
         return minor
 
-    def release(self, minor: int) -> int:
-        """Give a minor back; returns what it had been guaranteed."""
-        heappush(self.free, minor)
-        return self.hosts.pop(minor)
-
 
 class Branches:
-    """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to."""
+    """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to. `spent` are the
+    classes of hosts that went, which nobody else may have while the kernel leads packets there."""
 
     def __init__(self, handle: int, hz: int, leaf: LeafKind) -> None:
         self.tree = Tree(handle, None, {}, {})
         self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
         self.touched: set[int] = set()
+        self.spent: set[int] = set()
         self.shards: dict[int, Shard] = {}
         self._children: dict[int, int] = self.tree.children  # type: ignore[assignment]
         self._hz = hz
@@ -152,7 +147,8 @@ class Branches:
     def remove(self, number: int) -> None:
         """Take a host out; a child HTB without any goes with it."""
         shard = self.shards[(number >> 16) - FIRST_CHILD + 1]
-        shard.total -= shard.release(number & 0xFFFF)
+        shard.total -= shard.hosts.pop(number & 0xFFFF)
+        self.spent.add(number)
         self._drop(number)
         self._stale.add(self._branches[shard.under].parent)
         if not shard.hosts:
@@ -160,10 +156,18 @@ class Branches:
             self._drop(classid(shard.handle, TOP))
             self.cut(shard.under)
 
+    def recycle(self) -> None:
+        """The kernel leads nothing any more to where those were that went."""
+        for number in self.spent:
+            shard = self.shards.get((number >> 16) - FIRST_CHILD + 1)
+            if shard is not None:
+                heappush(shard.free, number & 0xFFFF)
+        self.spent.clear()
+
     # -- sharing
 
     def settle(self) -> None:
-        """Part what each branch has among those below it, where anything has changed."""
+        """Part what each branch has among those below it, where anything has changed, down to the smallest."""
         while self._stale:
             number = self._stale.pop()
             if number in self._branches:
@@ -182,7 +186,9 @@ class Branches:
         branch = self._branches[number]
         if number == self.top:
             self._write(number, self._size(branch, branch.wish.rate or LINE))
-        asked, room = self.asked(number)
+        if number not in self.classes:
+            return  # it is parted when it has got its own share
+        asked, room = self.asked(number)[0], self.classes[number].rate
         idle = [child for child in branch.children if self._wants(child) is None]
         left = max(room - asked, room // REMAINDER) // len(idle) if idle else 0
         cut = room - left * len(idle)
@@ -195,7 +201,10 @@ class Branches:
         branch = self._branches[number]
         shard = self.shards.get(number & 0xFFFF)
         if shard is None or shard.under != number:
+            before = self.classes.get(number)
             self._write(number, self._size(branch, rate))
+            if before is None or before.rate != self.classes[number].rate:
+                self._stale |= set() if branch.leaf else {number}
             return
         ceil = self._branches[branch.parent].wish.ceil
         self._write(number, size_class(branch.parent, min(rate, ceil), ceil, self._hz))

@@ -224,6 +224,7 @@ class Compilation:
         live = self.structure.sets
         retired = self.numbers.settle()
         self.touched, self.touched_classes = {}, {}
+        self.shaping.recycle()
         for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
         self._settled_lanes, self._settled_ingress = self._lanes, self._ingress

@@ -19,7 +19,10 @@ SLOWEST = 1000
 64 kB would owe more."""
 LONGEST_QUEUE = 0.2
 """Seconds of the rate that may wait in a class."""
+LONGEST_BURST = 60
+"""Seconds of the rate: HTB saves up no more than a minute at once, and more than 274 s tc would cut off unseen."""
 _LARGEST_QUANTUM = 60_000
+_LARGEST_BURST = 2**32 - 1
 _FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
 _FEWEST_FQ_PACKETS = 1024
 
@@ -34,6 +37,17 @@ def check_rate(field: str, rate: Rate) -> None:
         raise RuleError(field, f"No queue can hold {rate.text}; the least that works is {_show(SLOWEST)}.")
 
 
+def check_burst(rate: Rate, burst: int) -> None:
+    """Raise RuleError for a burst (bytes) that tc cannot hold at a rate."""
+    longest = min(int(rate.per_second * LONGEST_BURST), _LARGEST_BURST)
+    if burst > longest:
+        raise RuleError(
+            "burst",
+            f"tc cannot hold a burst of {burst} bytes at {rate.text}: it saves up no more than {LONGEST_BURST} s of "
+            f"the rate. The most that works is {longest} bytes.",
+        )
+
+
 def bytes_per_second(rate: Rate) -> int:
     """A rate as tc keeps it: whole bytes a second."""
     return int(rate.per_second)
@@ -45,9 +59,10 @@ def size_class(
 ) -> QueueClass:
     """A class for a rate guaranteed and one borrowed (bytes a second), on a host with `hz` clock ticks a second.
 
-    `burst` (bytes) raises the bucket, never lowers it. `leaf` is the kind of queue it has; None for an inner class.
+    `burst` (bytes) raises the bucket as far as tc can hold it, and never lowers it. `leaf` is the kind of queue it has;
+    None for an inner class.
     """
-    bucket, lent = (max(each // hz + 2 * MTU, burst or 0) for each in (rate, ceil))
+    bucket, lent = (_size_burst(each, hz, burst) for each in (rate, ceil))
     quantum = min(max(rate // hz, MTU), _LARGEST_QUANTUM)
     return QueueClass(parent, rate, ceil, bucket, lent, quantum, size_leaf(leaf, ceil) if leaf else None)
 
@@ -61,7 +76,12 @@ def size_leaf(kind: LeafKind, ceil: int) -> Leaf:
 def size_bucket(rate: int, hz: int, burst: int | None = None) -> TokenBucket:
     """A TBF for a rate in bytes a second."""
     waiting = max(int(rate * LONGEST_QUEUE), _FEWEST_PACKETS * MTU)
-    return TokenBucket(rate, max(rate // hz + 2 * MTU, burst or 0), waiting)
+    return TokenBucket(rate, _size_burst(rate, hz, burst), waiting)
+
+
+def _size_burst(rate: int, hz: int, burst: int | None) -> int:
+    # A class may be given less than its rule asks for.
+    return max(rate // hz + 2 * MTU, min(burst or 0, rate * LONGEST_BURST, _LARGEST_BURST))
 
 
 def _show(rate: int) -> str:

@@ -43,6 +43,8 @@ def find_way(rule: Rule, facts: Facts) -> Way:
             return Way(problem=f"No route leads to {format_target(rule.target)}; name the device in `interface`.")
         return Way(devices, note=_say_many(devices))
     devices = _find_out(rule.target, topology, own)
+    if own and not devices:
+        return Way(problem=f"No route leads away from {format_target(rule.target)}; name the device in `interface`.")
     return Way(devices if own else (*devices, INGRESS_DEVICE), note=_say_many(devices))
 
 

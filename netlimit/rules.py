@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from netlimit.errors import RuleError
 from netlimit.hashlimit import TABLE_MAX, Bucket, fit_bucket
-from netlimit.htb import check_rate
+from netlimit.htb import check_burst, check_rate
 from netlimit.rates import EXAMPLES, Kind, Rate, parse_burst, parse_rate
 
 T = TypeVar("T")
@@ -322,6 +322,8 @@ def _check_shape(rule: Rule, rate: Rate) -> None:
             '"20 Mbit/s", or drop what is over (`action: "drop"`).',
         )
     check_rate("rate", rate)
+    if rule.burst is not None:
+        check_burst(rate, rule.burst)
     if rule.ceil is None:
         return
     if rule.ceil.kind is not Kind.BYTES:

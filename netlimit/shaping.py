@@ -74,6 +74,7 @@ class Shaping:
         self._homes: dict[int, list[tuple[_Device, Lane | None]]] = {}
         self._notes: dict[int, Note] = {}
         self._devices: dict[str, _Device] = {}
+        self._touched: dict[str, set[int]] = {}
 
     def __contains__(self, rule_id: int) -> bool:
         return rule_id in self._rules
@@ -135,11 +136,12 @@ class Shaping:
         devices, missing = self._without_ingress(way.devices)
         if not devices:
             return missing
-        for name in devices:
-            for rival in list(self._find_rivals(rule, name)):
-                if rival.id < rule.id:
-                    return _name_both(rule, rival, name)
-                self._refuse(rival, _name_both(rival, rule, name))
+        rivals = [(rival, name) for name in devices for rival in self._find_rivals(rule, name)]
+        for rival, name in rivals:
+            if rival.id < rule.id:
+                return _name_both(rule, rival, name)
+        for rival, name in rivals:
+            self._refuse(rival, _name_both(rival, rule, name))
         for name in devices:
             problem = self._move_in(rule, name)
             if problem:
@@ -311,8 +313,8 @@ class Shaping:
             for lane, traffic in list(device.lanes.items()):
                 traffic.arrange()
                 for target in traffic.changed:
-                    place = traffic.places.get(target)
-                    yield from ((lane.name, key, self._entry(lane, place)) for key in set_keys(target))
+                    for part in target.subnets() if target.prefixlen == 0 else (target,):
+                        yield lane.name, set_keys(part)[0], self._entry(lane, traffic.find_place(part))
                 traffic.changed.clear()
                 if not traffic.places:
                     del device.lanes[lane], device.homes[lane]
@@ -321,6 +323,7 @@ class Shaping:
             device.branches.settle()
             if not device.lanes and device.cap is None:
                 self._numbers.release("tc root", device.name)
+                self._touched.setdefault(device.name, set()).update(device.branches.touched)
                 del self._devices[device.name]
 
     def _limit(self, device: _Device) -> None:
@@ -339,7 +342,8 @@ class Shaping:
         if place is None:
             return None
         rule, facts = place.rule, self.facts
-        expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
+        ends = rule.expires_at if not lane.incoming else None
+        expires = math.ceil(ends.timestamp()) if ends else 0
         if not place.learns:
             return Entry(expires=expires, prio=place.number)
         number = self._numbers.take(_marks(lane), str(place.learns), range(1, facts.most_limits))
@@ -362,18 +366,24 @@ class Shaping:
 
     def take_touched(self) -> dict[str, set[int]]:
         """The classes that changed since the last time, by device."""
-        touched = {}
+        touched, self._touched = self._touched, {}
         for name, device in self._devices.items():
-            touched[name], device.branches.touched = device.branches.touched, set()
+            touched.setdefault(name, set()).update(device.branches.touched)
+            device.branches.touched = set()
         return touched
+
+    def recycle(self) -> None:
+        """The kernel holds nothing any more but what is as it should be."""
+        for device in self._devices.values():
+            device.branches.recycle()
 
     @property
     def open_lanes(self) -> list[OpenLane]:
         """The lanes in use, those of the ingress too."""
         return [
-            OpenLane(traffic.lane, tuple(self._newcomers(traffic)))
+            OpenLane(lane, tuple(self._newcomers(traffic)))
             for _, device in sorted(self._devices.items())
-            for traffic in device.lanes.values()
+            for lane, traffic in sorted(device.lanes.items(), key=lambda item: (not item[0].exact, item[0].name))
         ]
 
     def _newcomers(self, traffic: Traffic) -> Iterator[tuple[int, int]]:

@@ -53,8 +53,8 @@ class Traffic:
     """See the module. `budgets` and `units` (rules for hosts or blocks) are by target; `wide` are the units for many,
     `inner` the budgets around others with their branches, `present` who has appeared. `places` is what it comes to,
     after `arrange`; `changed` are the targets whose place is another since it was last emptied. `held` is who has which
-    class in the kernel already. `lengths` counts the rules by the prefix length of what has a class of its own (0:
-    budgets)."""
+    class in the kernel already, until the first `arrange`. `lengths` counts the rules by the prefix length of what has
+    a class of its own (0: budgets)."""
 
     def __init__(self, lane: Lane, branches: Branches, numbers: Numbers) -> None:
         self.lane = lane
@@ -135,6 +135,11 @@ class Traffic:
         self.present -= gone
         self._pending |= gone
 
+    def find_place(self, target: Target) -> Place | None:
+        """The place of a target, or, for half of everything, that of everything: a set keeps that as its halves."""
+        place = self.places.get(target)
+        return self.places.get(target.supernet()) if place is None and target.prefixlen == 1 else place
+
     # -- arranging
 
     def arrange(self) -> None:
@@ -142,9 +147,11 @@ class Traffic:
         before = self.inner
         if self._stale:
             self._sort_out()
-        for target in sorted(self._pending, key=_by_place):
+        # Who has a class in the kernel comes first, lest somebody else take it.
+        for target in sorted(self._pending, key=lambda each: (set_keys(each)[0] not in self.held, *_by_place(each))):
             self._arrange(target)
         self._pending.clear()
+        self.held = {}
         for target in sorted(before, key=_by_place, reverse=True):
             if self.inner.get(target) != before[target]:
                 self._cut(before[target])
@@ -249,7 +256,7 @@ class Traffic:
             taken = {self._numbers.find(SHARDS, each.number) for each in shards}
             places = (self._shard_name(under, str(place)) for place in range(len(shards) + 1))
             shard = self._open_shard(under, next(name for name in places if name not in taken))
-        return shard, shard.take(None)
+        return shard, shard.take(self._branches.spent)
 
     def _open_shard(self, under: int, name: str) -> Shard:
         number = self._numbers.take(SHARDS, name, _SHARD_NUMBERS)

@@ -207,11 +207,18 @@ class FakeKernel:
 
     def queues(self) -> Queues:
         """Read our trees, and who else has a root qdisc."""
+        self._forget()
         foreign = {device: f"{root.kind} {format_handle(root.handle)}" for device, root in self.roots.items()}
         return Queues(dict(self.trees), foreign)
 
+    def _forget(self) -> None:
+        """A device that goes takes with it what it has."""
+        for device in [each for each in self.trees if each not in (*self.routes.devices, INGRESS_DEVICE)]:
+            del self.trees[device]
+
     def usages(self, device: str) -> dict[int, Usage]:
         """Answer with what `used` says; classes without a word there have counted nothing."""
+        self._forget()
         tree = self.trees.get(device)
         if tree is None:
             return {}
@@ -226,8 +233,9 @@ class FakeKernel:
 
     def _write_tree(self, step: WriteTree) -> None:
         device = step.device
+        self._forget()
         if device not in self.routes.devices and device != INGRESS_DEVICE:
-            if step.drop:
+            if not (step.root or step.classes or step.children):
                 return
             raise KernelError(str(step), f'Cannot find device "{device}"')
         if step.root is not None:
@@ -236,27 +244,24 @@ class FakeKernel:
             self.roots.pop(device, None)
             self.trees[device] = Tree(step.root.handle, step.root.cap)
         if step.drop:
-            self.trees.pop(device, None)
-            if step.put_back is not None:
+            if self.trees.pop(device, None) is not None and step.put_back is not None:
                 self.roots[device] = step.put_back
             return
         tree = self.trees.get(device)
         if tree is None:
+            if not (step.classes or step.children):
+                return
             raise KernelError(str(step), "Parent Qdisc doesn't exists")
         classes, children = dict(tree.classes), dict(tree.children)
         hanging = {number: handle for handle, number in step.children.items()}
         for number, each in step.classes.items():
             self._check_parent(step, each, tree.handle, classes, children)
-            classes[number] = each
+            # A class does not move: it keeps its parent, whatever it is told.
+            classes[number] = each._replace(parent=classes[number].parent) if number in classes else each
             if number in hanging:
                 children[hanging[number]] = number
         for number in step.gone:
-            if any(each.parent == number for each in classes.values()):
-                raise KernelError(str(step), "HTB class in use: RTNETLINK answers: Device or resource busy")
-            classes.pop(number, None)
-            for handle in [handle for handle, above in children.items() if above == number]:
-                del children[handle]
-                classes = {other: each for other, each in classes.items() if major(other) != handle}
+            _take_out(number, classes, children)
         self.trees[device] = Tree(tree.handle, tree.cap, classes, children)
 
     def _check_parent(
@@ -294,9 +299,11 @@ class FakeKernel:
             raise KernelError(str(step), f'Cannot find device "{INGRESS_DEVICE}"')
         for name, entries in step.add.items():
             for key, entry in entries.items():
-                self.lanes.setdefault(name, {})[key] = _Element(entry)
+                self.lanes.setdefault(name, {})[key] = _Element(entry._replace(expires=0))
         if step.ingress is not None:
             self.program = step.ingress
+            lanes = {lane.name for lane in step.ingress.lanes}
+            self.lanes = {name: held for name, held in self.lanes.items() if name in lanes}
         for name, keys in step.remove.items():
             for key in keys:
                 self.lanes.get(name, {}).pop(key, None)
@@ -474,6 +481,17 @@ class FakeKernel:
             self.elements[set_name].clear()
         if chain is not None:
             self.chains[chain] = ()
+
+
+def _take_out(number: int, classes: dict[int, QueueClass], children: dict[int, int]) -> None:
+    """Take out a class, and all that hangs on it."""
+    classes.pop(number, None)
+    hanging = [handle for handle, above in children.items() if above == number]
+    for handle in hanging:
+        del children[handle]
+    parents = {number, *(classid(handle, 0) for handle in hanging)}
+    for below in [each for each, value in classes.items() if value.parent in parents]:
+        _take_out(below, classes, children)
 
 
 def _path(packet: Packet) -> Iterator[tuple[Table, str]]:

@@ -152,6 +152,8 @@ def _write(step: WriteIngress, filters: list[_Filter], maps: _Maps) -> None:
     )
     if step.ingress is not None:
         _attach(step.ingress, filters, maps)
+        lanes = {tag(lane.name) for lane in step.ingress.lanes}
+        maps.entries.delete([key for key, _ in maps.entries.read() if KEY.unpack(key)[1] not in lanes])
     maps.entries.delete(_make_key(tag(name), key) for name, keys in step.remove.items() for key in keys)
 
 

@@ -121,7 +121,27 @@ def test_targets_that_are_none(target: object, sentence: str) -> None:
         ({"rate": "99999999999 connections"}, "rate", "the most that works is 4294967295"),
         ({"rate": "5 connections/s", "protocol": "icmp"}, "rate", "ICMP has no connections"),
         ({"rate": RATE, "ceil": "200 packets/s"}, "ceil", 'Only the action "shape" takes a ceil'),
-        ({"rate": RATE, "action": "shape"}, "rate", "needs a rate in bits or bytes"),
+        ({"action": "shape"}, "rate", 'The action "shape" needs a rate'),
+        (
+            {"rate": RATE, "action": "shape"},
+            "rate",
+            "queues bytes, and cannot count 100 packets/s; give a rate in bits",
+        ),
+        ({"rate": "5 connections", "action": "shape"}, "rate", "queues bytes, and cannot count 5 connections"),
+        ({"rate": "101 Gbit/s", "action": "shape"}, "rate", "The most that works is 100 Gbit/s"),
+        ({"rate": "7 kbit/s", "action": "shape"}, "rate", "hold 7 kbit/s; the least that works is 8 kbit/s"),
+        ({"rate": "8 kbit/s", "action": "shape", "ceil": "9 packets/s"}, "ceil", "9 packets/s is not in bits or bytes"),
+        ({"rate": "8 kbit/s", "action": "shape", "ceil": "fast"}, "ceil", "'fast'"),
+        ({"rate": "8 kbit/s", "action": "shape", "ceil": 5}, "ceil", "`ceil` is 5; it must be text"),
+        ({"rate": "8 kbit/s", "action": "shape", "ceil": "1 Tbit/s"}, "ceil", "The most that works is 100 Gbit/s"),
+        ({"rate": "2 Mbit/s", "action": "shape", "ceil": "1 Mbit/s"}, "ceil", "1 Mbit/s is below the rate 2 Mbit/s"),
+        (
+            {"rate": "2 Mbit/s", "action": "shape", "per": "peer"},
+            "per",
+            "queues to a target and its hosts, not to peers",
+        ),
+        ({"rate": "8 kbit/s", "action": "shape", "burst": 60_001}, "burst", "The most that works is 60000 bytes"),
+        ({"rate": "99 Gbit/s", "action": "shape", "burst": "5 GB"}, "burst", "most that works is 4294967295 bytes"),
         ({"action": "allow", "rate": RATE}, "rate", 'The action "allow" takes no rate'),
         ({"action": "block", "burst": 5}, "burst", 'The action "block" takes no burst'),
         ({"action": "block", "per": "host"}, "per", 'The action "block" takes no per'),
@@ -247,6 +267,19 @@ def test_a_rule_is_in_force_while_it_is_enabled_and_not_expired_on_its_hosts() -
     assert rule.in_force(NOW + timedelta(seconds=59))
     assert not rule.in_force(NOW + timedelta(seconds=60))
     assert not parse(rate=RATE, enabled=False).in_force(NOW)
+
+
+def test_what_is_shaped_may_borrow_and_save_up() -> None:
+    rule = parse(action="shape", rate="2 Mbit/s", ceil="50 Mbit/s", burst="15 MB")
+    assert (str(rule.rate and rule.rate.text), str(rule.ceil and rule.ceil.text)) == ("2 Mbit/s", "50 Mbit/s")
+    assert (rule.burst, rule.per, rule.bucket) == (15_000_000, "host", None)
+    assert parse(action="shape", rate="2 Mbit/s", ceil="2 Mbit/s").ceil == rule.rate
+
+
+@pytest.mark.parametrize("target", ["0.0.0.0/0", "10.0.0.0/8", "2001:db8::/32"])
+def test_what_is_shaped_needs_no_table_of_buckets(target: str) -> None:
+    """Only hosts that appear get a class."""
+    assert parse(target=target, action="shape", rate="2 Mbit/s", per="host").per == "host"
 
 
 def test_two_rules_are_the_same_limit_whatever_their_rate() -> None:
