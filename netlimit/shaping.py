@@ -490,6 +490,6 @@ def _say_crowded(device: str) -> Note:
 def _say_sum(asked: int, room: int) -> Note:
     promised, held = (format_rate(8 * rate, "bits", 1) for rate in (asked, room))
     return Note(
-        f"What lies in it adds up to {promised}, more than the {held} that it has: when all want theirs at once, each "
-        "gets a part in proportion."
+        f"What lies in it adds up to {promised}, more than the {held} that it has: when all want theirs at "
+        "once, not everybody gets it."
     )

@@ -67,7 +67,8 @@ def offered_kinds(lab: Lab) -> list[str]:
             with uplink(lab, kind):
                 found.append(kind)
         except LabError as error:
-            assert "Unknown device type" in str(error)
+            if "Unknown device type" not in str(error):
+                raise
     return found
 
 

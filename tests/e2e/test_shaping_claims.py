@@ -1,0 +1,74 @@
+"""A packet can wait in one queue only: what is said of rules that would claim another's, or promise too much."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.records import State
+from scripts.testbed import streams
+from scripts.testbed.namespaces import Lab
+from tests.e2e.gateway import Gateway
+from tests.e2e.loads import MEASURED, add_server_addresses, megabits, offer, shape
+
+HOST, SERVICE = "10.1.90.1", "10.2.90.1"
+
+
+@pytest.fixture(autouse=True)
+def addresses(lab: Lab) -> None:
+    lab.add_client_addresses(HOST, "10.1.91.1", "10.1.91.2")
+    add_server_addresses(lab, SERVICE)
+
+
+def deliver(lab: Lab) -> float:
+    """Megabits a second that pass from the host to the service."""
+    with streams.receive(lab.server) as receiver, offer(lab.client, SERVICE, HOST, megabits=3, seconds=2.7) as sender:
+        sender.report()
+    return megabits(receiver.report(), HOST, after=0.6, during=2)
+
+
+def test_the_later_of_two_that_claim_a_packet_names_the_other(gateway: Gateway, lab: Lab) -> None:
+    first, second = gateway.add(shape(HOST, name="office"), shape(SERVICE, "500 kbit/s", direction="to"))
+    assert gateway.state(first) == (State.APPLIED, "")
+    state, sentence = gateway.state(second)
+    assert state is State.ERROR
+    assert sentence.startswith(f"On wan a packet would belong to this rule and to office (rule {first.id}), `")
+    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    gateway.remove(first)
+    assert gateway.state(second) == (State.APPLIED, "")
+    assert deliver(lab) == pytest.approx(0.5, rel=MEASURED)
+
+
+def test_they_live_beside_each_other_on_different_devices(gateway: Gateway, lab: Lab) -> None:
+    gateway.put(shape(HOST), shape(HOST, "2 Mbit/s", direction="to", interface="lan"))
+    first, second = gateway.add(
+        shape("10.1.91.0/24", "2 Mbit/s", per="target", interface="lan", direction="to"),
+        shape(SERVICE, "500 kbit/s", interface="lan"),
+    )
+    assert gateway.state(first)[0] is State.APPLIED
+    state, sentence = gateway.state(second)
+    assert state is State.ERROR
+    assert "On lan" in sentence
+    gateway.replace(second, **shape(SERVICE, "500 kbit/s", interface="wan", direction="from"))
+    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+
+
+def test_ports_that_do_not_meet_keep_them_apart(gateway: Gateway, lab: Lab) -> None:
+    gateway.put(
+        shape(HOST, protocol="udp", ports="9000-9099"),
+        shape(SERVICE, "500 kbit/s", direction="to", protocol="udp", ports="53"),
+    )
+    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+
+
+def test_a_budget_that_promised_too_much_says_so_and_holds(gateway: Gateway, lab: Lab) -> None:
+    hosts = "10.1.91.1", "10.1.91.2"
+    budget, *_ = gateway.add(
+        shape("10.1.91.0/24", "2 Mbit/s", per="target"), shape(hosts[0], "3 Mbit/s"), shape(hosts[1], "1 Mbit/s")
+    )
+    state, sentence = gateway.state(budget)
+    assert state is State.APPLIED
+    assert sentence.startswith("What lies in it adds up to 4 Mbit/s, more than the 2 Mbit/s that it has")
+    with streams.receive(lab.server) as receiver, offer(lab.client, "", *hosts, megabits=4, seconds=3.7) as sender:
+        sender.report()
+    report = receiver.report()
+    assert megabits(report, *hosts, after=0.6, during=3) == pytest.approx(2, rel=MEASURED)
