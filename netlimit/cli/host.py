@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
+from netlimit.cli.roots import taking_over
 from netlimit.errors import StoreError
 from netlimit.settings import Settings
+
+if TYPE_CHECKING:
+    from netlimit.tree import SavedRoot
+
+TakeOver = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--take-over",
+        metavar="DEVICE",
+        help="Shape on this device though somebody else has put a qdisc there; teardown puts it back. May be repeated.",
+    ),
+]
 
 
 def plan(context: typer.Context, json: bool = JSON) -> None:
@@ -20,15 +36,16 @@ def plan(context: typer.Context, json: bool = JSON) -> None:
     say(json, {"text": str(steps), "steps": list(steps.lines())}, str(steps))
 
 
-def apply(context: typer.Context, json: bool = JSON) -> None:
+def apply(context: typer.Context, take_over: TakeOver = None, json: bool = JSON) -> None:
     """Bring the kernel to what the rules say, once, and end the pause of a teardown."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
         controller = make_controller(settings, store, kernel)
-        steps = controller.plan()
-        store.pause(settings.host, False)
-        controller.sync()
+        with taking_over(take_over or (), kernel, store, settings.host):
+            steps = controller.plan()
+            store.pause(settings.host, False)
+            controller.sync()
         enforced, failed = controller.standing()
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed}
@@ -43,23 +60,51 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
 
     settings = read_settings(context)
     kernel = make_kernel(settings)
-    _pause(settings)
+    saved = _pause(settings)
     with kernel.exclusive():
-        steps = diff(State(), observe(kernel))
+        found = observe(kernel)
+        if saved is None:
+            _warn_of_loss(found.trees)
+        steps = diff(State(), found, put_back=saved)
         for step in steps.steps:
             kernel.apply(step)
         left = diff(State(), observe(kernel))
     if left:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
+    if saved:
+        _forget(settings, saved)
     text = f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
     say(json, {"steps": list(steps.lines())}, text)
 
 
-def _pause(settings: Settings) -> None:
-    """A database that is lost must not keep anybody from taking the limits away."""
+def _pause(settings: Settings) -> Mapping[str, SavedRoot] | None:
+    """Stop the controller; returns the qdiscs to put back, None if nobody knows: a database that is lost must not keep
+    anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
             store.pause(settings.host, True)
+            return store.saved_roots(settings.host)
     except StoreError as error:
         complain(error)
         complain(CommandError("Going on; but a controller that runs will not hear of it, so stop it first."))
+        return None
+
+
+def _warn_of_loss(devices: Iterable[str]) -> None:
+    from netlimit.tree import INGRESS_DEVICE
+
+    names = " and ".join(sorted(device for device in devices if device != INGRESS_DEVICE))
+    if names:
+        complain(
+            CommandError(
+                f"What others had on {names} before `netlimit apply --take-over` is in the database alone, and cannot "
+                "be put back: there will be what the kernel itself puts there."
+            )
+        )
+
+
+def _forget(settings: Settings, devices: Iterable[str]) -> None:
+    """What others had is there again."""
+    with open_store(settings) as store:
+        for device in devices:
+            store.forget_root(settings.host, device)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from netlimit.cli import daemons, database, explaining, host, rules, serve, standing, top
+from netlimit.cli import daemons, database, doctor, explaining, host, rules, serve, standing, top
 from netlimit.cli.errors import Sentences
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.command()(standing.status)
 app.command()(standing.counters)
 app.command()(top.top)
 app.command()(explaining.explain)
+app.command()(doctor.doctor)
 app.add_typer(database.app, name="db")
 
 if __name__ == "__main__":

@@ -93,3 +93,14 @@ def test_teardown_without_a_database(gateway: Netlimit) -> None:
     assert "There is no database" in done.stderr
     assert "stop it first" in done.stderr
     assert done.stdout == "There was nothing to remove.\n"
+
+
+def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
+    before = snapshot(gateway)
+    found = gateway.ask("doctor")["capabilities"]
+    assert {"iptables", "ipset", "marks", "htb", "tbf", "bpf", "ifb", "fq_codel"} <= set(found)
+    rows = {words[0]: words[1:] for line in gateway.do("doctor").splitlines() if (words := line.split())}
+    assert [rows[name] for name in ("htb", "tbf", "bpf", "ifb")] == [["yes"]] * 4
+    assert rows["fq_codel"][:2] in (["yes"], ["not", "needed"])
+    assert rows["Nothing"] == ["is", "missing."]
+    assert snapshot(gateway) == before
