@@ -7,6 +7,7 @@ import pytest
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, WAN, Lab
 from tests.e2e.gateway import Gateway
+from tests.e2e.loads import MEASURED, megabits, offer, shape
 
 BROAD = (
     {"target": "10.0.0.0/8", "direction": "to", "rate": "1 packets/h", "per": "target"},
@@ -74,3 +75,59 @@ def test_loopback_is_never_touched(gateway: Gateway, lab: Lab) -> None:
     gateway.put({"target": "127.0.0.1", "action": "block"}, {"target": WAN, "action": "block"})
     assert streams.ping(lab.gateway, "127.0.0.1", count=3) == 3
     assert streams.ping(lab.gateway, WAN, count=3) == 3
+
+
+@pytest.mark.parametrize(("client", "own"), [("10.1.95.1", LAN), ("fd00:1::9501", LAN6)])
+@pytest.mark.parametrize("named", ["the sender", "the gateway"])
+def test_what_ends_on_it_is_shaped(gateway: Gateway, lab: Lab, client: str, own: str, named: str) -> None:
+    """And what others send through it is not touched."""
+    other = "fd00:1::9502" if ":" in client else "10.1.95.2"
+    lab.add_client_addresses(client, other)
+    gateway.put(shape(client) if named == "the sender" else shape(own, direction="to"))
+    with (
+        streams.receive(lab.gateway) as inside,
+        streams.receive(lab.server) as outside,
+        offer(lab.client, own, client, megabits=3, seconds=2.7) as sender,
+        offer(lab.client, "", other, megabits=3, seconds=2.7) as passing,
+    ):
+        sender.report()
+        sent = passing.report().packets
+    assert megabits(inside.report(), client, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+    assert outside.report().packets == sent
+
+
+def test_one_rate_holds_for_each_of_the_ways_that_a_host_s_traffic_can_take(gateway: Gateway, lab: Lab) -> None:
+    client = "10.1.95.1"
+    lab.add_client_addresses(client)
+    gateway.put(shape(client))
+    with (
+        streams.receive(lab.gateway) as inside,
+        streams.receive(lab.server) as outside,
+        offer(lab.client, LAN, client, megabits=3, seconds=2.7) as sender,
+        offer(lab.client, "", client, megabits=3, seconds=2.7) as passing,
+    ):
+        sender.report()
+        passing.report()
+    for receiver in (inside, outside):
+        assert megabits(receiver.report(), client, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+
+
+def test_what_it_sends_is_shaped_when_it_is_named(gateway: Gateway, lab: Lab) -> None:
+    gateway.put(shape(WAN, interface="wan"))
+    with streams.receive(lab.server) as receiver, offer(lab.gateway, "", WAN, megabits=3, seconds=2.7) as sender:
+        sender.report()
+    assert megabits(receiver.report(), WAN, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+
+
+def test_shaping_a_subnet_leaves_what_it_sends_itself_alone(gateway: Gateway, lab: Lab) -> None:
+    gateway.put(shape("10.2.0.0/16", per="target"))
+    with (
+        streams.receive(lab.client) as receiver,
+        offer(lab.gateway, CLIENT, WAN, megabits=3, seconds=2.7) as own,
+        offer(lab.server, CLIENT, SERVER, megabits=3, seconds=2.7) as other,
+    ):
+        sent = own.report().packets
+        other.report()
+    report = receiver.report()
+    assert report.by_source[WAN] == sent
+    assert megabits(report, SERVER, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, SERVER, WAN, Lab
 from tests.e2e.gateway import Gateway
+from tests.e2e.loads import MEASURED, megabits, offer, shape
 
 NAT = True
 COUNT = 200
@@ -88,3 +91,26 @@ def test_packets_to_a_forwarded_port(gateway: Gateway, lab: Lab) -> None:
     assert report.by_source.keys() == {SERVER}
     assert report.packets == pytest.approx(10 + 50, abs=5)
     assert gateway.count(rule).dropped_packets == COUNT - report.packets
+
+
+def test_hosts_behind_masquerade_are_shaped_each_by_itself_up_and_down(gateway: Gateway, lab: Lab) -> None:
+    hosts = CLIENT, "10.1.0.9"
+    lab.add_client_addresses(*hosts)
+    gateway.put(
+        shape(hosts[0]),
+        shape(hosts[1], "500 kbit/s"),
+        shape(hosts[0], "2 Mbit/s", direction="to"),
+    )
+    ports = {hosts[0]: 9100, hosts[1]: 9101}
+    with ExitStack() as stack:
+        receivers = {host: stack.enter_context(streams.receive(lab.server, port)) for host, port in ports.items()}
+        down = stack.enter_context(streams.receive(lab.client))
+        senders = [
+            *(offer(lab.client, SERVER, host, megabits=2, seconds=2.7, port=port) for host, port in ports.items()),
+            offer(lab.server, WAN, SERVER, megabits=4, seconds=2.7),
+        ]
+        for sender in senders:
+            stack.enter_context(sender).report()
+    for host, rate in zip(hosts, (1, 0.5), strict=True):
+        assert megabits(receivers[host].report(), WAN, after=0.6, during=2) == pytest.approx(rate, rel=MEASURED)
+    assert megabits(down.report(), SERVER, after=0.6, during=2) == pytest.approx(2, rel=MEASURED)
