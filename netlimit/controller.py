@@ -213,10 +213,10 @@ class Controller:
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
             self._put(rule)
-            if before is not None and before != self._compiled.fragments.get(rule.id):
+            if before != self._compiled.fragments.get(rule.id):
                 self._rewritten.add(rule.id)
-        for rule_id in list(self._compiled.problems)[:_MOST_RETRIED]:
-            # There may be room for it now.
+        # There may be room for it now. Of those that are in each other's way, the oldest comes first.
+        for rule_id in sorted(list(self._compiled.problems)[:_MOST_RETRIED]):
             self._look_again(rule_id)
         self._revision = changes.revision
 

@@ -25,15 +25,17 @@ class Tally:
 
     def __init__(self, counters: Mapping[int, RuleCounters] | None = None) -> None:
         self._counters = dict(counters or {})
-        self._classes: dict[int, dict[tuple[str, int], Usage]] = {}
+        self._usages: dict[str, dict[int, Usage]] = {}
+        self._known: set[int] = set()
 
     def forget(self, rule_id: int) -> None:
         """The rule is gone."""
         self._counters.pop(rule_id, None)
-        self._classes.pop(rule_id, None)
+        self._known.discard(rule_id)
 
     def restart(self, rule_id: int) -> None:
         """The rule's entries were written anew: the kernel counts from nothing again."""
+        self._known.discard(rule_id)
         before = self._counters.get(rule_id)
         if before is not None:
             self._counters[rule_id] = replace(before, raw=Counts())
@@ -68,29 +70,42 @@ class Tally:
     ) -> list[RuleCounters]:
         """Add what the classes of rules (device and classid) have counted; returns as `read`.
 
-        A class that is gone takes its count with it: what was read of it last is taken from the rule's last reading.
+        What a class has counted since it was read last, for whichever rule, is its rule's. Only at a rule's first
+        reading after a start is it not known class by class.
         """
         changed = []
+        for device, there in usages.items():
+            before_it = self._usages.get(device, {})
+            self._usages[device] = {number: usage for number, usage in before_it.items() if number in there}
         for rule_id, held in classes.items():
             found = {each: usages[each[0]][each[1]] for each in held if each[1] in usages.get(each[0], {})}
             raw = sum((_as_counts(usage) for usage in found.values()), Counts())
             before = self._counters.get(rule_id)
-            last = before.raw if before else Counts()
-            for each, usage in self._classes.get(rule_id, {}).items():
-                if each not in found:
-                    last = _less(last, _as_counts(usage))
-            self._classes[rule_id] = found
+            if before is None or rule_id in self._known or before.raw == Counts():
+                gain = sum((self._gain(*each, usage) for each, usage in found.items()), Counts())
+            else:
+                gain = _gain(raw, before.raw)
+            self._known.add(rule_id)
+            for (device, number), usage in found.items():
+                self._usages[device][number] = usage
             queued = (sum(u.queued_packets for u in found.values()), sum(u.queued_bytes for u in found.values()))
-            if before is None and not (raw.matched_packets or fresh):
+            if before is None and not (gain.matched_packets or fresh):
                 continue
             same = before is not None and (raw, *queued) == (before.raw, before.queued_packets, before.queued_bytes)
-            if same and not fresh:
+            if same and gain == Counts() and not fresh:
                 continue
-            total = (before.total if before else Counts()) + _gain(raw, last)
+            total = (before.total if before else Counts()) + gain
             counters = RuleCounters(rule_id, total, raw, before.since if before else now, now, *queued)
             self._counters[rule_id] = counters
             changed.append(counters)
         return changed
+
+    def _gain(self, device: str, number: int, usage: Usage) -> Counts:
+        """What a class has counted since it was read last; one that has counted less was made anew."""
+        last = self._usages[device].get(number)
+        if last is None or last.packets > usage.packets:
+            return _as_counts(usage)
+        return _less(_as_counts(usage), _as_counts(last))
 
     def _add(
         self, fragment: Fragment, names: tuple[str, ...], readings: Readings, now: datetime, fresh: bool

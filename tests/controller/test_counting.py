@@ -46,3 +46,14 @@ def test_a_new_rule_does_not_take_over_what_another_has_counted(site: Site) -> N
     site.controller.sync()
     site.send("10.0.0.1", times=3)
     assert _counted(site, rule) == (3, 3)
+
+
+def test_a_rule_that_was_off_for_a_while_goes_on_counting(site: Site) -> None:
+    """Its bucket is as it was: it has not had the time to fill."""
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.send("10.0.0.1", times=8)
+    _change(site, rule, target="10.0.0.1", rate="5 packets/s", enabled=False)
+    _change(site, rule, target="10.0.0.1", rate="5 packets/s")
+    site.send("10.0.0.1", times=9)
+    assert _counted(site, rule) == (17, 3 + 9)
