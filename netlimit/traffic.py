@@ -21,7 +21,8 @@ from netlimit.rules import HOST, TARGET, Rule, Target
 from netlimit.tree import FIRST_BUDGET, FIRST_CHILD, LAST_BUDGET, LAST_CHILD, classid
 
 SHARDS = "tc shard"
-_SHARD_NUMBERS = range(1, LAST_CHILD - FIRST_CHILD + 2)
+_CHILDREN = range(FIRST_CHILD, LAST_CHILD + 1)
+_SHARD_NUMBERS = range(1, len(_CHILDREN) + 1)
 _MINORS = range(FIRST_BUDGET, LAST_BUDGET)
 
 
@@ -161,7 +162,8 @@ class Traffic:
         self._stale, self._adopted = False, True
         self.wide = {target: rule for target, rule in self.units.items() if unit_length(rule) != target.prefixlen}
         if self.wide:
-            self.present |= {block for block in map(ip_network, self.held) if self._belongs(block)}
+            hosts = (ip_network(key) for key, number in self.held.items() if number >> 16 in _CHILDREN)
+            self.present |= {block for block in hosts if self._belongs(block)}
         gone = {block for block in self.present if not self._belongs(block)}
         self.present -= gone
         inner, self.inner = self._find_inner(), {}
@@ -270,7 +272,7 @@ class Traffic:
         return f"{self.lane.digest} under {under:x} {place}"
 
     def _vacate(self, number: int) -> None:
-        if not FIRST_CHILD <= number >> 16 <= LAST_CHILD:
+        if number >> 16 not in _CHILDREN:
             self._cut(number)
             return
         self._branches.remove(number)

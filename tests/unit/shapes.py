@@ -72,6 +72,10 @@ class Step:
     what: str
     arguments: tuple[object, ...] = ()
 
+    def __repr__(self) -> str:
+        words = (f"{each.id}: {each}" if isinstance(each, Rule) else str(each) for each in self.arguments)
+        return " ".join([self.what, *words])
+
 
 def _numbered(rules: st.SearchStrategy[Rule]) -> st.SearchStrategy[Step]:
     return st.builds(lambda rule, number: Step("put", (replace(rule, id=number),)), rules, st.integers(1, 9))
@@ -106,6 +110,9 @@ class Gateway:
     # -- what happens
 
     def put(self, rule: Rule) -> None:
+        """A rule comes, or takes the place of the one with its id; but not the same limit twice, says the store."""
+        if any(other.identity == rule.identity for number, other in self.rules.items() if number != rule.id):
+            return
         self.rules[rule.id] = rule
         self.compilation.put(rule)
 

@@ -14,8 +14,10 @@ import pytest
 from netlimit.compile import compile_rules
 from netlimit.limits import Facts
 from netlimit.rules import parse_rule
+from tests.unit.shapes import gateway_facts
 from tests.unit.strategies import NOW, facts
 
+SHAPE = {"action": "shape", "direction": "to"}
 GOLDEN = Path(__file__).parent / "golden"
 STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
     "one_host": (Facts(), [{"target": "10.1.2.3", "rate": "200 packets/s"}]),
@@ -63,6 +65,67 @@ STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
     "more_limits_than_one_chain_takes": (
         Facts(),
         [{"target": f"10.1.0.{n}", "rate": f"{100 * n} packets/s"} for n in range(1, 21)],
+    ),
+    "one_shaped_host": (gateway_facts, [{**SHAPE, "target": "10.1.0.2", "rate": "2 Mbit/s"}]),
+    "shaped_hosts_in_a_budget": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "10.1.0.0/24", "rate": "20 Mbit/s", "per": "target"},
+            {**SHAPE, "target": "10.1.0.0/24", "rate": "1 Mbit/s", "ceil": "10 Mbit/s", "per": "host"},
+            {**SHAPE, "target": "10.1.0.2", "rate": "5 Mbit/s", "burst": "1 MB"},
+        ],
+    ),
+    "shaped_budgets_that_nest_and_promise_too_much": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "10.1.0.0/16", "rate": "20 Mbit/s", "per": "target"},
+            {**SHAPE, "target": "10.1.0.0/24", "rate": "20 Mbit/s", "per": "target"},
+            {**SHAPE, "target": "10.1.0.0/31", "rate": "15 Mbit/s", "ceil": "18 Mbit/s", "per": "target"},
+            {**SHAPE, "target": "10.1.1.0/24", "rate": "5 Mbit/s", "per": "target"},
+        ],
+    ),
+    "the_cap_of_a_device": (
+        gateway_facts,
+        [{**SHAPE, "target": "0.0.0.0/0", "rate": "100 Mbit/s", "per": "target", "interface": "wan"}],
+    ),
+    "the_cap_of_a_device_with_hosts": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "0.0.0.0/0", "rate": "100 Mbit/s", "per": "target", "interface": "lan"},
+            {**SHAPE, "target": "10.1.0.2", "rate": "2 Mbit/s"},
+            {**SHAPE, "target": "fd00:1::/64", "rate": "3 Mbit/s", "per": "target"},
+        ],
+    ),
+    "shaped_blocks_of_addresses": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "fd00:1::/32", "rate": "10 Mbit/s", "per": "/64"},
+            {**SHAPE, "target": "10.1.0.0/16", "rate": "10 Mbit/s", "per": "/24", "interface": "lan"},
+        ],
+    ),
+    "shaped_at_either_end_and_on_the_ingress": (
+        gateway_facts,
+        [
+            {**SHAPE, "direction": "from", "target": "10.1.0.0/24", "rate": "1 Mbit/s", "per": "host"},
+            {**SHAPE, "target": "10.1.0.1", "rate": "2 Mbit/s", "ttl": "1h"},
+        ],
+    ),
+    "shaped_ports": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "10.1.0.2", "protocol": "udp", "ports": [53, "5000-5100"], "rate": "1 Mbit/s"},
+            {**SHAPE, "target": "10.1.0.2", "protocol": "tcp", "source_ports": 443, "rate": "2 Mbit/s"},
+        ],
+    ),
+    "shaped_beside_verdicts_limits_and_protected_addresses": (
+        gateway_facts,
+        [
+            {**SHAPE, "target": "10.1.0.0/16", "rate": "1 Mbit/s", "per": "host"},
+            {**SHAPE, "target": "10.1.9.9", "rate": "2 Mbit/s"},
+            {**SHAPE, "direction": "from", "target": "10.1.0.1", "rate": "3 Mbit/s", "interface": "wan"},
+            {"target": "10.1.0.3", "direction": "to", "action": "allow"},
+            {"target": "10.1.0.0/16", "direction": "to", "rate": "500 packets/s", "per": "host"},
+        ],
     ),
 }
 

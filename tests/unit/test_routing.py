@@ -1,0 +1,136 @@
+"""By which devices a shaping rule's traffic leaves, read from routes."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+import pytest
+
+from netlimit.limits import Facts, own_addresses
+from netlimit.routing import Way, find_home, find_way
+from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
+from tests.unit.shapes import HOME, UPLINKS, shape
+
+OWN = own_addresses(("10.1.0.1", "10.2.0.1", "fd00:1::1"))
+CARD = Device(1, True)
+
+
+def way(target: str, topology: Topology = HOME, **fields: object) -> Way:
+    return find_way(shape(1, target, per="target", **fields), Facts(own=OWN, topology=topology))
+
+
+def routed(*routes: Route) -> Topology:
+    return Topology({device: CARD for route in routes for device in route.devices}, routes)
+
+
+@pytest.mark.parametrize(
+    ("target", "devices"),
+    [
+        ("10.1.0.2", ("lan",)),
+        ("10.1.0.0/16", ("lan",)),
+        ("10.2.0.2", ("wan",)),
+        ("192.0.2.7", ("wan",)),
+        ("0.0.0.0/0", ("lan", "wan")),
+        ("10.0.0.0/8", ("lan", "wan")),
+        ("10.0.0.0/15", ("lan",)),
+        ("fd00:1::2", ("lan",)),
+        ("fd00:1::/64", ("lan",)),
+        ("2001:db8::/32", ("wan",)),
+        ("fd00::/16", ("lan", "wan")),
+    ],
+)
+def test_towards_a_target_it_leaves_where_routes_lead_there(target: str, devices: tuple[str, ...]) -> None:
+    assert way(target).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("target", "devices"),
+    [
+        ("10.1.0.2", ("wan", INGRESS_DEVICE)),
+        ("10.1.0.0/24", ("wan", INGRESS_DEVICE)),
+        ("fd00:1::2", ("wan", INGRESS_DEVICE)),
+        ("10.2.0.2", ("lan", "wan", INGRESS_DEVICE)),
+        ("192.0.2.7", ("lan", "wan", INGRESS_DEVICE)),
+        ("0.0.0.0/0", ("wan", INGRESS_DEVICE)),
+        ("10.1.0.1", ("lan", "wan")),
+        ("fd00:1::1", ("lan", "wan")),
+    ],
+)
+def test_from_a_target_it_leaves_elsewhere_or_ends_here(target: str, devices: tuple[str, ...]) -> None:
+    """By the default route even back to where it came from; the host's own traffic by any device."""
+    assert way(target, direction="from").devices == devices
+
+
+def test_the_longest_prefix_decides() -> None:
+    topology = routed(Route("10.0.0.0/8", ("a",)), Route("10.1.0.0/16", ("b",)), Route("10.1.2.0/24", ("c",)))
+    assert way("10.1.3.4", topology).devices == ("b",)
+    assert way("10.1.0.0/16", topology).devices == ("b", "c")
+    assert way("10.1.2.0/25", topology).devices == ("c",)
+
+
+def test_all_next_hops_of_a_route_and_all_tables_count() -> None:
+    topology = routed(Route("0.0.0.0/0", ("a", "b")), Route("0.0.0.0/0", ("c",)), Route("10.1.0.0/16", ("lan",), True))
+    assert way("192.0.2.7", topology).devices == ("a", "b", "c")
+    assert way("10.1.0.2", topology, direction="from").devices == ("a", "b", "c", INGRESS_DEVICE)
+
+
+def test_with_one_arm_it_leaves_where_it_came_from() -> None:
+    topology = routed(Route("10.1.0.0/16", ("one",), True), Route("0.0.0.0/0", ("one",)))
+    assert way("10.1.0.2", topology).devices == ("one",)
+    assert way("10.1.0.2", topology, direction="from").devices == ("one", INGRESS_DEVICE)
+
+
+def test_where_no_other_network_is_its_traffic_can_only_end_here() -> None:
+    topology = routed(Route("10.1.0.0/16", ("lan",), True))
+    assert way("10.1.0.2", topology, direction="from").devices == (INGRESS_DEVICE,)
+
+
+def test_to_the_host_itself_it_ends_here() -> None:
+    assert way("10.1.0.1").devices == (INGRESS_DEVICE,)
+    assert way("10.1.0.1", Topology()).devices == (INGRESS_DEVICE,)
+
+
+def test_a_named_device_needs_no_route() -> None:
+    assert way("192.0.2.7", interface="lan").devices == ("lan",)
+    assert way("10.1.0.1", interface="lan").devices == ("lan",)
+    assert way("10.1.0.2", direction="from", interface="lan").devices == ("lan",)
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are() -> None:
+    assert way("10.1.0.2", interface="dmz") == Way(problem="There is no device dmz on this host; there are lan, wan.")
+    assert "there are none but loopback" in str(way("10.1.0.2", Topology(), interface="dmz").problem)
+    assert way("10.1.0.2", interface=INGRESS_DEVICE).problem, "what ends here is found without its name"
+
+
+@pytest.mark.parametrize("target", ["10.1.0.2", "192.0.2.0/24"])
+def test_where_no_route_leads_there_is_no_place(target: str) -> None:
+    found = way(target, routed(Route("fd00:1::/64", ("lan",), True)))
+    assert (found.devices, found.note) == ((), None)
+    assert found.problem == f"No route leads to {target}; name the device in `interface`."
+
+
+def test_nor_for_what_the_host_sends_itself() -> None:
+    found = way("10.1.0.1", routed(Route("fd00:1::/64", ("lan",), True)), direction="from")
+    assert found.problem == "No route leads away from 10.1.0.1; name the device in `interface`."
+
+
+def test_of_two_uplinks_the_operator_hears() -> None:
+    note = way("192.0.2.7", UPLINKS).note
+    assert note == (
+        "Its traffic can leave by other and wan: the rate holds on each of them by itself. `interface` names one."
+    )
+    assert "other and wan" in str(way("10.1.0.2", UPLINKS, direction="from").note)
+    assert way("192.0.2.7").note is None
+    assert way("10.1.0.2", direction="from").note is None
+    three = routed(*(Route("0.0.0.0/0", (name,)) for name in "abc"))
+    assert "a, b and c" in str(way("192.0.2.7", three).note)
+
+
+def test_home_is_the_network_behind_a_device_that_a_target_lies_in() -> None:
+    lan = ip_network("10.1.0.0/16")
+    assert find_home(ip_network("10.1.2.0/24"), "lan", HOME) == lan
+    assert find_home(lan, "lan", HOME) == lan
+    assert find_home(ip_network("10.0.0.0/8"), "lan", HOME) is None
+    assert find_home(ip_network("10.1.2.3"), "wan", HOME) is None
+    assert find_home(ip_network("192.0.2.7"), "wan", HOME) is None, "it is behind a gateway there"
+    assert find_home(ip_network("fd00:1::2"), "lan", HOME) == ip_network("fd00:1::/32")
