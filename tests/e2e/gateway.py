@@ -102,10 +102,14 @@ class Gateway:
 
     def add(self, *wanted: dict[str, object]) -> list[Rule]:
         """The same, but there may be something to say of them."""
-        now = datetime.now(UTC)
-        rules = self.store.add([parse_rule(fields, now) for fields in wanted], "test", now)
+        rules = self.write(*wanted)
         self.wait_until_taken_in()
         return rules
+
+    def write(self, *wanted: dict[str, object]) -> list[Rule]:
+        """Add rules to the database, and wait for nothing."""
+        now = datetime.now(UTC)
+        return self.store.add([parse_rule(fields, now) for fields in wanted], "test", now)
 
     def replace(self, rule: Rule, **fields: object) -> Rule:
         """Put another rule in the place of one."""
@@ -121,9 +125,13 @@ class Gateway:
 
     def clear(self) -> None:
         """Take all rules away."""
-        for kept in self.store.select(limit=1000)[0]:
-            self.store.remove(kept.rule.id, "test", datetime.now(UTC))
+        self.erase(*(kept.rule for kept in self.store.select(limit=1000)[0]))
         self.wait_until_applied()
+
+    def erase(self, *rules: Rule) -> None:
+        """Take rules out of the database, and wait for nothing."""
+        for rule in rules:
+            self.store.remove(rule.id, "test", datetime.now(UTC))
 
     def wait_until_applied(self) -> None:
         """Wait until this gateway holds the newest revision, without any problem."""
@@ -169,12 +177,18 @@ class Gateway:
 
     def class_of(self, address: str) -> int:
         """The classid that an address has in a set; 0 without one."""
-        found = re.findall(rf"^add nl-q\S+ {re.escape(address)} .*skbprio (\w+):(\w+)", self._sets(), re.MULTILINE)
-        assert len(found) <= 1
-        return classid(*(int(half, 16) for half in found[0])) if found else 0
+        place = self._find_place(address)
+        return classid(int(place[2], 16), int(place[3], 16)) if place else 0
 
-    def _sets(self) -> str:
-        return self.lab.gateway.run("ipset", "save").stdout
+    def set_of(self, address: str) -> str:
+        """The name of the set in which an address has a class."""
+        place = self._find_place(address)
+        assert place
+        return place[1]
+
+    def _find_place(self, address: str) -> re.Match[str] | None:
+        entry = rf"^add (nl-q\S+) {re.escape(address)} .*skbprio (\w+):(\w+)"
+        return re.search(entry, self.lab.gateway.run("ipset", "save").stdout, re.MULTILINE)
 
     def count(self, rule: Rule) -> Counts:
         """What a rule has counted until now."""

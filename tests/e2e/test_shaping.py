@@ -153,6 +153,7 @@ def run(lab: Lab, controller: Gateway) -> Iterator[Run]:
     lab.add_client_addresses(*{host for flow in FLOWS.values() for host in flow.hosts})
     add_server_addresses(lab, *SENDERS.values())
     controller.put(*(fields for flow in FLOWS.values() for fields in flow.rules))
+    assert not controller.drift()
     sent = {}
     with ExitStack() as stack:
         receivers = {
