@@ -1,0 +1,533 @@
+"""Shaping rules case by case: who waits where, who is in whose way, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from ipaddress import ip_address
+
+import pytest
+
+from netlimit.htb import MTU
+from netlimit.limits import Facts
+from netlimit.packet import Packet
+from netlimit.rules import Rule
+from netlimit.tree import INGRESS_DEVICE, REST, QueueClass, Topology, classid
+from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
+
+
+def gateway(*rules: Rule, facts: Facts = gateway_facts) -> Gateway:
+    made = Gateway(facts)
+    for rule in rules:
+        made.put(rule)
+    made.sync()
+    return made
+
+
+def change(made: Gateway, *rules: Rule, drop: Iterable[int] = ()) -> Gateway:
+    """One pass."""
+    for number in drop:
+        made.drop(number)
+    for rule in rules:
+        made.put(rule)
+    made.retry()
+    made.sync()
+    made.check()
+    return made
+
+
+def packet(dst: str, src: str = "192.0.2.7", **fields: object) -> Packet:
+    """Towards a client or from one."""
+    near = dst.startswith("10.1.")
+    ways = {"in_interface": "wan", "out_interface": "lan"} if near else {"in_interface": "lan", "out_interface": "wan"}
+    return Packet(ip_address(src), ip_address(dst), **{**ways, **fields})  # type: ignore[arg-type]
+
+
+def number(made: Gateway, dst: str, src: str = "192.0.2.7", **fields: object) -> int:
+    found = made.kernel.find_class(packet(dst, src, **fields))
+    assert found is not None, f"{dst} waits nowhere"
+    return found
+
+
+def waits(made: Gateway, dst: str, src: str = "192.0.2.7", **fields: object) -> int | None:
+    """The rule in whose class a packet waits."""
+    return made.owners().get(made.kernel.find_class(packet(dst, src, **fields)) or 0)
+
+
+def queue(made: Gateway, dst: str, **fields: object) -> QueueClass:
+    """The class in which a packet waits."""
+    return made.kernel.trees[str(packet(dst, **fields).out_interface)].classes[number(made, dst, **fields)]
+
+
+def above(made: Gateway, dst: str) -> list[int]:
+    """The rates of the budgets around a packet's class, from the smallest, as they are given to it."""
+    tree = made.kernel.trees[str(packet(dst).out_interface)]
+    rates, here = [], number(made, dst)
+    while here:
+        parent = tree.classes[here].parent
+        here = parent if parent & 0xFFFF else tree.children.get(parent >> 16, 0)
+        if here >> 16 == tree.handle and 0x1000 <= here & 0xFFFF < REST:
+            rates.append(tree.classes[here].rate)
+    return rates
+
+
+# -- who waits where ------------------------------------------------------------------------------------------------
+
+
+def test_a_host_has_a_class_of_its_own_and_nobody_else_waits() -> None:
+    made = gateway(shape(1, "10.1.0.2"))
+    assert waits(made, "10.1.0.2") == 1
+    assert is_host(number(made, "10.1.0.2"))
+    assert (queue(made, "10.1.0.2").rate, queue(made, "10.1.0.2").ceil) == (125_000, 125_000)
+    assert made.kernel.find_class(packet("10.1.0.3")) is None
+    assert made.kernel.find_class(packet("192.0.2.7", "10.1.0.2")) is None
+
+
+def test_a_ceiling_is_what_it_may_borrow() -> None:
+    made = gateway(shape(1, "10.1.0.2", ceil="3 Mbit/s", burst="60 kB"))
+    found = queue(made, "10.1.0.2")
+    assert (found.rate, found.ceil, found.burst, found.cburst) == (125_000, 375_000, 60_000, 60_000)
+
+
+def test_hosts_lie_in_the_smallest_budget_around_them() -> None:
+    made = gateway(
+        shape(1, "10.1.0.0/16", "20 Mbit/s", per="target"),
+        shape(2, "10.1.0.0/24", "10 Mbit/s", per="target"),
+        *(shape(3 + n, f"10.1.{n}.2", "1 Mbit/s") for n in (0, 1)),
+    )
+    assert above(made, "10.1.0.2") == [1_250_000, 2_500_000]
+    assert above(made, "10.1.1.2") == [2_500_000]
+    assert [waits(made, dst) for dst in ("10.1.0.2", "10.1.0.3", "10.1.1.2", "10.1.1.3")] == [3, 2, 4, 1]
+
+
+def test_a_budget_is_around_others_while_there_are_any() -> None:
+    budget = shape(1, "10.1.0.0/24", "10 Mbit/s", per="target")
+    made = gateway(budget)
+    assert is_host(number(made, "10.1.0.3"))
+    for _ in range(2):
+        change(made, shape(2, "10.1.0.2"))
+        assert (above(made, "10.1.0.2"), above(made, "10.1.0.3")) == ([1_250_000], [1_250_000])
+        assert (waits(made, "10.1.0.2"), waits(made, "10.1.0.3")) == (2, 1)
+        change(made, drop=[2])
+        assert (waits(made, "10.1.0.2"), waits(made, "10.1.0.3")) == (1, 1)
+        assert is_host(number(made, "10.1.0.3"))
+        assert above(made, "10.1.0.3") == []
+
+
+def test_a_budget_that_comes_between_two_others_takes_the_smaller_in() -> None:
+    outer = shape(1, "10.1.0.0/16", "20 Mbit/s", per="target")
+    inner, host = shape(2, "10.1.0.0/28", "2 Mbit/s", per="target"), shape(3, "10.1.0.2")
+    made = gateway(outer, inner, host)
+    assert above(made, "10.1.0.2") == [250_000, 2_500_000]
+    change(made, shape(4, "10.1.0.0/24", "10 Mbit/s", per="target"))
+    assert above(made, "10.1.0.2") == [250_000, 1_250_000, 2_500_000]
+    change(made, drop=[1])
+    assert above(made, "10.1.0.2") == [250_000, 1_250_000]
+    change(made, outer, drop=[4])
+    assert above(made, "10.1.0.2") == [250_000, 2_500_000]
+
+
+def test_a_budget_for_all_and_a_rate_for_each_may_have_the_same_target() -> None:
+    made = gateway(shape(1, "10.1.0.0/24", "10 Mbit/s", per="target"), shape(2, "10.1.0.0/24", per="host"))
+    made.see(["10.1.0.2"])
+    change(made)
+    assert (waits(made, "10.1.0.2"), waits(made, "10.1.0.3")) == (2, 2)
+    assert (above(made, "10.1.0.2"), above(made, "10.1.0.3")) == ([1_250_000], [1_250_000])
+    alone = gateway(shape(1, "10.1.0.2", "10 Mbit/s", per="target"), shape(2, "10.1.0.2", "2 Mbit/s"))
+    assert (waits(alone, "10.1.0.2"), above(alone, "10.1.0.2")) == (2, [1_250_000])
+
+
+def test_of_rules_for_hosts_the_most_specific_counts() -> None:
+    made = gateway(shape(1, "10.1.0.0/16", per="host"), shape(2, "10.1.0.0/24", "2 Mbit/s", per="host"))
+    made.see(["10.1.0.2", "10.1.1.2"])
+    change(made)
+    assert [waits(made, dst) for dst in ("10.1.0.2", "10.1.0.3", "10.1.1.2", "10.1.1.3")] == [2, 2, 1, 1]
+    change(made, shape(3, "10.1.0.2", "3 Mbit/s"), drop=[2])
+    assert [waits(made, dst) for dst in ("10.1.0.2", "10.1.0.3")] == [3, 1]
+    assert queue(made, "10.1.0.2").rate == 375_000
+
+
+def test_newcomers_share_a_class_until_they_have_their_own() -> None:
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    shared = number(made, "10.1.0.2")
+    assert number(made, "10.1.0.3") == shared
+    assert not is_host(shared)
+    seen = {name: list(held) for name, held in made.kernel.readings(made.compilation.shaping.seen_sets).items()}
+    assert list(seen.values()) == [["10.1.0.2", "10.1.0.3"]]
+    made.compilation.shaping.welcome(seen)
+    change(made)
+    numbers = {number(made, f"10.1.0.{host}") for host in (2, 3, 4)}
+    assert len(numbers) == 3
+    assert shared in numbers, "10.1.0.4 is new"
+    made.compilation.shaping.dismiss("lan", {number(made, "10.1.0.2")})
+    change(made)
+    assert number(made, "10.1.0.2") == shared
+    assert is_host(number(made, "10.1.0.3"))
+
+
+def test_a_block_of_addresses_shares_one_class() -> None:
+    made = gateway(shape(1, "10.1.0.0/16", per="/24"))
+    made.see(["10.1.0.2", "10.1.0.3", "10.1.1.2"])
+    change(made)
+    assert number(made, "10.1.0.2") == number(made, "10.1.0.9") != number(made, "10.1.1.2")
+
+
+def test_everything_is_kept_as_two_halves() -> None:
+    made = gateway(shape(1, "0.0.0.0/0", per="target", protocol="udp"))
+    assert waits(made, "10.1.0.2") == waits(made, "10.1.0.3", "10.2.0.2") == 1
+    change(made, shape(2, "0.0.0.0/1", "500 kbit/s", per="target", protocol="udp"))
+    assert (waits(made, "10.1.0.2"), waits(made, "192.0.2.8", "10.1.0.2")) == (2, 1)
+    change(made, drop=[2])
+    assert (waits(made, "10.1.0.2"), waits(made, "192.0.2.8", "10.1.0.2")) == (1, 1)
+
+
+def test_what_a_selector_leaves_out_waits_nowhere() -> None:
+    made = gateway(shape(1, "10.1.0.2", protocol="udp", ports=53), shape(2, "10.1.0.2", protocol="tcp"))
+    assert waits(made, "10.1.0.2", protocol="udp", port=53) == 1
+    assert waits(made, "10.1.0.2", protocol="tcp", port=53) == 2
+    assert made.kernel.find_class(packet("10.1.0.2", protocol="udp", port=54)) is None
+
+
+def test_what_ends_on_the_host_waits_on_the_way_in() -> None:
+    made = gateway(shape(1, "10.1.0.1"), shape(2, "10.1.0.2", direction="from"))
+    to_host = {"in_interface": "lan", "out_interface": None}
+    assert waits(made, "10.1.0.1", "10.1.0.3", **to_host) == 1
+    assert waits(made, "10.2.0.1", "10.1.0.2", **to_host) == 2
+    assert waits(made, "192.0.2.7", "10.1.0.2") == 2
+    assert waits(made, "10.2.0.1", "10.1.0.3", **to_host) is None
+
+
+def test_entries_on_the_way_in_have_no_end_for_nobody_would_see_it() -> None:
+    made = gateway(shape(1, "10.1.0.1", ttl="1h"), shape(2, "10.1.0.2", ttl="1h"))
+    assert not made.plan_all()
+    incoming = next(lane for lane in made.compilation.shaping.lanes if lane.incoming)
+    assert made.compilation.entries[incoming.name]["10.1.0.1"].expires == 0
+
+
+def test_a_lane_of_the_ingress_that_comes_back_knows_nobody_from_before() -> None:
+    made = gateway(shape(1, "10.1.0.1", protocol="tcp"), shape(2, "10.1.0.1", protocol="udp"))
+    change(made, drop=[1])
+    change(made, shape(3, "10.2.0.1", protocol="tcp"))
+    to_host = {"in_interface": "lan", "out_interface": None, "protocol": "tcp", "port": 80}
+    assert waits(made, "10.2.0.1", "10.1.0.3", **to_host) == 3
+    assert made.kernel.find_class(packet("10.1.0.1", "10.1.0.3", **to_host)) is None  # type: ignore[arg-type]
+
+
+def test_what_is_safe_waits_only_where_a_rule_names_it() -> None:
+    made = gateway(shape(1, "10.1.0.0/16", per="target"))
+    assert made.kernel.find_class(packet("10.1.9.9")) is None
+    change(made, shape(2, "10.1.9.9"))
+    assert waits(made, "10.1.9.9") == 2
+
+
+# -- caps -----------------------------------------------------------------------------------------------------------
+
+
+def cap(rule_id: int, rate: str = "10 Mbit/s", **fields: object) -> Rule:
+    return shape(rule_id, "0.0.0.0/0", rate, per="target", interface="lan", **fields)
+
+
+def test_a_cap_alone_is_a_bucket_and_holds_what_nobody_claims_when_hosts_join() -> None:
+    made = gateway(cap(1))
+    assert (made.kernel.trees["lan"].kind, waits(made, "10.1.0.2")) == ("tbf", 1)
+    for _ in range(2):
+        change(made, shape(2, "10.1.0.2"))
+        assert made.kernel.trees["lan"].kind == "htb"
+        assert waits(made, "10.1.0.2") == 2
+        rest = number(made, "10.1.0.3")
+        assert rest & 0xFFFF == REST
+        assert made.kernel.trees["lan"].classes[rest].ceil == 1_250_000
+        assert made.compilation.shaping.classes()[1] == [("lan", made.kernel.trees["lan"].classes[rest].parent)]
+        change(made, drop=[2])
+        assert made.kernel.trees["lan"].kind == "tbf"
+        assert made.compilation.shaping.classes()[1] == [("lan", classid(made.kernel.trees["lan"].handle, 0))]
+
+
+def test_a_cap_that_goes_leaves_the_hosts() -> None:
+    made = change(gateway(cap(1), shape(2, "10.1.0.2")), drop=[1])
+    assert waits(made, "10.1.0.2") == 2
+    assert made.kernel.find_class(packet("10.1.0.3")) is None
+    change(made, cap(1, "5 Mbit/s"))
+    assert number(made, "10.1.0.3") & 0xFFFF == REST
+
+
+def test_a_device_has_one_cap_of_either_family_and_direction() -> None:
+    made = gateway(cap(3), shape(2, "::/0", "5 Mbit/s", per="target", interface="lan"))
+    assert waits(made, "10.1.0.2") == 2
+    assert made.compilation.problems.keys() == {3}
+    change(made, cap(1, direction="from"))
+    assert made.compilation.problems.keys() == {2, 3}
+    change(made, drop=[1, 2])
+    assert (waits(made, "10.1.0.2"), made.compilation.problems) == (3, {})
+
+
+# -- guarantees -----------------------------------------------------------------------------------------------------
+
+
+def test_who_is_promised_too_much_gets_a_part_in_proportion_down_to_the_smallest() -> None:
+    """HTB lets a class send at its own rate, whatever those above it have left."""
+    made = gateway(
+        cap(1, "10 Mbit/s"),
+        shape(2, "10.1.0.0/24", "20 Mbit/s", per="target"),
+        *(shape(host, f"10.1.0.{host}", "10 Mbit/s") for host in (3, 4)),
+    )
+    tree = made.kernel.trees["lan"]
+    assert above(made, "10.1.0.3") == [1_237_500], "a hundredth is for the rest"
+    hosts = tree.classes[tree.children[number(made, "10.1.0.3") >> 16]]
+    assert hosts.rate == 1_237_500 * 99 // 100
+    notes = made.compilation.shaping.notes
+    assert "adds up to 20 Mbit/s, more than the 10 Mbit/s that it has" in notes[1].text
+    assert not notes[1].degraded
+    assert 2 not in notes
+    change(made, cap(1, "100 Mbit/s"))
+    assert above(made, "10.1.0.3") == [2_500_000]
+    assert 1 not in made.compilation.shaping.notes
+
+
+def test_a_burst_is_bounded_where_less_is_given_than_was_asked_for() -> None:
+    made = gateway(
+        cap(1, "8 kbit/s"), shape(2, "10.1.0.0/24", "20 Mbit/s", per="target", burst="20 MB"), shape(3, "10.1.0.2")
+    )
+    tree = made.kernel.trees["lan"]
+    for each in tree.classes.values():
+        assert each.burst <= 60 * each.rate + 2 * MTU
+
+
+# -- changes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rate": "5 Mbit/s"},
+        {"target": "10.1.0.3"},
+        {"target": "10.1.0.0/24", "per": "target"},
+        {"target": "10.1.0.0/24", "per": "host"},
+        {"target": "10.1.0.0/24", "per": "/28"},
+        {"direction": "from"},
+        {"protocol": "tcp"},
+        {"interface": "wan"},
+        {"target": "10.1.0.1"},
+        {"target": "fd00:1::2"},
+        {"target": "0.0.0.0/0", "per": "target"},
+    ],
+)
+def test_a_rule_becomes_another_and_becomes_itself_again(fields: dict[str, object]) -> None:
+    others = [shape(2, "10.1.0.0/16", "20 Mbit/s", per="target"), shape(3, "10.1.1.2")]
+    rule = shape(1, "10.1.0.2")
+    made, fresh = gateway(rule, *others), gateway(shape(1, **{"target": "10.1.0.2", **fields}), *others)  # type: ignore[arg-type]
+    before = made.describe()
+    change(made, shape(1, **{"target": "10.1.0.2", **fields}))  # type: ignore[arg-type]
+    assert made.describe() == fresh.describe()
+    change(made, rule)
+    assert made.describe() == before
+
+
+def test_a_lane_and_a_device_that_go_and_come_back_within_a_pass() -> None:
+    """Somebody asked for the plan in between."""
+    made = gateway(shape(1, "10.1.0.2"), shape(2, "10.1.0.3"))
+    for rule_id in (1, 2):
+        made.drop(rule_id)
+    assert made.plan()
+    assert made.compilation.state.trees == {}
+    change(made, shape(3, "10.1.0.9"))
+    assert waits(made, "10.1.0.9") == 3
+
+
+def test_nobody_gets_a_class_that_the_kernel_still_leads_others_to() -> None:
+    made = gateway(shape(1, "10.1.0.2"), shape(2, "10.1.0.3"))
+    left = number(made, "10.1.0.2")
+    change(made, shape(3, "10.1.0.1", interface="lan"), shape(4, "10.1.1.1"), drop=[1])
+    assert left not in {number(made, dst) for dst in ("10.1.0.1", "10.1.0.3", "10.1.1.1")}
+    change(made, shape(5, "10.1.1.2"))
+    assert number(made, "10.1.1.2") == left, "now it is free"
+
+
+def test_at_a_start_nobody_takes_the_class_of_a_host_that_has_one() -> None:
+    made = gateway(shape(1, "10.1.0.9"))
+    held = number(made, "10.1.0.9")
+    made.rules[2] = shape(2, "10.1.0.2")
+    made.restart()
+    made.apply(made.plan_all())
+    made.compilation.settle()
+    assert number(made, "10.1.0.9") == held != number(made, "10.1.0.2")
+
+
+def test_who_was_held_at_a_start_is_not_welcomed_again_later() -> None:
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    made.see(["10.1.0.2"])
+    made.sync()
+    made.restart()
+    assert not made.plan_all()
+    made.compilation.settle()
+    assert is_host(number(made, "10.1.0.2"))
+    made.compilation.shaping.dismiss("lan", {number(made, "10.1.0.2")})
+    change(made, shape(2, "10.1.1.0/24", per="target"))
+    assert not is_host(number(made, "10.1.0.2"))
+
+
+# -- who is in whose way --------------------------------------------------------------------------------------------
+
+
+def problem(made: Gateway, rule_id: int) -> str:
+    return made.compilation.problems[rule_id]
+
+
+def test_two_that_would_claim_one_packet_name_each_other_and_the_older_stays() -> None:
+    made = gateway(shape(1, "10.1.0.2"), shape(2, "10.1.0.0/24", per="target", protocol="tcp"))
+    assert problem(made, 2).startswith(
+        "On lan a packet would belong to this rule and to rule 1, `shape to 10.1.0.2 any"
+    )
+    assert waits(made, "10.1.0.2", protocol="tcp", port=80) == 1
+    change(made, drop=[1])
+    assert (waits(made, "10.1.0.2", protocol="tcp", port=80), made.compilation.problems) == (2, {})
+    change(made, shape(1, "10.1.0.2"))
+    assert made.compilation.problems.keys() == {2}
+    assert waits(made, "10.1.0.2", protocol="tcp", port=80) == 1
+
+
+def test_blocks_of_different_sizes_do_not_mix_and_ports_that_do_not_meet_do() -> None:
+    made = gateway(shape(1, "10.1.0.0/16", per="host"), shape(2, "10.1.0.0/24", per="/28"))
+    assert made.compilation.problems.keys() == {2}
+    change(
+        made, *(shape(1 + n, "10.1.0.0/16", per=per, protocol="udp", ports=n) for n, per in enumerate(("host", "/28")))
+    )
+    assert made.compilation.problems == {}
+
+
+def test_from_and_to_meet_unless_both_ends_lie_behind_the_device_together() -> None:
+    made = gateway(shape(1, "10.1.0.2", direction="from"), shape(2, "192.0.2.7"))
+    assert made.compilation.problems.keys() == {2}
+    assert "On wan" in problem(made, 2)
+    assert "`interface`" in problem(made, 2)
+    apart = gateway(
+        shape(1, "10.1.0.2", direction="from", interface="lan"),
+        shape(2, "10.1.0.3", interface="lan"),
+        shape(3, "10.2.0.2"),
+    )
+    assert apart.compilation.problems == {}, "what the two send each other does not come by"
+
+
+def test_a_rule_that_finds_no_place_on_one_of_its_devices_drives_nobody_from_the_other() -> None:
+    rules = [
+        shape(1, "10.2.0.0/16", per="target", interface="wan", protocol="udp"),
+        shape(5, "10.0.0.0/8", per="target"),
+        shape(9, "10.1.0.2", protocol="udp"),
+    ]
+    made = Gateway()
+    for rule in (rules[0], rules[2], rules[1]):
+        made.put(rule)
+    assert made.compilation.problems.keys() == {5}
+    made.retry()
+    assert made.compilation.problems.keys() == {5}
+    change(made, drop=[1])
+    assert made.compilation.problems.keys() == {9}
+    change(made, rules[0])
+    assert made.compilation.problems.keys() == {5}
+
+
+# -- the host -------------------------------------------------------------------------------------------------------
+
+
+def without(need: str, **facts: object) -> Facts:
+    return replace(gateway_facts, capabilities={need: f"there is no {need}."}, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("need", ["iptables", "ipset", "mangle", "marks", "htb", "tbf", "bpf"])
+def test_what_the_host_lacks_is_the_reason(need: str) -> None:
+    made = gateway(shape(1, "10.1.0.2"), facts=without(need))
+    assert made.compilation.problems == {1: f"there is no {need}."}
+    six = {"iptables": "ip6tables", "mangle": "mangle6"}.get(need, need)
+    made = gateway(shape(1, "fd00:1::2"), facts=without(six))
+    assert made.compilation.problems == {1: f"there is no {six}."}
+
+
+def test_without_fq_codel_there_is_still_a_queue() -> None:
+    made = gateway(shape(1, "10.1.0.2"), facts=without("fq_codel"))
+    assert str(queue(made, "10.1.0.2").leaf) == "pfifo limit 32"
+
+
+def test_without_an_ifb_device_the_rest_is_shaped_and_the_operator_hears() -> None:
+    made = gateway(shape(1, "10.1.0.2", direction="from"), shape(2, "10.1.0.1"), facts=without("ifb"))
+    assert waits(made, "192.0.2.7", "10.1.0.2") == 1
+    assert made.compilation.shaping.notes[1] == ("What ends on this host is not shaped: there is no ifb.", True)
+    assert made.compilation.problems == {2: "What ends on this host is not shaped: there is no ifb."}
+    assert INGRESS_DEVICE not in made.kernel.trees
+
+
+def test_a_device_with_the_qdisc_of_somebody_else_is_left_alone() -> None:
+    made = gateway(shape(1, "10.1.0.2"), shape(2, "192.0.2.7"), facts=replace(gateway_facts, foreign={"lan": "htb 1:"}))
+    assert "lan has a qdisc that is not ours (htb 1:)" in problem(made, 1)
+    assert "--take-over lan" in problem(made, 1)
+    assert made.kernel.trees.keys() == {"wan"}
+    made.compilation.protect(gateway_facts)
+    change(made)
+    assert waits(made, "10.1.0.2") == 1
+
+
+def test_what_is_shaped_moves_to_where_it_leaves_now() -> None:
+    made = gateway(shape(1, "192.0.2.7"), shape(2, "10.1.0.2"))
+    made.route(UPLINKS)
+    change(made)
+    assert made.kernel.trees.keys() == {"lan", "other", "wan"}
+    assert "by other and wan" in made.compilation.shaping.notes[1].text
+    made.route(WITHOUT_WAN)
+    change(made)
+    assert made.kernel.trees.keys() == {"lan"}
+    assert "No route leads to 192.0.2.7" in problem(made, 1)
+    made.route(HOME)
+    change(made)
+    assert (waits(made, "192.0.2.7", "10.1.0.2"), made.compilation.shaping.notes) == (1, {})
+    made.route(Topology())
+    change(made)
+    assert made.kernel.trees == {}
+    assert made.compilation.problems.keys() == {1, 2}
+
+
+# -- how many -------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_hosts_than_a_device_has_handles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    made = gateway(*(shape(host, f"10.1.0.{host}") for host in range(2, 6)))
+    assert made.compilation.problems.keys() == {5}
+    assert "lan has classes for 3 hosts already" in problem(made, 5)
+    change(made, drop=[2])
+    assert made.compilation.problems == {}
+
+
+def test_newcomers_for_whom_there_is_no_room_go_on_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    made = gateway(shape(1, "10.1.0.0/24", per="host"))
+    made.see([f"10.1.0.{host}" for host in (2, 3, 4)])
+    change(made)
+    assert [is_host(number(made, f"10.1.0.{host}")) for host in (2, 3, 4)] == [True, True, False]
+    note = made.compilation.shaping.notes[1]
+    assert note.degraded
+    assert "More hosts are active on lan than the 3" in note.text
+    made.compilation.shaping.dismiss("lan", {number(made, "10.1.0.2")})
+    change(made)
+    assert made.compilation.shaping.notes == {}
+    made.see(["10.1.0.4"])
+    change(made)
+    assert is_host(number(made, "10.1.0.4"))
+
+
+def test_no_more_budgets_than_there_are_numbers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_BUDGETS", 2)
+    made = gateway(*(shape(n, f"10.1.{n}.0/24", per="target") for n in range(1, 4)))
+    assert made.compilation.problems.keys() == {3}
+    assert "lan has 2 budgets for subnets already" in problem(made, 3)
+    change(made, shape(4, "10.1.0.2", per="target"))
+    assert made.compilation.problems.keys() == {3}, "a single address is no subnet"
+
+
+def test_hosts_are_dealt_out_to_several_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.traffic.SHARD_HOSTS", 2)
+    made = gateway(*(shape(host, f"10.1.0.{host}") for host in range(2, 7)))
+    children = [number(made, f"10.1.0.{host}") >> 16 for host in range(2, 7)]
+    assert len(made.kernel.trees["lan"].children) == 3
+    assert max(map(children.count, children)) == 2
+    for host in range(2, 7):
+        change(made, drop=[host])
+    assert made.kernel.trees == {}
