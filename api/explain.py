@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -14,10 +15,10 @@ from api.context import StoreOf
 from api.problems import responses
 from api.waiting import choose_hosts
 from netlimit.errors import RuleError
-from netlimit.explain import Explanation, explain
+from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
-from netlimit.records import HostStatus
-from netlimit.rules import Protocol, Rule
+from netlimit.records import HostStatus, State
+from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
 
 router = APIRouter(tags=["kernel"])
@@ -58,19 +59,37 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
         raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
     hosts = choose_hosts(store.hosts(), query.host)
     own = frozenset(address for host in hosts for address in host.own)
-    return _write(explain(_find_rules(store, packet, query.host), packet, own, _merge_safe(hosts)))
+    rules = _find_rules(store, packet, query.host)
+    refused = _find_refused(store, rules, hosts)
+    explanation = explain([rule for rule in rules if rule.id not in refused], packet, own, _merge_safe(hosts))
+    misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
+    return _write(replace(explanation, steps=(*explanation.steps, *misses)))
 
 
 def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:
-    """The rules in force that one of the packet's ends is a target of."""
+    """The rules in force that one of the packet's ends is a target of, and those for all that leaves by a device."""
     now = datetime.now(UTC)
     found: dict[int, Rule] = {}
-    for address in (packet.src, packet.dst):
+    wanted: list[dict[str, Any]] = [{"contains": str(packet.src)}, {"contains": str(packet.dst)}]
+    wanted += [{"target": everything, "action": Action.SHAPE.value} for everything in ("0.0.0.0/0", "::/0")]
+    for each in wanted:
         last = 0
-        while chunk := store.select(contains=str(address), after=last, limit=_AT_ONCE)[0]:
+        while chunk := store.select(**each, after=last, limit=_AT_ONCE)[0]:
             last = chunk[-1].rule.id
             found.update((kept.rule.id, kept.rule) for kept in chunk if kept.rule.in_force(now, host))
     return [found[number] for number in sorted(found)]
+
+
+def _find_refused(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> dict[int, str]:
+    """The rules that none of these gateways can enforce, with the sentence of one that should."""
+    now, refused = datetime.now(UTC), {}
+    by_id = {rule.id: rule for rule in rules}
+    for rule_id, exceptional in store.exceptional(list(by_id)).items():
+        here = [exceptional.get(host.host) for host in hosts if by_id[rule_id].in_force(now, host.host)]
+        sentences = [each.message for each in here if each is not None and each.state is State.ERROR]
+        if here and len(sentences) == len(here):
+            refused[rule_id] = sentences[0]
+    return refused
 
 
 def _merge_safe(hosts: list[HostStatus]) -> tuple[str, ...]:

@@ -317,7 +317,9 @@ class Verdict(Strict):
 class Explanation(Strict):
     """What happens to a packet, and which rules are why, in the order in which they are asked."""
 
-    verdict: str
+    verdict: str = Field(
+        description="`passes`, `limited`, `shaped` (it is queued, and nothing else limits it), `allowed` or `blocked`."
+    )
     text: str
     steps: list[Verdict]
 

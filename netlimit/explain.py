@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from netlimit.chains import precedence
 from netlimit.limits import Facts, Group, Limit, compile_rule, own_addresses, parse_safe
 from netlimit.packet import Packet
+from netlimit.queueing import ask_caps, ask_queues, find_elsewhere, find_exit, is_cap
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, format_target
+from netlimit.tree import INGRESS_DEVICE
 
 _NEIGHBOUR_DISCOVERY = range(133, 138)
 
@@ -34,8 +36,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`verdict` is "passes", "limited", "allowed" or "blocked"; `steps` stand in the order in which rules are asked,
-    those that hit first."""
+    """`verdict` is "passes", "limited", "shaped" (limited by queues alone), "allowed" or "blocked"; `steps` stand in
+    the order in which rules are asked, those that hit first."""
 
     verdict: str
     steps: tuple[Step, ...]
@@ -53,37 +55,66 @@ def explain(rules: Iterable[Rule], packet: Packet, own: Iterable[str] = (), safe
     An interface that is None is not known; a rule that names one then does not hit, and says so.
     """
     facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
-    untouched = _find_untouched(packet)
-    if untouched:
-        return Explanation("passes", (Step(None, False, untouched),))
+    if _is_loopback(packet):
+        return Explanation("passes", (Step(None, False, "Loopback is never touched."),))
+    device = find_exit(packet, facts)
     misses: list[Step] = []
     concerned: list[Rule] = []
+    caps: list[Rule] = []
     for rule in rules:
-        reason = _find_mismatch(rule, packet) or _find_exemption(rule, packet, facts)
+        if is_cap(rule, device):
+            caps.append(rule)
+            continue
+        reason = _find_mismatch(rule, packet, device) or _find_exemption(rule, packet, facts, device)
         if reason:
             misses.append(Step(rule, False, reason))
         else:
             concerned.append(rule)
-    verdict, steps = _judge(concerned, facts)
+    if _is_neighbour_discovery(packet):
+        misses = [Step(None, False, "Neighbour discovery (ICMPv6 133 to 137) is never touched.")]
+        verdict, steps = "passes", list[Step]()
+    else:
+        verdict, steps = _judge(concerned, device, facts)
+    return _conclude(verdict, [*steps, *_ask_caps(caps, device, verdict)], misses)
+
+
+def _conclude(verdict: str, steps: list[Step], misses: list[Step]) -> Explanation:
+    hits = [step.rule.action for step in steps if step.hits and step.rule is not None]
+    if verdict == "passes" and any(action is Action.SHAPE for action in hits):
+        verdict = "shaped"
     return Explanation(verdict, (*sorted(steps, key=lambda step: not step.hits), *misses))
 
 
-def _judge(rules: list[Rule], facts: Facts) -> tuple[str, list[Step]]:
-    """Allow and block by the longest prefix, then the limits."""
+def _ask_caps(caps: list[Rule], device: str | None, verdict: str) -> list[Step]:
+    """What is capped is the device, not this traffic: nothing exempts from it but being dropped before."""
+    if verdict == "blocked":
+        return [Step(rule, False, "blocked before it leaves") for rule in caps]
+    return [Step(*finding) for finding in ask_caps(caps, device)]
+
+
+def _judge(rules: list[Rule], device: str | None, facts: Facts) -> tuple[str, list[Step]]:
+    """Allow and block by the longest prefix, then the limits, then the queues."""
     allows = sorted((rule for rule in rules if rule.action is Action.ALLOW), key=_length, reverse=True)
     blocks = sorted((rule for rule in rules if rule.action is Action.BLOCK), key=_length, reverse=True)
-    limits = [rule for rule in rules if rule.action.limits]
+    limits = [rule for rule in rules if rule.action.limits and rule.action is not Action.SHAPE]
+    queues = [rule for rule in rules if rule.action is Action.SHAPE]
     if blocks and (not allows or _length(blocks[0]) > _length(allows[0])):
-        first, others = blocks[0], [*blocks[1:], *allows, *limits]
+        first, others = blocks[0], [*blocks[1:], *allows, *limits, *queues]
         steps = [Step(first, True, "blocked: no allow is as specific")]
         return "blocked", steps + [Step(rule, False, f"blocked already by rule {first.id}") for rule in others]
     if allows:
-        first, others = allows[0], [*allows[1:], *blocks, *limits]
+        # What ends here is queued before netfilter: who names the very address asks nobody who is allowed.
+        named = [rule for rule in queues if device == INGRESS_DEVICE and facts.protects(rule.target)]
+        first, others = allows[0], [*allows[1:], *blocks, *limits, *(rule for rule in queues if rule not in named)]
         steps = [Step(first, True, "allowed: limited and blocked by nothing")]
-        return "allowed", steps + [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
+        steps += [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
+        return "allowed", [*steps, *(Step(*finding) for finding in ask_queues(named, device, facts))]
     steps = list(_ask_limits(limits, facts))
     limited = any(step.hits and step.rule is not None and step.rule.action is not Action.OBSERVE for step in steps)
-    return "limited" if limited else "passes", steps
+    return "limited" if limited else "passes", [
+        *steps,
+        *(Step(*finding) for finding in ask_queues(queues, device, facts)),
+    ]
 
 
 def _ask_limits(rules: list[Rule], facts: Facts) -> Iterator[Step]:
@@ -123,15 +154,15 @@ def _describe(rule: Rule) -> str:
     return f"{rule.rate.text} for {bucket}{counts}; {verb}"
 
 
-def _find_untouched(packet: Packet) -> str | None:
-    if "lo" in (packet.in_interface, packet.out_interface) or packet.src.is_loopback or packet.dst.is_loopback:
-        return "Loopback is never touched."
-    if packet.protocol == "icmp" and packet.src.version == 6 and packet.icmp_type in _NEIGHBOUR_DISCOVERY:
-        return "Neighbour discovery (ICMPv6 133 to 137) is never touched."
-    return None
+def _is_loopback(packet: Packet) -> bool:
+    return "lo" in (packet.in_interface, packet.out_interface) or packet.src.is_loopback or packet.dst.is_loopback
 
 
-def _find_mismatch(rule: Rule, packet: Packet) -> str | None:
+def _is_neighbour_discovery(packet: Packet) -> bool:
+    return packet.protocol == "icmp" and packet.src.version == 6 and packet.icmp_type in _NEIGHBOUR_DISCOVERY
+
+
+def _find_mismatch(rule: Rule, packet: Packet, device: str | None) -> str | None:
     """Why the rule does not speak of this packet; None if it does."""
     end = packet.src if rule.direction is Direction.FROM else packet.dst
     if end.version != rule.family or end not in rule.target:
@@ -146,6 +177,8 @@ def _find_mismatch(rule: Rule, packet: Packet) -> str | None:
     ):
         if ranges and not _within(port, ranges):
             return f"the {name} is {'not given' if port is None else port}"
+    if rule.action is Action.SHAPE:
+        return find_elsewhere(rule, device)
     interface = packet.in_interface if rule.direction is Direction.FROM else packet.out_interface
     if selector.interface and selector.interface != interface:
         way = "enters by" if rule.direction is Direction.FROM else "leaves by"
@@ -153,11 +186,12 @@ def _find_mismatch(rule: Rule, packet: Packet) -> str | None:
     return None
 
 
-def _find_exemption(rule: Rule, packet: Packet, facts: Facts) -> str | None:
+def _find_exemption(rule: Rule, packet: Packet, facts: Facts, device: str | None) -> str | None:
     """Why a rule that speaks of the packet may not touch it; a rule that names the exact address may."""
     if rule.action is Action.ALLOW or facts.protects(rule.target):
         return None
-    for end in (packet.src, packet.dst):
+    incoming = rule.action is Action.SHAPE and device == INGRESS_DEVICE
+    for end in (packet.src,) if incoming else (packet.src, packet.dst):
         if any(end.version == net.version and end in net for net in facts.safe):
             return f"{end} is in the safe set, and the rule does not name it"
     end = packet.src if rule.direction is Direction.FROM else packet.dst

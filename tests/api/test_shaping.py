@@ -124,3 +124,15 @@ def test_metrics_count_rules_that_have_a_name(url: str, client: httpx.Client, st
     ):
         assert f"netlimit_rule_{name} {float(value)}" in lines
     assert not any('rule="2"' in line for line in lines)
+
+
+def test_the_queue_of_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={**SHAPED, "direction": "to", "name": "hosts"})
+    client.post("/rules", json={"target": "::/0", "rate": "90 Mbit/s", "per": "target", "action": "shape"})
+    client.post("/rules", json={**POLICED, "direction": "to"})
+    report(store)
+    store.mark("gw1", [Exceptional(3, State.ERROR, "xt_hashlimit is missing.")], [])
+    answer = client.get("/explain?src=192.0.2.7&dst=10.1.2.3&out=lan").json()
+    assert answer["verdict"] == "shaped"
+    assert [(step["rule"], step["hits"]) for step in answer["steps"]] == [(1, True), (2, True), (3, False)]
+    assert answer["steps"][2]["reason"] == "not enforced: xt_hashlimit is missing."
