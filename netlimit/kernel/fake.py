@@ -293,10 +293,13 @@ class FakeKernel:
         if step.drop:
             self.program, self.lanes, self._seen = None, {}, {}
             return
-        if step.ingress is None and self.program is None:
+        if step.add and step.ingress is None and self.program is None:
             raise KernelError(str(step), "there is no program of ours on the ingress of any device")
-        if step.ingress is not None and INGRESS_DEVICE not in self.trees:
-            raise KernelError(str(step), f'Cannot find device "{INGRESS_DEVICE}"')
+        if step.ingress is not None:
+            there = {*self.routes.devices, *self.trees}
+            for device in (INGRESS_DEVICE, *step.ingress.devices):
+                if device not in there:
+                    raise KernelError(str(step), f'Cannot find device "{device}"')
         for name, entries in step.add.items():
             for key, entry in entries.items():
                 self.lanes.setdefault(name, {})[key] = _Element(entry._replace(expires=0))
