@@ -215,6 +215,7 @@ class FakeKernel:
         """A device that goes takes with it what it has."""
         for device in [each for each in self.trees if each not in (*self.routes.devices, INGRESS_DEVICE)]:
             del self.trees[device]
+            self.used.pop(device, None)
 
     def usages(self, device: str) -> dict[int, Usage]:
         """Answer with what `used` says; classes without a word there have counted nothing."""
@@ -242,8 +243,12 @@ class FakeKernel:
             if self.roots.get(device) != step.put_back and device in self.roots:
                 raise KernelError(str(step), f"{device} has a root qdisc that is not ours")
             self.roots.pop(device, None)
-            self.trees[device] = Tree(step.root.handle, step.root.cap)
+            before = self.trees.get(device)
+            standing = before is not None and before.kind == "htb" and before.handle == step.root.handle
+            if step.root.cap is not None or not standing:
+                self.trees[device] = Tree(step.root.handle, step.root.cap)
         if step.drop:
+            self.used.pop(device, None)
             if self.trees.pop(device, None) is not None and step.put_back is not None:
                 self.roots[device] = step.put_back
             return
@@ -263,6 +268,8 @@ class FakeKernel:
         for number in step.gone:
             _take_out(number, classes, children)
         self.trees[device] = Tree(tree.handle, tree.cap, classes, children)
+        counting = {*classes, classid(tree.handle, 0)}
+        self.used[device] = {n: usage for n, usage in self.used.get(device, {}).items() if n in counting}
 
     def _check_parent(
         self, step: WriteTree, each: QueueClass, root: int, classes: Mapping[int, object], children: Mapping[int, int]

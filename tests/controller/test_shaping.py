@@ -1,0 +1,485 @@
+"""What is shaped follows rules, hosts, devices and whatever others do to them, pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import KernelError
+from netlimit.kernel.base import Addresses
+from netlimit.packet import Packet
+from netlimit.records import State
+from netlimit.rules import Rule, parse_rule
+from netlimit.store import Store
+from netlimit.tree import INGRESS_DEVICE, Queues, SavedRoot, Topology, Usage
+from tests.controller.conftest import Site
+from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, is_host
+
+PFIFO = SavedRoot(1, "pfifo", "07000000")
+
+
+class Shaper(Site):
+    """A gateway with clients behind `lan`, and the rest behind `wan`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kernel.routes = HOME
+        self.kernel.where = Addresses(("10.1.0.1", "10.2.0.1"), ())
+
+    def shape(self, target: str, rate: str = "1 Mbit/s", **fields: object) -> Rule:
+        return self.add(**{"action": "shape", "direction": "to", "target": target, "rate": rate, **fields})
+
+    def change(self, rule: Rule, **fields: object) -> None:
+        before = {"action": "shape", "direction": "to", "target": str(rule.target), "rate": "1 Mbit/s"}
+        self.store.replace(rule.id, parse_rule({**before, **fields}, self.clock()), "test", self.clock())
+
+    def remove(self, rule: Rule) -> None:
+        self.store.remove(rule.id, "test", self.clock())
+
+    def tick(self, times: int = 1) -> None:
+        """Whatever the controller does from time to time is due."""
+        for _ in range(times):
+            self.controller._due = dict.fromkeys(self.controller._due, 0.0)
+            self.controller.tick()
+
+    def find(self, dst: str, src: str = "192.0.2.7", device: str | None = "lan") -> int | None:
+        """The class in which a packet waits."""
+        entered = "lan" if device != "lan" else "wan"
+        return self.kernel.find_class(
+            Packet(ip_address(src), ip_address(dst), in_interface=entered, out_interface=device)
+        )
+
+    def use(self, dst: str, packets: int) -> None:
+        """A host has received so many packets more, and they have left its class."""
+        number = self.find(dst)
+        assert number is not None
+        used = self.kernel.used.setdefault("lan", {})
+        sent = packets + (used[number].packets if number in used else 0)
+        used[number] = Usage(sent, 100 * sent, 0, 0, 0, 0)
+
+    def counted(self, rule: Rule) -> int:
+        self.controller._count([rule.id])
+        return self.store.counters(rule.id)["gw"].total.matched_packets
+
+    def said(self, rule: Rule) -> tuple[State, str] | None:
+        """What is said of a rule that is not simply applied."""
+        states = self.store.exceptional([rule.id])
+        return (states[rule.id]["gw"].state, states[rule.id]["gw"].message) if states else None
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Shaper]:
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    yield Shaper(store)
+    store.close()
+
+
+# -- passes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_shapes_from_the_next_pass_on_and_no_longer_when_removed(gateway: Shaper) -> None:
+    rule = gateway.shape("10.1.0.2")
+    gateway.controller.sync()
+    assert is_host(gateway.find("10.1.0.2") or 0)
+    assert gateway.said(rule) is None
+    gateway.remove(rule)
+    gateway.controller.sync()
+    assert (gateway.kernel.trees, gateway.kernel.sets, gateway.kernel.chains) == ({}, {}, {})
+    assert gateway.store.numbering("gw") == {}
+
+
+def test_one_more_host_is_one_class_and_one_entry(gateway: Shaper) -> None:
+    for host in range(2, 9):
+        gateway.shape(f"10.1.0.{host}")
+    gateway.controller.sync()
+    gateway.kernel.applied.clear()
+    gateway.shape("10.1.1.1")
+    gateway.controller.sync()
+    written = [line for step in gateway.kernel.applied for line in step.lines()]
+    assert len([line for line in written if line.startswith("ipset")]) == 1
+    classes = [line for line in written if line.startswith("tc class")]
+    assert len(classes) == 2, "its own, and the one that its child HTB hangs on"
+
+
+def test_a_pass_without_changes_touches_nothing_nor_does_a_new_start(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.shape("10.1.0.2")
+    gateway.shape("10.1.0.1", ttl="1h")
+    gateway.controller.sync()
+    gateway.send("192.0.2.7", "10.1.0.3")
+    gateway.kernel.applied.clear()
+    gateway.controller.sync()
+    gateway.restart().sync()
+    gateway.tick(3)
+    assert gateway.kernel.applied == []
+    assert gateway.store.hosts()[0].drift == 0
+
+
+def test_a_rule_ends_when_its_time_is_over(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.2", ttl="10m")
+    gateway.shape("10.1.0.1", ttl="10m")
+    gateway.controller.sync()
+    gateway.clock.pass_by(minutes=11)
+    gateway.controller.sync()
+    assert (gateway.kernel.trees, gateway.kernel.program) == ({}, None)
+
+
+def test_a_step_that_fails_anywhere_is_put_right_by_the_next_pass(gateway: Shaper) -> None:
+    kept = gateway.shape("10.1.0.0/16", "20 Mbit/s", per="target")
+    gateway.controller.sync()
+    for step in range(10):
+        gateway.change(kept, target=f"10.1.{step}.0/24", rate="20 Mbit/s", per="target")
+        gateway.shape(f"10.1.{step}.2", direction="from" if step % 2 else "to")
+        gateway.shape(f"10.2.{step}.0/24", per="host", protocol="tcp")
+        gateway.kernel.fail_at(step)
+        try:
+            gateway.controller.sync()
+        except KernelError:
+            gateway.controller._in_step = False
+            gateway.controller.sync()
+        gateway.kernel._failing = None
+        assert not gateway.controller.plan(), f"step {step}"
+        assert gateway.store.hosts()[0].applied_revision == gateway.store.revision()
+
+
+def test_a_paused_controller_leaves_queues_alone_and_begins_anew(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.tick()
+    gateway.store.pause("gw", True)
+    gateway.kernel.trees.clear()
+    gateway.tick(2)
+    assert gateway.kernel.trees == {}
+    gateway.store.pause("gw", False)
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is not None
+
+
+# -- hosts that appear ----------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_appears_gets_a_class_and_loses_it_when_it_is_idle(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    shared = gateway.find("10.1.0.2")
+    assert not is_host(shared or 0)
+    gateway.tick()
+    own = gateway.find("10.1.0.2")
+    assert is_host(own or 0)
+    for _ in range(4):
+        gateway.clock.pass_by(minutes=1)
+        gateway.use("10.1.0.2", 5)
+        gateway.tick()
+        assert gateway.find("10.1.0.2") == own, "it is busy"
+    gateway.clock.pass_by(seconds=130)
+    gateway.kernel._expire()
+    gateway.tick(2)
+    assert gateway.find("10.1.0.2") == shared
+
+
+def test_who_has_something_waiting_is_not_idle(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    gateway.find("10.1.0.2")
+    gateway.tick()
+    own = gateway.find("10.1.0.2")
+    assert own is not None
+    gateway.kernel.used["lan"] = {own: Usage(5, 500, 0, 0, 1, 100)}
+    for _ in range(3):
+        gateway.clock.pass_by(minutes=3)
+        gateway.kernel._expire()
+        gateway.tick()
+    assert gateway.find("10.1.0.2") == own
+
+
+def test_a_host_with_a_rule_of_its_own_keeps_its_class_however_idle(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.shape("10.1.0.2")
+    gateway.tick()
+    own = gateway.find("10.1.0.2")
+    for _ in range(3):
+        gateway.clock.pass_by(minutes=3)
+        gateway.tick()
+    assert gateway.find("10.1.0.2") == own
+
+
+def test_who_sends_to_the_host_itself_appears_too(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", direction="from", per="host")
+    gateway.tick()
+    shared = gateway.find("10.1.0.1", "10.1.0.2", None)
+    gateway.tick(2)
+    own = gateway.find("10.1.0.1", "10.1.0.2", None)
+    assert is_host(own or 0)
+    assert own != shared is not None
+
+
+def test_hosts_keep_their_classes_over_a_restart(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    for host in (4, 3, 2):
+        gateway.find(f"10.1.0.{host}")
+        gateway.tick()
+    before = {host: gateway.find(f"10.1.0.{host}") for host in (2, 3, 4)}
+    gateway.restart()
+    gateway.tick()
+    assert {host: gateway.find(f"10.1.0.{host}") for host in (2, 3, 4)} == before
+    assert gateway.store.hosts()[0].drift == 0
+
+
+def test_more_hosts_than_a_device_holds_are_said_and_go_on_sharing(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_HOSTS", 3)
+    wide = gateway.shape("10.1.0.0/24", per="host")
+    gateway.shape("10.1.0.2")
+    gateway.tick()
+    for host in (3, 4, 5):
+        gateway.find(f"10.1.0.{host}")
+        gateway.tick(2)
+    assert sum(is_host(gateway.find(f"10.1.0.{host}") or 0) for host in (2, 3, 4, 5)) == 2
+    said = gateway.said(wide)
+    assert said is not None
+    assert said[0] is State.DEGRADED
+    refused = gateway.shape("10.1.1.1")
+    gateway.tick()
+    said = gateway.said(refused)
+    assert said is not None
+    assert (said[0], "lan has classes for 3 hosts already" in said[1]) == (State.ERROR, True)
+
+
+# -- counters -------------------------------------------------------------------------------------------------------
+
+
+def test_counters_add_up_while_classes_come_and_go(gateway: Shaper) -> None:
+    wide = gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    for host in (2, 3):
+        gateway.find(f"10.1.0.{host}")
+    gateway.tick()
+    gateway.use("10.1.0.2", 10)
+    gateway.use("10.1.0.3", 20)
+    assert gateway.counted(wide) == 30
+    gateway.clock.pass_by(minutes=3)
+    gateway.kernel._expire()
+    gateway.use("10.1.0.3", 5)
+    gateway.tick()
+    gateway.clock.pass_by(minutes=3)
+    gateway.use("10.1.0.3", 5)
+    gateway.tick(2)
+    assert not is_host(gateway.find("10.1.0.2") or 0)
+    assert gateway.counted(wide) == 40
+    gateway.tick(2)
+    gateway.use("10.1.0.2", 7)
+    assert gateway.counted(wide) == 47
+
+
+def test_counters_go_on_over_a_restart(gateway: Shaper) -> None:
+    rule = gateway.shape("10.1.0.2")
+    gateway.tick()
+    gateway.use("10.1.0.2", 10)
+    assert gateway.counted(rule) == 10
+    gateway.use("10.1.0.2", 3)
+    gateway.restart()
+    gateway.tick()
+    gateway.use("10.1.0.2", 2)
+    assert gateway.counted(rule) == 15
+
+
+def test_an_exception_for_a_host_begins_to_count_with_its_rule(gateway: Shaper) -> None:
+    wide = gateway.shape("10.1.0.0/24", per="host")
+    gateway.tick()
+    gateway.find("10.1.0.2")
+    gateway.tick()
+    gateway.use("10.1.0.2", 100)
+    assert gateway.counted(wide) == 100
+    exception = gateway.shape("10.1.0.2", "2 Mbit/s")
+    gateway.tick()
+    gateway.use("10.1.0.2", 3)
+    assert (gateway.counted(exception), gateway.counted(wide)) == (3, 100)
+    gateway.remove(exception)
+    gateway.tick()
+    gateway.use("10.1.0.2", 4)
+    assert gateway.counted(wide) == 104
+
+
+def test_a_rule_that_is_policed_for_a_while_loses_no_count(gateway: Shaper) -> None:
+    rule = gateway.shape("10.1.0.2")
+    gateway.tick()
+    gateway.use("10.1.0.2", 10)
+    assert gateway.counted(rule) == 10
+    gateway.change(rule, action="drop", rate="100 packets/s")
+    gateway.controller.sync()
+    gateway.send("192.0.2.7", "10.1.0.2", times=30, length=100)
+    assert gateway.counted(rule) == 40
+    gateway.change(rule)
+    gateway.tick()
+    gateway.use("10.1.0.2", 5)
+    assert gateway.counted(rule) == 45
+
+
+# -- devices --------------------------------------------------------------------------------------------------------
+
+
+def test_rules_move_to_where_their_traffic_leaves_now(gateway: Shaper) -> None:
+    far, near = gateway.shape("192.0.2.7"), gateway.shape("10.1.0.2")
+    gateway.tick()
+    assert gateway.find("192.0.2.7", "10.1.0.2", "wan") is not None
+    gateway.kernel.routes = UPLINKS
+    gateway.tick()
+    assert gateway.find("192.0.2.7", "10.1.0.2", "other") is not None
+    assert gateway.said(far) == (
+        State.APPLIED,
+        "Its traffic can leave by other and wan: the rate holds on each of them by itself. `interface` names one.",
+    )
+    assert gateway.said(near) is None
+    gateway.kernel.routes = HOME
+    gateway.tick()
+    assert gateway.kernel.trees.keys() == {"lan", "wan"}
+    assert gateway.said(far) is None
+    assert gateway.store.hosts()[0].drift == 0
+
+
+def test_a_device_that_goes_takes_its_rules_out_of_force_until_it_is_back(gateway: Shaper) -> None:
+    rule = gateway.shape("192.0.2.7")
+    named = gateway.shape("192.0.2.8", interface="wan")
+    gateway.tick()
+    gateway.kernel.routes = WITHOUT_WAN
+    gateway.tick()
+    assert (gateway.kernel.trees, gateway.controller.standing()) == ({}, (0, 2))
+    assert gateway.said(rule) == (State.ERROR, "No route leads to 192.0.2.7; name the device in `interface`.")
+    assert gateway.said(named) == (State.ERROR, "There is no device wan on this host; there are lan.")
+    gateway.kernel.routes = HOME
+    gateway.tick()
+    assert gateway.find("192.0.2.7", "10.1.0.2", "wan") is not None
+    assert (gateway.said(rule), gateway.said(named), gateway.controller.standing()) == (None, None, (2, 0))
+
+
+def test_a_device_that_was_away_for_a_moment_gets_its_tree_again(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.shape("10.1.0.1")
+    gateway.tick()
+    del gateway.kernel.trees["lan"]
+    gateway.kernel.program = None
+    gateway.kernel.lanes = {}
+    gateway.kernel.routes = Topology(HOME.devices, HOME.routes)
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is not None
+    assert gateway.find("10.1.0.1", "10.1.0.2", None) is not None
+
+
+@pytest.mark.parametrize("what", ["a class", "a rate", "the program", "the device of the ingress"])
+def test_what_others_break_is_put_right_and_counted(gateway: Shaper, what: str) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.shape("10.1.0.1")
+    gateway.tick()
+    kernel, number = gateway.kernel, gateway.find("10.1.0.2") or 0
+    tree = kernel.trees["lan"]
+    if what == "a class":
+        kernel.trees["lan"] = replace(tree, classes={n: each for n, each in tree.classes.items() if n != number})
+    elif what == "a rate":
+        slower = tree.classes[number]._replace(rate=1000)
+        kernel.trees["lan"] = replace(tree, classes={**tree.classes, number: slower})
+    elif what == "the program":
+        kernel.program = None
+    else:
+        del kernel.trees[INGRESS_DEVICE]
+        kernel.program, kernel.lanes = None, {}
+    gateway.tick()
+    assert kernel.trees["lan"] == tree
+    assert gateway.find("10.1.0.1", "10.1.0.2", None) is not None
+    assert gateway.store.hosts()[0].drift == 1
+    assert not gateway.controller.plan()
+
+
+# -- qdiscs of others -----------------------------------------------------------------------------------------------
+
+
+def test_a_qdisc_of_somebody_else_is_left_alone_and_ours_comes_when_it_is_gone(gateway: Shaper) -> None:
+    gateway.kernel.roots["lan"] = PFIFO
+    rule = gateway.shape("10.1.0.2")
+    gateway.tick()
+    said = gateway.said(rule)
+    assert said is not None
+    assert (said[0], "lan has a qdisc that is not ours (pfifo 1:)" in said[1]) == (State.ERROR, True)
+    assert gateway.kernel.queues() == Queues({}, {"lan": "pfifo 1:"})
+    del gateway.kernel.roots["lan"]
+    gateway.tick(2)
+    assert gateway.find("10.1.0.2") is not None
+    assert gateway.said(rule) is None
+
+
+def test_somebody_puts_a_qdisc_in_the_place_of_ours(gateway: Shaper) -> None:
+    rule, other = gateway.shape("10.1.0.2"), gateway.shape("192.0.2.7")
+    gateway.tick()
+    del gateway.kernel.trees["lan"]
+    gateway.kernel.roots["lan"] = PFIFO
+    gateway.tick(2)
+    assert gateway.kernel.roots == {"lan": PFIFO}
+    said = gateway.said(rule)
+    assert said is not None
+    assert said[0] is State.ERROR
+    assert gateway.said(other) is None
+    assert gateway.find("192.0.2.7", "10.1.0.2", "wan") is not None
+
+
+def test_a_qdisc_that_was_saved_makes_way_and_comes_back(gateway: Shaper) -> None:
+    gateway.kernel.roots["lan"] = PFIFO
+    gateway.store.save_root("gw", "lan", PFIFO)
+    rule = gateway.shape("10.1.0.2")
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is not None
+    assert gateway.kernel.roots == {}
+    gateway.tick(2)
+    assert gateway.store.hosts()[0].drift == 0
+    gateway.remove(rule)
+    gateway.tick()
+    assert (gateway.kernel.roots, gateway.kernel.trees) == ({"lan": PFIFO}, {})
+
+
+# -- what is said ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_in_the_way_of_another_is_tried_again_when_that_is_gone(gateway: Shaper) -> None:
+    first = gateway.shape("10.1.0.2")
+    second = gateway.shape("10.1.0.0/24", per="target", protocol="tcp")
+    gateway.controller.sync()
+    said = gateway.said(second)
+    assert said is not None
+    assert (said[0], f"rule {first.id}" in said[1]) == (State.ERROR, True)
+    gateway.remove(first)
+    gateway.controller.sync()
+    assert gateway.said(second) is None
+    assert gateway.controller.standing() == (1, 0)
+
+
+def test_what_is_held_in_part_is_degraded_and_what_promises_too_much_is_applied(gateway: Shaper) -> None:
+    gateway.kernel.facts = gateway.kernel.facts._replace(capabilities={"ifb": "there is no ifb."})
+    part = gateway.shape("10.1.0.2", direction="from")
+    gateway.controller.sync()
+    assert gateway.said(part) == (State.DEGRADED, "What ends on this host is not shaped: there is no ifb.")
+    budget = gateway.shape("10.1.0.0/24", "1 Mbit/s", per="target")
+    hosts = [gateway.shape(f"10.1.0.{host}", "1 Mbit/s") for host in (3, 4)]
+    gateway.controller.sync()
+    said = gateway.said(budget)
+    assert said is not None
+    assert said[0] is State.APPLIED
+    assert "adds up to 2 Mbit/s, more than the 1 Mbit/s that it has" in said[1]
+    gateway.remove(hosts[0])
+    gateway.controller.sync()
+    assert gateway.said(budget) is None
+
+
+def test_whoever_manages_the_host_is_not_shaped_unless_named(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.0/24", per="target")
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is not None
+    gateway.kernel.where = Addresses(("10.1.0.1", "10.2.0.1"), ("10.1.0.2",))
+    gateway.tick(2)
+    assert gateway.find("10.1.0.2") is None
+    gateway.shape("10.1.0.2")
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is not None
