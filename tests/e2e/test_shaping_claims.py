@@ -21,9 +21,9 @@ def addresses(lab: Lab) -> None:
 
 def deliver(lab: Lab) -> float:
     """Megabits a second that pass from the host to the service."""
-    with streams.receive(lab.server) as receiver, offer(lab.client, SERVICE, HOST, megabits=3, seconds=2.7) as sender:
+    with streams.receive(lab.server) as receiver, offer(lab.client, SERVICE, HOST, megabits=3, seconds=2) as sender:
         sender.report()
-    return megabits(receiver.report(), HOST, after=0.6, during=2)
+    return megabits(receiver.report(), HOST, after=0.4, during=1.5)
 
 
 def test_the_later_of_two_that_claim_a_packet_names_the_other(gateway: Gateway, lab: Lab) -> None:
