@@ -12,12 +12,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
+from netlimit.records import Counts
 from netlimit.store import Store
 from netlimit.store.migrate import alembic_config
 from netlimit.store.tables import SCHEMA, metadata
 from tests.store.examples import keep
+
+COUNTED = """
+    INSERT INTO counters (host, rule_id, matched_packets, matched_bytes, dropped_packets, dropped_bytes,
+        raw_matched_packets, raw_matched_bytes, raw_dropped_packets, raw_dropped_bytes, since, as_of)
+    VALUES ('gw1', 1, 10, 1000, 5, 500, 1, 2, 3, 4, 5, 6)
+"""
 
 
 @pytest.fixture
@@ -69,6 +76,18 @@ def test_every_step_up_and_down_and_up_again(store: Store) -> None:
     take(store, "head")
     assert shape(store) == schemas[-1]
     assert keep(store).revision == 1
+
+
+def test_counters_that_are_there_have_nothing_delayed_nor_queued(store: Store) -> None:
+    take(store, "0001")
+    with store._database.migrating() as connection:
+        connection.execute(text(COUNTED))
+    store.upgrade()
+    assert keep(store).id == 1
+    (counters,) = store.counters(1).values()
+    assert counters.total == Counts(10, 1000, 5, 500, 0)
+    assert (counters.raw, counters.queued_packets, counters.queued_bytes) == (Counts(1, 2, 3, 4, 0), 0, 0)
+    assert store.saved_roots("gw1") == {}
 
 
 def shape(store: Store) -> list[object]:

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from netlimit.records import Counts, Exceptional, HostStatus, RuleCounters, State
 from netlimit.store import Store
 from netlimit.store.tables import metadata
+from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
 
 STATUS = HostStatus(
@@ -97,9 +98,9 @@ def test_many_states_at_once(store: Store) -> None:
 
 
 def reading(rule_id: int, packets: int) -> RuleCounters:
-    total = Counts(packets, packets * 100, packets // 2, packets * 50)
-    raw = Counts(1, 2**62, 3, 4)
-    return RuleCounters(rule_id, total, raw, NOW, NOW + timedelta(seconds=packets))
+    total = Counts(packets, packets * 100, packets // 2, packets * 50, packets * 7)
+    raw = Counts(1, 2**62, 3, 4, 5)
+    return RuleCounters(rule_id, total, raw, NOW, NOW + timedelta(seconds=packets), packets // 3, 2**40)
 
 
 def test_counters_of_a_rule_by_gateway(store: Store) -> None:
@@ -111,6 +112,34 @@ def test_counters_of_a_rule_by_gateway(store: Store) -> None:
     assert store.counters(one) == {"gw1": reading(one, 11), "gw2": reading(one, 30)}
     assert store.raw_counters("gw1") == {one: reading(one, 11), two: reading(two, 20)}
     assert store.counters(99) == {}
+    assert store.counters_of([one, 99]) == {one: {"gw1": reading(one, 11), "gw2": reading(one, 30)}}
+    assert store.counters_of([]) == {}
+    assert len(store.counters_of(range(2000))) == 2
+
+
+def test_counters_of_rules_that_have_a_name(store: Store) -> None:
+    (one,) = store.add([replace(rule("10.0.0.1"), name="one")], "test", NOW)
+    two = keep(store, "10.0.0.2").id
+    (three,) = store.add([replace(rule("10.0.0.3"), name="three")], "test", NOW)
+    for host in ("gw2", "gw1"):
+        store.count(host, [reading(number, 10) for number in (one.id, two, three.id)])
+    assert [(name, host) for name, host, _ in store.named_counters(3)] == [
+        ("one", "gw1"), ("one", "gw2"), ("three", "gw1"),
+    ]  # fmt: skip
+    assert store.named_counters(1) == [("one", "gw1", reading(one.id, 10))]
+
+
+def test_a_note_on_a_rule_that_is_applied(store: Store) -> None:
+    one, two = (keep(store, f"10.0.0.{n}").id for n in (1, 2))
+    store.report(replace(STATUS, applied_revision=store.revision()), NOW)
+    note = Exceptional(one, State.APPLIED, "It can leave by two devices.")
+    store.mark("gw1", [note], [])
+    assert store.marked("gw1") == {one: note}
+    found = store.census(NOW, [store.revision()])
+    assert sorted((alike.number, sorted(e.state for e in alike.exceptional.values())) for alike in found) == [
+        (1, []), (1, [State.APPLIED]),
+    ]  # fmt: skip
+    assert two not in store.exceptional([one, two])
 
 
 def test_a_removed_rule_leaves_neither_states_nor_counters(store: Store) -> None:
@@ -159,3 +188,17 @@ def test_numbers_stay_with_their_gateway(store: Store) -> None:
     assert store.numbering("gw1") == {("set-a", "200/s"): 2, ("set-a", "300/s"): 1, ("set-b", "100/s"): 5}
     assert store.numbering("gw2") == {("set-a", "100/s"): 9}
     assert store.numbering("gw3") == {}
+
+
+def test_root_qdiscs_are_kept_until_they_are_put_back(store: Store) -> None:
+    first, second = SavedRoot(1, "pfifo", "4d000000"), SavedRoot(0x8001, "tbf", "")
+    assert store.saved_roots("gw1") == {}
+    store.save_root("gw1", "wan", first)
+    store.save_root("gw1", "lan", first)
+    store.save_root("gw2", "wan", first)
+    store.save_root("gw1", "wan", second)
+    assert store.saved_roots("gw1") == {"lan": first, "wan": second}
+    store.forget_root("gw1", "wan")
+    store.forget_root("gw1", "wan")
+    assert store.saved_roots("gw1") == {"lan": first}
+    assert store.saved_roots("gw2") == {"wan": first}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -200,3 +201,12 @@ def test_no_question_reads_the_whole_table(sqlite_store: Store) -> None:
 
 def details(plan: Iterable[Any]) -> list[str]:
     return [str(row[3]) for row in plan]
+
+
+def test_rules_are_found_by_ids_and_names_together(store: Store) -> None:
+    one, two = store.add([replace(rule("10.0.0.1"), name="one"), rule("10.0.0.2")], "test", NOW)
+    found = store.find_some(["2", "one", "1", "002", "nobody", "99", "9" * 18])
+    assert {key: kept.rule for key, kept in found.items()} == {"2": two, "one": one, "1": one, "002": two}
+    assert list(found) == ["2", "one", "1", "002"]
+    assert store.find_some([]) == {}
+    assert len(store.find_some([*map(str, range(3000)), "one"])) == 3
