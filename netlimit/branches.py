@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from netlimit.htb import SLOWEST, size_class
+from netlimit.htb import LARGEST_QUANTUM, MTU, size_class
 from netlimit.tree import FIRST_CHILD, LINE, TOP, LeafKind, QueueClass, Tree, classid
 
 SHARD_HOSTS = 1000
 """The most hosts of one child HTB."""
+_LEAST = 32
+"""Bytes a second; the least that a class is guaranteed, for tc counts how long a burst takes in 32 bits."""
 REMAINDER = 100
 """What has no guarantee of its own gets what the others leave, and at least this part of the branch."""
 
@@ -195,7 +197,7 @@ class Branches:
         for child in branch.children:
             want = self._wants(child)
             share = left if want is None else want if asked <= cut else want * cut // asked
-            self._give(child, max(share, SLOWEST))
+            self._give(child, max(share, _LEAST))
 
     def _give(self, number: int, rate: int) -> None:
         branch = self._branches[number]
@@ -207,7 +209,11 @@ class Branches:
                 self._stale |= set() if branch.leaf else {number}
             return
         ceil = self._branches[branch.parent].wish.ceil
-        self._write(number, size_class(branch.parent, min(rate, ceil), ceil, self._hz))
+        # What is borrowed goes round by quantum: as much as the hosts in it have together, wherever they are.
+        hosts = max(len(shard.hosts), 1)
+        quantum = min(max(shard.total // self._hz, hosts * MTU), hosts * LARGEST_QUANTUM)
+        sized = size_class(branch.parent, min(rate, ceil), ceil, self._hz)
+        self._write(number, sized._replace(quantum=quantum))
         self._write(classid(shard.handle, TOP), size_class(classid(shard.handle, 0), ceil, ceil, self._hz))
 
     def _size(self, branch: _Branch, rate: int) -> QueueClass:

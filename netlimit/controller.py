@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 5.0
 STRUCTURE_SECONDS = 1.0
 NEWCOMER_SECONDS = 0.2
 """How often hosts are looked for that have appeared; until they have a class they share one."""
+NEWCOMER_SHARE = 10
+"""Looking for them rests that many times as long as it took: there can be many that never get a class."""
 QUEUE_SECONDS = 10.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 SWEEP_SHARE = 30
@@ -271,6 +273,7 @@ class Controller:
             transition, touched = compilation.transition(known.structure), compilation.touched_classes
             plan = diff(desired, known, transition, compilation.touched, touched, self._saved_roots())
         else:
+            self._adopt()  # another process may have given out classes since this one looked
             plan = self._diff_all()
         self._in_step = False
         self._apply(plan)
@@ -331,10 +334,6 @@ class Controller:
             if what:
                 self._repair(what)
             self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
-        if self._is_due("queues", min(QUEUE_SECONDS, self._setup.idle.total_seconds())):
-            began = time.monotonic()
-            self._count_queues()
-            self._due["queues"] += SWEEP_SHARE * (time.monotonic() - began)
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
             self._sweep_one()
@@ -447,10 +446,16 @@ class Controller:
 
     def _greet(self) -> None:
         """Give classes to hosts that have appeared, and take them from those that are gone."""
-        if self._compilation is None or not self._compiled.shaping.seen_sets:
+        if self._compilation is None:
             return
-        if self._is_due("newcomers", NEWCOMER_SECONDS):
+        if self._in_step and self._is_due("queues", min(QUEUE_SECONDS, self._setup.idle.total_seconds())):
+            began = time.monotonic()
+            self._count_queues()
+            self._due["queues"] += SWEEP_SHARE * (time.monotonic() - began)
+        if self._compiled.shaping.seen_sets and self._is_due("newcomers", NEWCOMER_SECONDS):
+            began = time.monotonic()
             self._compiled.shaping.welcome(self._find_seen())
+            self._due["newcomers"] += NEWCOMER_SHARE * (time.monotonic() - began)
 
     def _find_seen(self) -> dict[str, list[str]]:
         sets = self._compiled.shaping.seen_sets

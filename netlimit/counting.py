@@ -76,9 +76,10 @@ class Tally:
         changed = []
         for device, there in usages.items():
             before_it = self._usages.get(device, {})
-            self._usages[device] = {number: usage for number, usage in before_it.items() if number in there}
+            wanted = {number for held in classes.values() for where, number in held if where == device}
+            self._usages[device] = {n: usage for n, usage in before_it.items() if n in there or n in wanted}
         for rule_id, held in classes.items():
-            found = {each: usages[each[0]][each[1]] for each in held if each[1] in usages.get(each[0], {})}
+            found = {each: usage for each in held if (usage := self._find_usage(*each, usages)) is not None}
             raw = sum((_as_counts(usage) for usage in found.values()), Counts())
             before = self._counters.get(rule_id)
             if before is None or rule_id in self._known or before.raw == Counts():
@@ -99,6 +100,10 @@ class Tally:
             self._counters[rule_id] = counters
             changed.append(counters)
         return changed
+
+    def _find_usage(self, device: str, number: int, usages: Mapping[str, Mapping[int, Usage]]) -> Usage | None:
+        """What a class has counted; where it was not seen, what it had last: a reading can miss some that are there."""
+        return usages.get(device, {}).get(number) or self._usages.get(device, {}).get(number)
 
     def _gain(self, device: str, number: int, usage: Usage) -> Counts:
         """What a class has counted since it was read last; one that has counted less was made anew."""

@@ -21,7 +21,7 @@ LONGEST_QUEUE = 0.2
 """Seconds of the rate that may wait in a class."""
 LONGEST_BURST = 60
 """Seconds of the rate: HTB saves up no more than a minute at once, and more than 274 s tc would cut off unseen."""
-_LARGEST_QUANTUM = 60_000
+LARGEST_QUANTUM = 60_000
 _LARGEST_BURST = 2**32 - 1
 _FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
 _FEWEST_FQ_PACKETS = 1024
@@ -63,7 +63,7 @@ def size_class(
     None for an inner class.
     """
     bucket, lent = (_size_burst(each, hz, burst) for each in (rate, ceil))
-    quantum = min(max(rate // hz, MTU), _LARGEST_QUANTUM)
+    quantum = min(max(rate // hz, MTU), LARGEST_QUANTUM)
     return QueueClass(parent, rate, ceil, bucket, lent, quantum, size_leaf(leaf, ceil) if leaf else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_network
@@ -49,71 +49,76 @@ def find_way(rule: Rule, facts: Facts) -> Way:
 
 
 def find_home(target: Target, device: str, topology: Topology) -> Target | None:
-    """The network behind a device that a target lies in: what two in it send each other does not come by here."""
-    for each in _parse_routes(topology, target.version):
-        if each.route.connected and device in each.route.devices and each.holds(target):
+    """The network behind a device that a target lies in: what two in it send each other does not come by here.
+
+    A default route without a gateway (ppp, a tunnel) makes nobody a neighbour.
+    """
+    for each in _find_around(target, topology):
+        if each.length and each.route.connected and device in each.route.devices:
             return each.network
     return None
 
 
 def _find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
     """The devices of the best route to all of it, and of those to parts of it."""
-    best, inside = _find_routes(target, topology)
-    return _devices_of([*best, *inside])
+    best = next(iter(_find_around(target, topology)), None)
+    same = [each for each in _find_around(target, topology) if best and each.length == best.length]
+    return _devices_of([*same, *_find_inside(target, topology)])
 
 
 def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
-    routes = _parse_routes(topology, target.version)
-    out = _devices_of(each.route for each in routes)
-    if own:
-        return out
-    best, inside = _find_routes(target, topology)
-    default = _devices_of(each.route for each in routes if each.length == 0)
-    home = _devices_of([*best, *inside])
-    return tuple(device for device in out if device in default or device not in home)
+    table = _read_table(topology, target.version)
+    home = () if own else _find_towards(target, topology)
+    return tuple(device for device in table.devices if own or device in table.default or device not in home)
 
 
-def _find_routes(target: Target, topology: Topology) -> tuple[list[Route], list[Route]]:
-    """The best routes to all of a target, and those to parts of it."""
-    routes = _parse_routes(topology, target.version)
-    around = [each for each in routes if each.holds(target)]
-    best = max((each.length for each in around), default=-1)
-    inside = [each.route for each in routes if each.lies_in(target)]
-    return [each.route for each in around if each.length == best], inside
+def _find_around(target: Target, topology: Topology) -> Iterator[_Parsed]:
+    """The routes to all of a target, the best first."""
+    table, address = _read_table(topology, target.version), int(target.network_address)
+    for length in table.lengths:
+        if length <= target.prefixlen:
+            yield from table.routes.get((length, address >> target.max_prefixlen - length), ())
+
+
+def _find_inside(target: Target, topology: Topology) -> list[_Parsed]:
+    """The routes to parts of a target."""
+    if target.prefixlen == target.max_prefixlen:
+        return []
+    rest, address = target.max_prefixlen - target.prefixlen, int(target.network_address)
+    every = (each for parsed in _read_table(topology, target.version).routes.values() for each in parsed)
+    inside = (each for each in every if each.length > target.prefixlen)
+    return [each for each in inside if int(each.network.network_address) >> rest == address >> rest]
 
 
 class _Parsed(NamedTuple):
-    """A route with its prefix as numbers, for targets are many."""
-
     route: Route
     network: Target
     length: int
-    shift: int
-    bits: int
 
-    def holds(self, target: Target) -> bool:
-        """Whether all of a target (of the route's family) lies in it."""
-        return self.length <= target.prefixlen and int(target.network_address) >> self.shift == self.bits
 
-    def lies_in(self, target: Target) -> bool:
-        """Whether it is a part of a target."""
-        rest = target.max_prefixlen - target.prefixlen
-        return target.prefixlen < self.length and self.bits << self.shift >> rest == int(target.network_address) >> rest
+class _Table(NamedTuple):
+    """The routes of a family by prefix length and the bits of the prefix, for targets are many and routes can be."""
+
+    routes: dict[tuple[int, int], list[_Parsed]]
+    lengths: list[int]
+    devices: tuple[str, ...]
+    default: tuple[str, ...]
 
 
 @lru_cache(maxsize=4)
-def _parse_routes(topology: Topology, family: int) -> tuple[_Parsed, ...]:
-    parsed = []
-    for route in topology.routes:
-        network = ip_network(route.prefix)
-        if network.version == family:
-            shift = network.max_prefixlen - network.prefixlen
-            parsed.append(_Parsed(route, network, network.prefixlen, shift, int(network.network_address) >> shift))
-    return tuple(parsed)
+def _read_table(topology: Topology, family: int) -> _Table:
+    parsed = [(route, ip_network(route.prefix)) for route in topology.routes]
+    here = [_Parsed(route, network, network.prefixlen) for route, network in parsed if network.version == family]
+    routes: dict[tuple[int, int], list[_Parsed]] = {}
+    for each in here:
+        bits = int(each.network.network_address) >> each.network.max_prefixlen - each.length
+        routes.setdefault((each.length, bits), []).append(each)
+    lengths = sorted({each.length for each in here}, reverse=True)
+    return _Table(routes, lengths, _devices_of(here), _devices_of(each for each in here if each.length == 0))
 
 
-def _devices_of(routes: Iterable[Route]) -> tuple[str, ...]:
-    return tuple(sorted({device for route in routes for device in route.devices}))
+def _devices_of(routes: Iterable[_Parsed]) -> tuple[str, ...]:
+    return tuple(sorted({device for each in routes for device in each.route.devices}))
 
 
 def _say_many(devices: tuple[str, ...]) -> str | None:

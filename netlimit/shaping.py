@@ -16,15 +16,18 @@ from netlimit.limits import Facts, set_keys
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
 from netlimit.routing import find_home, find_way
-from netlimit.rules import TARGET, Protocol, Rule, Target
+from netlimit.rules import TARGET, Protocol, Rule, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
 from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, TokenBucket, Tree, classid
 
 MOST_HOSTS = 16_384
 """Classes for hosts on one device. Each has a queue, and Linux has 32,767 handles for those of a device."""
-MOST_BUDGETS = 1024
-"""Budgets for subnets on one device."""
+MOST_BUDGETS = 2048
+"""Budgets for subnets on all devices together: those that hosts lie in have a child HTB each, of which there are 4,095.
+"""
+MOST_NESTED = 6
+"""Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
 _ROOTS = range(1, 64)
 
 
@@ -185,15 +188,17 @@ class Shaping:
         for other, traffic in device.lanes.items():
             if other == lane:
                 yield from _find_twins(rule, traffic)
-            elif other.overlaps(lane) and other.exact == lane.exact:
-                if other.direction is lane.direction:
-                    yield from traffic.find_overlapping(rule.target)
-                else:
-                    yield from self._find_opposite(rule, device, other)
+            elif not other.overlaps(lane) or (lane.incoming and other.exact != lane.exact):
+                continue  # of what ends on this host, a rule that names the very address is asked first
+            elif other.direction is not lane.direction:
+                yield from self._find_opposite(rule, device, other)
+            elif other.exact == lane.exact:
+                yield from traffic.find_overlapping(rule.target)
 
     def _find_opposite(self, rule: Rule, device: _Device, lane: Lane) -> Iterator[Rule]:
-        """Rules of the other direction: any two meet in a packet, unless both ends lie in one network."""
-        home = self._home(rule, device.name)
+        """Rules of the other direction: any two meet in a packet, unless both ends lie in one network, and neither is
+        this host."""
+        home = None if lane.exact or self.facts.protects(rule.target) else self._home(rule, device.name)
         homes = device.homes[lane]
         if home is None or homes.keys() - {home}:
             yield from (
@@ -217,7 +222,10 @@ class Shaping:
     def _move_in(self, rule: Rule, name: str) -> str | None:
         device = self._open(name)
         if device is None:
-            return f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be."
+            return (
+                f"netlimit shapes on {len(_ROOTS)} devices already, the most there can be. Name in `interface` the one "
+                "that matters."
+            )
         lane = None if is_cap(rule, name) else self._lane_of(rule, name)
         self._homes.setdefault(rule.id, []).append((device, lane))
         if lane is None:
@@ -229,16 +237,21 @@ class Shaping:
         traffic.enter(rule)
         device.homes.setdefault(lane, Counter())[self._home(rule, name)] += 1
         device.subnets += _is_subnet(rule)
-        return self._find_crowd(device, rule)
+        return self._find_crowd(device, traffic, rule)
 
-    def _find_crowd(self, device: _Device, rule: Rule) -> str | None:
+    def _find_crowd(self, device: _Device, traffic: Traffic, rule: Rule) -> str | None:
         if device.hosts > MOST_HOSTS:
             return (
                 f"{device.name} has classes for {MOST_HOSTS} hosts already, the most there can be. Police this one "
                 '(`action: "drop"`), or shape blocks of addresses together (`per: /n`).'
             )
-        if _is_subnet(rule) and device.subnets > MOST_BUDGETS:
-            return f"{device.name} has {MOST_BUDGETS} budgets for subnets already, the most there can be."
+        if _is_subnet(rule) and sum(each.subnets for each in self._devices.values()) > MOST_BUDGETS:
+            return f"This host has {MOST_BUDGETS} budgets for subnets on all its devices, the most there can be."
+        if not unit_length(rule) and traffic.nesting(rule.target) > MOST_NESTED:
+            return (
+                f"{format_target(rule.target)} would make {MOST_NESTED + 1} budgets that lie in one another on "
+                f"{device.name}; HTB holds {MOST_NESTED}, and the hosts in them. Take one out between."
+            )
         return None
 
     def _move_out(self, rule: Rule) -> None:
@@ -272,11 +285,10 @@ class Shaping:
         return [lane for device in self._devices.values() for lane in device.lanes]
 
     def adopt(self, found: Entries) -> None:
-        """Before the first `settle`: take in the entries of lanes that the kernel holds. Who has a class there keeps
-        it."""
+        """Take in the entries of lanes that the kernel holds. Who has a class there keeps it."""
         for device in self._devices.values():
             for lane, traffic in device.lanes.items():
-                traffic.held = {key: entry.prio for key, entry in found.get(lane.name, {}).items()}
+                traffic.revisit({key: entry.prio for key, entry in found.get(lane.name, {}).items()})
 
     @property
     def seen_sets(self) -> dict[str, Lane]:

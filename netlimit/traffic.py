@@ -73,6 +73,7 @@ class Traffic:
         self._pending: set[Target] = set()
         self._stale = False
         self._adopted = False
+        self._inside: Counter[Target] = Counter()
         self._shards: dict[int, list[Shard]] = {}
 
     @property
@@ -91,14 +92,14 @@ class Traffic:
         length = unit_length(rule)
         (self.units if length else self.budgets)[rule.target] = rule
         self.lengths[length] += 1
-        self._look(rule, length)
+        self._look(rule.target, length, 1)
 
     def leave(self, rule: Rule) -> None:
         """Take a rule out."""
         length = unit_length(rule)
         del (self.units if length else self.budgets)[rule.target]
         self.lengths -= Counter([length])
-        self._look(rule, length)
+        self._look(rule.target, length, -1)
 
     def find_overlapping(self, target: Target) -> Iterator[Rule]:
         """The rules for targets around this one, the same, or within it."""
@@ -109,13 +110,38 @@ class Traffic:
             else:
                 yield from (rule for each, rule in known.items() if each.overlaps(target))
 
-    def _look(self, rule: Rule, length: int) -> None:
+    def _look(self, target: Target, length: int, change: int) -> None:
         """A rule for one host concerns nobody else, unless it makes a budget one that others lie in, or no longer."""
-        alone = length == rule.target.prefixlen and smallest_around(self.budgets, rule.target) is None
-        if alone and self._adopted:
-            self._pending.add(rule.target)
+        single = target.prefixlen == (length or target.max_prefixlen)
+        both = target in (self.budgets if length else self.units)
+        covered = not length and smallest_around(self.wide, target) is not None
+        around = smallest_around(self.budgets, target.supernet()) if target.prefixlen else None
+        if around is not None:
+            self._inside[around] += change
+        if not (self._adopted and single) or both or covered:
+            self._stale = True
+        elif around is None or (around in self.inner and self._inside[around]):
+            self._pending.add(target)
         else:
             self._stale = True
+
+    def revisit(self, held: Mapping[str, int]) -> None:
+        """See anew who has which class in the kernel: somebody else may have given out some."""
+        self.held = held
+        self._stale = True
+
+    def nesting(self, target: Target) -> int:
+        """How many budgets lie in one another, on the longest way through a target."""
+        lengths = {each.prefixlen for each in self.budgets}
+
+        def count_around(each: Target, beyond: int) -> int:
+            within = (length for length in lengths if beyond <= length <= each.prefixlen)
+            return sum(each.supernet(new_prefix=length) in self.budgets for length in within)
+
+        inside: Iterable[Target] = ()
+        if target.prefixlen < target.max_prefixlen:
+            inside = (each for each in self.budgets if each.prefixlen > target.prefixlen and each.overlaps(target))
+        return count_around(target, 0) + max((count_around(each, target.prefixlen + 1) for each in inside), default=0)
 
     def welcome(self, addresses: Iterable[str], length: int, room: int) -> bool:
         """Give classes to those that were seen without one, of this prefix length; False if not all have room."""
@@ -176,13 +202,16 @@ class Traffic:
     def _find_inner(self) -> set[Target]:
         """Budgets around anything else, and those within a rule for many hosts."""
         inner = {each for each in self.budgets if each in self.units or smallest_around(self.wide, each) is not None}
+        self._inside.clear()
         stack: list[Target] = []
         for target in sorted(
             {*self.budgets, *self.units}, key=lambda each: (int(each.network_address), each.prefixlen)
         ):
             while stack and not target.subnet_of(stack[-1]):  # type: ignore[arg-type]  # a lane has one family
                 stack.pop()
-            inner.update(around for around in stack[-1:] if around in self.budgets)
+            for around in stack[-1:]:
+                inner.add(around)
+                self._inside[around] += (target in self.budgets) + (target in self.units)
             if target in self.budgets:
                 stack.append(target)
         return inner
