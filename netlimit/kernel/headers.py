@@ -10,15 +10,19 @@ UNTOUCHED = "untouched"
 """The label at which a packet is let pass."""
 PACKET, TRANSPORT, SOURCE_PORT, PORT = 6, 7, 8, 9
 """Registers: the packet, its transport protocol, its ports (beyond 16 bits where it has none)."""
-HEADER, _PART, BYTES = -40, -48, -56
+NO_PORT = 1 << 16
+"""What is in their registers where there are no ports, or none that can be read."""
+HEADER, _PART, BYTES = -48, -56, -64
 """Places in the stack: the IP header, some of what follows, and the length that the IP header tells (8 bytes)."""
+ENDS = {4: (HEADER + 12, 12), 6: (HEADER + 8, 36)}
+"""Place and length of both addresses and both ports, as struct bpf_sock_tuple has them: the ports are put right behind
+the IP header."""
 PROTOCOLS = {"tcp": 6, "udp": 17}
 ICMP = {4: 1, 6: 58}
 _LENGTH = 0
 """Where struct __sk_buff has it (linux/bpf.h)."""
 _PULL, _LOAD_BYTES = 39, 68
 _FROM_IP_HEADER = 1
-_NO_PORT = 1 << 16
 _OFFSET = SOURCE_PORT
 """Until the ports are known, this register holds the offset of the next header."""
 _FRAGMENT = 44
@@ -31,7 +35,7 @@ _PULLED = 128
 """Bytes that hold every header up to the ports, in nearly every packet."""
 
 
-def read_ipv4(text: Assembly, own: list[bytes], ports: bool) -> None:
+def read_ipv4(text: Assembly, own: list[bytes]) -> None:
     """Read what lanes ask for, if the packet is for one of the addresses `own` (sorted); else go to UNTOUCHED."""
     known = text.new_label()
     _read_header(text, 20)
@@ -39,17 +43,16 @@ def read_ipv4(text: Assembly, own: list[bytes], ports: bool) -> None:
     _read_length(text, HEADER + 2, add=0)
     text.load(TRANSPORT, STACK, HEADER + 9, 1)
     _forget_ports(text)
-    if ports:
-        text.load(2, STACK, HEADER + 6, 2)
-        text.jump_if(2, "&", _OFFSET4, known)
-        text.load(2, STACK, HEADER, 1)
-        text.change(2, "&", 0xF)
-        text.change(2, "<<", 2)
-        _read_ports(text, known)
+    text.load(2, STACK, HEADER + 6, 2)
+    text.jump_if(2, "&", _OFFSET4, known)
+    text.load(2, STACK, HEADER, 1)
+    text.change(2, "&", 0xF)
+    text.change(2, "<<", 2)
+    _read_ports(text, HEADER + 20, known)
     text.place(known)
 
 
-def read_ipv6(text: Assembly, own: list[bytes], ports: bool) -> None:
+def read_ipv6(text: Assembly, own: list[bytes]) -> None:
     """The same for IPv6. What finds neighbours (RFC 4861) passes: else nobody could reach this host any more."""
     known, transport, unknown = text.new_label(), text.new_label(), text.new_label()
     _read_header(text, 40)
@@ -63,9 +66,8 @@ def read_ipv6(text: Assembly, own: list[bytes], ports: bool) -> None:
     _pass_neighbour_discovery(text)
     text.copy(2, _OFFSET)
     _forget_ports(text)
-    if ports:
-        _read_ports(text, known)
-        text.jump(known)
+    _read_ports(text, HEADER + 40, known)
+    text.jump(known)
     text.place(unknown)
     _forget_ports(text)
     text.place(known)
@@ -176,18 +178,18 @@ def _pass_neighbour_discovery(text: Assembly) -> None:
 
 
 def _forget_ports(text: Assembly) -> None:
-    text.set(SOURCE_PORT, _NO_PORT)
-    text.set(PORT, _NO_PORT)
+    text.set(SOURCE_PORT, NO_PORT)
+    text.set(PORT, NO_PORT)
 
 
-def _read_ports(text: Assembly, unread: str) -> None:
-    """Read the ports of TCP and UDP; their header's offset is in r2."""
+def _read_ports(text: Assembly, place: int, unread: str) -> None:
+    """Read the ports of TCP and UDP to a place; their header's offset is in r2."""
     has_ports = text.new_label()
     text.jump_if(TRANSPORT, "==", PROTOCOLS["tcp"], has_ports)
     text.jump_if(TRANSPORT, "!=", PROTOCOLS["udp"], unread)
     text.place(has_ports)
-    _read_bytes(text, _PART, 4)
+    _read_bytes(text, place, 4)
     text.jump_if(0, "!=", 0, unread)
-    for register, place in ((SOURCE_PORT, _PART), (PORT, _PART + 2)):
-        text.load(register, STACK, place, 2)
+    for register, offset in ((SOURCE_PORT, 0), (PORT, 2)):
+        text.load(register, STACK, place + offset, 2)
         text.swap(register)

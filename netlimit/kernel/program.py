@@ -1,7 +1,8 @@
 """The program on the ingress of a device, as instructions, and how its maps are laid out.
 
 A packet that is not for this host leaves it after one look at its destination: those are the most. For one that is,
-the lanes are asked in their order; the first that has an entry decides.
+the lanes are asked in their order; the first that has an entry decides. What has a socket here then ends here; what
+has none may be the reply to a connection that this host has put its own address to (SNAT), and is forwarded.
 
 The filter that holds the program redirects a packet to the IFB device if the program says "matched" (-1). It is not the
 program that redirects (bpf_redirect): what comes to an IFB device that way is lost on kernels from before 2023.
@@ -18,8 +19,10 @@ from netlimit.ingress import Ingress, IngressLane
 from netlimit.kernel.assembly import STACK, Assembly
 from netlimit.kernel.headers import (
     BYTES,
+    ENDS,
     HEADER,
     ICMP,
+    NO_PORT,
     PACKET,
     PORT,
     PROTOCOLS,
@@ -43,11 +46,13 @@ MAPPED_BITS = 8 * len(MAPPED)
 
 _NO_MATCH, _MATCH = 0, -1
 _LOOKUP, _UPDATE, _CHECK_MTU = 1, 2, 163
+_UDP_SOCKET, _RELEASE_SOCKET, _TCP_SOCKET = 85, 86, 99
+_THIS_NAMESPACE = 0xFFFFFFFF
 _PROTOCOL, _PRIORITY, _TC_INDEX = 16, 32, 44
 """Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
 _FOUND_BY, _FOUND, _CLASS = 7, 8, 9
 """Registers once a lane has decided: the address with its tag, the entry, its class."""
-_SRC, _DST, _WORD = -80, -104, -112
+_SRC, _DST, _WORD = -88, -112, -120
 """Places in the stack below those of `headers`: a key for each side, and a number for the kernel."""
 _KEYS: Mapping[str, int] = {"src": _SRC, "dst": _DST}
 _TAG_AT, _ADDRESS_AT = 4, 8
@@ -69,24 +74,32 @@ def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> byt
     text.jump_if(2, "==", 0xDD86, "ipv6")
     text.place(UNTOUCHED)
     text.leave(_NO_MATCH)
-    sides: set[str] = set()
+    found: set[tuple[int, str]] = set()
     for family in (4, 6):
         lanes = [lane for lane in ingress.lanes if lane.family == family]
         own = sorted({each.packed for each in map(ip_address, ingress.own) if each.version == family})
         text.place(f"ipv{family}")
         if lanes and own:
             _ask(text, family, lanes, own, entries)
-            sides |= {lane.side for lane in lanes}
+            found |= {(family, lane.side) for lane in lanes}
+        else:
+            _hold(text, entries, seen)
         text.jump(UNTOUCHED)
-    if sides:
-        _decide(text, sides, target, seen)
+    if found:
+        _decide(text, found, target, seen)
     return text.finish()
+
+
+def _hold(text: Assembly, *maps: Map) -> None:
+    """Use maps for nothing: else they would go, with all that is in them, when no address has a use for them."""
+    for each in maps:
+        text.load_map(1, each.fd)
 
 
 def _ask(text: Assembly, family: int, lanes: list[IngressLane], own: list[bytes], entries: Map) -> None:
     """Ask all lanes of a family for a packet of it."""
     read = read_ipv4 if family == 4 else read_ipv6
-    read(text, own, ports=any(lane.ports or lane.source_ports for lane in lanes))
+    read(text, own)
     for side in sorted({lane.side for lane in lanes}):
         _write_key(text, family, side)
     for lane in lanes:
@@ -121,7 +134,7 @@ def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
             _compare_port(text, register, ranges, following)
     text.store_number(STACK, key + _TAG_AT, int.from_bytes(tag(lane.name), "little"))
     _look_up(text, entries, key)
-    text.jump_unless_null(0, lane.side)
+    text.jump_unless_null(0, _name_found(lane.family, lane.side))
     text.place(following)
 
 
@@ -145,14 +158,20 @@ def _look_up(text: Assembly, where: Map, key: int) -> None:
 # -- and what is done with the entry --------------------------------------------------------------------------------
 
 
-def _decide(text: Assembly, sides: set[str], target: int, seen: Map) -> None:
+def _name_found(family: int, side: str) -> str:
+    """The label at which an entry has been found."""
+    return f"found ipv{family} {side}"
+
+
+def _decide(text: Assembly, found: set[tuple[int, str]], target: int, seen: Map) -> None:
     """An entry has been found (r0)."""
-    for side in sorted(sides):
-        text.place(side)
+    for family, side in sorted(found):
+        text.place(_name_found(family, side))
+        text.copy(_FOUND, 0)
+        _pass_without_socket(text, family)
         text.point(_FOUND_BY, _KEYS[side] + _TAG_AT)
         text.jump("found")
     text.place("found")
-    text.copy(_FOUND, 0)
     text.load(_CLASS, _FOUND, 0)
     _pass_if_done(text)
     _count(text)
@@ -162,6 +181,34 @@ def _decide(text: Assembly, sides: set[str], target: int, seen: Map) -> None:
     _pass_without_target(text, target)
     text.store(PACKET, _PRIORITY, _CLASS)
     text.leave(_MATCH)
+
+
+def _pass_without_socket(text: Assembly, family: int) -> None:
+    """What comes for this host's address, but not to a socket, is forwarded once its address has been translated back,
+    or nobody wants it. A listening socket counts. Only where the entry does something, and where there are ports."""
+    effective, tcp, answered, ends_here = (text.new_label() for _ in range(4))
+    for place in (0, _MARK_AT):
+        text.load(1, _FOUND, place)
+        text.jump_if(1, "!=", 0, effective)
+    text.jump(ends_here)
+    text.place(effective)
+    text.jump_if(PORT, "==", NO_PORT, ends_here)
+    place, length = ENDS[family]
+    text.copy(1, PACKET)
+    text.point(2, place)
+    text.set(3, length)
+    text.set(4, _THIS_NAMESPACE)
+    text.set(5, 0)
+    text.jump_if(TRANSPORT, "==", PROTOCOLS["tcp"], tcp)
+    text.call(_UDP_SOCKET)
+    text.jump(answered)
+    text.place(tcp)
+    text.call(_TCP_SOCKET)
+    text.place(answered)
+    text.jump_if_null(0, UNTOUCHED)
+    text.copy(1, 0)
+    text.call(_RELEASE_SOCKET)
+    text.place(ends_here)
 
 
 def _pass_if_done(text: Assembly) -> None:

@@ -278,6 +278,70 @@ def test_what_is_forwarded_does_not(network: Network, family: int) -> None:
     assert network.readings("all") == {CLIENT[family]: (0, 0)}
 
 
+@pytest.fixture
+def masqueraded(network: Network) -> Iterator[Network]:
+    """What the client sends to the server leaves under the gateway's own address, and so do its replies come."""
+    rule = ("-t", "nat", "-A", "POSTROUTING", "-o", "g1", "-j", "MASQUERADE")
+    for tool in ("iptables-legacy", "ip6tables-legacy"):
+        network.gateway.run(tool, *rule)
+    yield network
+    for tool in ("iptables-legacy", "ip6tables-legacy"):
+        network.gateway.run(tool, "-t", "nat", "-F")
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+@pytest.mark.parametrize("prio", [ONE, 0])
+def test_replies_to_masqueraded_connections_do_not_end_here(
+    masqueraded: Network, family: int, protocol: str, prio: int
+) -> None:
+    masqueraded.shape({"all": {FAR[family]: to(prio, mark=7)}}, IngressLane("all", family, "src"))
+    assert masqueraded.passing(ONE, lambda: masqueraded.talk(protocol, FAR[family], count=20)) == 0
+    assert masqueraded.readings("all") == {FAR[family]: (0, 0)}
+    assert masqueraded.gateway.ingress_seen(["all"]) == {}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+def test_the_connections_of_the_gateway_itself_do(masqueraded: Network, family: int, protocol: str) -> None:
+    """As a client of the server, and as the server of the client."""
+    entries = {FAR[family]: to(ONE, mark=7), CLIENT[family]: to(TWO)}
+    masqueraded.shape({"all": entries}, IngressLane("all", family, "src"))
+    arguments = map(str, (protocol, FAR[family], 7, 20, 100, 0, ""))
+    masqueraded.gateway.run(sys.executable, "-c", TALK, *arguments)
+    assert masqueraded.packets(ONE) >= 20
+    assert masqueraded.passing(TWO, lambda: masqueraded.talk(protocol, HOST[family], count=20)) >= 20
+    sent = {FAR[family]: masqueraded.packets(ONE), CLIENT[family]: masqueraded.packets(TWO)}
+    assert {key: packets for key, (packets, _) in masqueraded.readings("all").items()} == sent
+    assert masqueraded.gateway.ingress_seen(["all"]) == {"all": {FAR[family]: 7}}
+
+
+def test_what_reaches_no_socket_is_not_held_back(network: Network) -> None:
+    """Nobody listens there: a datagram, and the first packet of a connection."""
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    for kind in ("udp", "tcp"):
+        with pytest.raises(AssertionError, match="refused"):
+            network.talk(kind, HOST[4], 9, 1)
+    assert network.readings("all") == {CLIENT[4]: (0, 0)}
+
+
+def test_other_protocols_end_here_without_a_socket(network: Network) -> None:
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.client("ping", "-n", "-c", "3", "-i", "0.01", HOST[4])
+    assert network.packets(ONE) == 3
+
+
+def test_entries_outlive_a_program_that_has_no_use_for_them(network: Network) -> None:
+    """Without an address of its own the host has nothing to look for; once it has one again, only what has changed
+    meanwhile is written."""
+    lane = IngressLane("all", 4, "src")
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, lane, own=())
+    assert network.readings("all") == {CLIENT[4]: (0, 0)}
+    network.shape({"all": {"10.9.9.9": to(TWO)}}, lane)
+    assert network.readings("all") == {CLIENT[4]: (0, 0), "10.9.9.9": (0, 0)}
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
+
+
 @pytest.mark.parametrize("family", [4, 6])
 def test_nobody_else_is_touched(network: Network, family: int) -> None:
     """Unknown sources, and addresses that are ours but not to be shaped."""
