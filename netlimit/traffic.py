@@ -115,7 +115,7 @@ class Traffic:
         single = target.prefixlen == (length or target.max_prefixlen)
         both = target in (self.budgets if length else self.units)
         covered = not length and smallest_around(self.wide, target) is not None
-        around = smallest_around(self.budgets, target.supernet()) if target.prefixlen else None
+        around = smallest_around(self.budgets, target.supernet()) if self.budgets and target.prefixlen else None
         if around is not None:
             self._inside[around] += change
         if not (self._adopted and single) or both or covered:
