@@ -106,8 +106,15 @@ STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
     "shaped_at_either_end_and_on_the_ingress": (
         gateway_facts,
         [
-            {**SHAPE, "direction": "from", "target": "10.1.0.0/24", "rate": "1 Mbit/s", "per": "host"},
-            {**SHAPE, "target": "10.1.0.1", "rate": "2 Mbit/s", "ttl": "1h"},
+            {
+                **SHAPE,
+                "direction": "from",
+                "target": "10.1.0.0/24",
+                "rate": "1 Mbit/s",
+                "per": "host",
+                "protocol": "udp",
+            },
+            {**SHAPE, "target": "10.1.0.1", "rate": "2 Mbit/s", "protocol": "tcp", "ttl": "1h"},
         ],
     ),
     "shaped_ports": (

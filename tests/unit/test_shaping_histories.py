@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netlimit.branches import _LEAST
 from netlimit.compile import Compilation
 from netlimit.errors import KernelError
-from netlimit.htb import SLOWEST
 from netlimit.plan import Plan
 from netlimit.tree import FIRST_BUDGET, LAST_CHILD, TOP, major
 from tests.unit.shapes import Gateway, Step, find_classes, histories, is_host, packets
@@ -131,7 +131,7 @@ def test_what_is_guaranteed_below_a_branch_never_exceeds_it(history: list[list[S
     for tree in gateway.compilation.state.trees.values():
         for number, branch in tree.classes.items():
             below = [each.rate for each in tree.classes.values() if each.parent == number]
-            if major(number) == tree.handle and below and min(below) > SLOWEST:
+            if major(number) == tree.handle and below and min(below) > _LEAST:
                 assert sum(below) <= branch.rate
 
 
