@@ -10,10 +10,9 @@ UNTOUCHED = "untouched"
 """The label at which a packet is let pass."""
 PACKET, TRANSPORT, SOURCE_PORT, PORT = 6, 7, 8, 9
 """Registers: the packet, its transport protocol, its ports (beyond 16 bits where it has none)."""
-NO_PORT = 1 << 16
-"""What is in their registers where there are no ports, or none that can be read."""
-HEADER, _PART, BYTES = -48, -56, -64
-"""Places in the stack: the IP header, some of what follows, and the length that the IP header tells (8 bytes)."""
+HEADER, _PART, BYTES, SOCKET = -48, -56, -64, -72
+"""Places in the stack: the IP header, some of what follows, the length that the IP header tells (8 bytes), and the
+protocol whose sockets can be asked for the packet (1 byte): TCP or UDP, 0 where there are no ports to ask with."""
 ENDS = {4: (HEADER + 12, 12), 6: (HEADER + 8, 36)}
 """Place and length of both addresses and both ports, as struct bpf_sock_tuple has them: the ports are put right behind
 the IP header."""
@@ -23,6 +22,7 @@ _LENGTH = 0
 """Where struct __sk_buff has it (linux/bpf.h)."""
 _PULL, _LOAD_BYTES = 39, 68
 _FROM_IP_HEADER = 1
+_NO_PORT = 1 << 16
 _OFFSET = SOURCE_PORT
 """Until the ports are known, this register holds the offset of the next header."""
 _FRAGMENT = 44
@@ -76,6 +76,7 @@ def read_ipv6(text: Assembly, own: list[bytes]) -> None:
 def _read_header(text: Assembly, length: int) -> None:
     """Read the IP header. Some drivers leave it in a page of its own: then it is pulled to where it can be read."""
     done, short = text.new_label(), text.new_label()
+    text.store_number(STACK, HEADER + length, 0)  # the ports, until they are known
     text.set(2, 0)
     _read_bytes(text, HEADER, length)
     text.jump_if(0, "==", 0, done)
@@ -178,8 +179,9 @@ def _pass_neighbour_discovery(text: Assembly) -> None:
 
 
 def _forget_ports(text: Assembly) -> None:
-    text.set(SOURCE_PORT, NO_PORT)
-    text.set(PORT, NO_PORT)
+    text.set(SOURCE_PORT, _NO_PORT)
+    text.set(PORT, _NO_PORT)
+    text.store_number(STACK, SOCKET, 0, 1)
 
 
 def _read_ports(text: Assembly, place: int, unread: str) -> None:
@@ -193,3 +195,5 @@ def _read_ports(text: Assembly, place: int, unread: str) -> None:
     for register, offset in ((SOURCE_PORT, 0), (PORT, 2)):
         text.load(register, STACK, place + offset, 2)
         text.swap(register)
+    # Not only in the register: what a lane has found out of that would be one more case for the kernel's verifier.
+    text.store(STACK, SOCKET, TRANSPORT, 1)

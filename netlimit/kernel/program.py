@@ -22,10 +22,10 @@ from netlimit.kernel.headers import (
     ENDS,
     HEADER,
     ICMP,
-    NO_PORT,
     PACKET,
     PORT,
     PROTOCOLS,
+    SOCKET,
     SOURCE_PORT,
     TRANSPORT,
     UNTOUCHED,
@@ -52,7 +52,7 @@ _PROTOCOL, _PRIORITY, _TC_INDEX = 16, 32, 44
 """Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
 _FOUND_BY, _FOUND, _CLASS = 7, 8, 9
 """Registers once a lane has decided: the address with its tag, the entry, its class."""
-_SRC, _DST, _WORD = -88, -112, -120
+_SRC, _DST, _WORD = -96, -120, -128
 """Places in the stack below those of `headers`: a key for each side, and a number for the kernel."""
 _KEYS: Mapping[str, int] = {"src": _SRC, "dst": _DST}
 _TAG_AT, _ADDRESS_AT = 4, 8
@@ -192,14 +192,15 @@ def _pass_without_socket(text: Assembly, family: int) -> None:
         text.jump_if(1, "!=", 0, effective)
     text.jump(ends_here)
     text.place(effective)
-    text.jump_if(PORT, "==", NO_PORT, ends_here)
+    text.load(_CLASS, STACK, SOCKET, 1)
+    text.jump_if(_CLASS, "==", 0, ends_here)
     place, length = ENDS[family]
     text.copy(1, PACKET)
     text.point(2, place)
     text.set(3, length)
     text.set(4, _THIS_NAMESPACE)
     text.set(5, 0)
-    text.jump_if(TRANSPORT, "==", PROTOCOLS["tcp"], tcp)
+    text.jump_if(_CLASS, "==", PROTOCOLS["tcp"], tcp)
     text.call(_UDP_SOCKET)
     text.jump(answered)
     text.place(tcp)
