@@ -26,6 +26,8 @@ MOST_HOSTS = 16_384
 MOST_BUDGETS = 2048
 """Budgets for subnets on all devices together: those that hosts lie in have a child HTB each, of which there are 4,095.
 """
+MOST_KINDS = 1000
+"""Lanes on all devices together, for the same reason."""
 MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
 _ROOTS = range(1, 64)
@@ -247,6 +249,12 @@ class Shaping:
             )
         if _is_subnet(rule) and sum(each.subnets for each in self._devices.values()) > MOST_BUDGETS:
             return f"This host has {MOST_BUDGETS} budgets for subnets on all its devices, the most there can be."
+        kinds = (kind for each in self._devices.values() for kind in each.lanes.values())
+        if sum(1 for kind in kinds if kind.budgets or kind.units) > MOST_KINDS:
+            return (
+                f"{MOST_KINDS} kinds of traffic (by device, direction, protocol and ports) are shaped on this host "
+                "already, the most there can be."
+            )
         if not unit_length(rule) and traffic.nesting(rule.target) > MOST_NESTED:
             return (
                 f"{format_target(rule.target)} would make {MOST_NESTED + 1} budgets that lie in one another on "

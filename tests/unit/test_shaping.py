@@ -520,6 +520,23 @@ def test_no_more_budgets_than_there_are_numbers_for(monkeypatch: pytest.MonkeyPa
     assert made.compilation.problems.keys() == {3}, "a single address is no subnet"
 
 
+def test_no_more_kinds_of_traffic_than_there_are_numbers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.shaping.MOST_KINDS", 2)
+    made = gateway(*(shape(n, "10.1.0.2", protocol="udp", ports=n) for n in range(1, 4)))
+    assert made.compilation.problems.keys() == {3}
+    assert "2 kinds of traffic" in problem(made, 3)
+    change(made, drop=[1])
+    assert made.compilation.problems == {}
+
+
+def test_budgets_nest_as_deep_as_htb_does() -> None:
+    made = gateway(*(shape(n, f"10.1.0.0/{15 + n}", per="target") for n in range(1, 8)))
+    assert made.compilation.problems.keys() == {7}
+    assert "7 budgets that lie in one another on lan" in problem(made, 7)
+    change(made, drop=[4])
+    assert made.compilation.problems == {}
+
+
 def test_hosts_are_dealt_out_to_several_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.traffic.SHARD_HOSTS", 2)
     made = gateway(*(shape(host, f"10.1.0.{host}") for host in range(2, 7)))
