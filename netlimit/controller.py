@@ -20,7 +20,7 @@ from netlimit.counting import Tally
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
-from netlimit.plan import Plan, WriteTree, diff, drifted, same_place
+from netlimit.plan import Plan, WriteIngress, WriteTree, diff, drifted, same_place
 from netlimit.presence import IDLE, Presence
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
@@ -298,10 +298,21 @@ class Controller:
         return diff(desired, found, transition, put_back=self._saved_roots())
 
     def _apply(self, plan: Plan) -> None:
+        """Take the steps. A device that refuses its queues must not keep what others have, and what polices, from what
+        they shall be: that error is raised at the end."""
+        refusal: KernelError | None = None
         for step in plan.steps:
-            self._kernel.apply(step)
+            try:
+                self._kernel.apply(step)
+            except KernelError as error:
+                if not isinstance(step, WriteTree | WriteIngress):
+                    raise
+                refusal = refusal or error
+                continue
             if isinstance(step, WriteTree) and step.drop and step.put_back is not None:
                 self._store.forget_root(self._setup.host, step.device)
+        if refusal is not None:
+            raise refusal
         if plan:
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps))
 

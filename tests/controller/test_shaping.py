@@ -147,6 +147,16 @@ def test_a_step_that_fails_anywhere_is_put_right_by_the_next_pass(gateway: Shape
         assert gateway.store.hosts()[0].applied_revision == gateway.store.revision()
 
 
+def test_a_device_that_refuses_keeps_nobody_else_from_what_they_shall_be(gateway: Shaper) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.add(target="192.0.2.66", action="block")
+    gateway.kernel.fail_at(0)
+    with pytest.raises(KernelError, match="told to fail"):
+        gateway.controller.sync()
+    attack = Packet(ip_address("192.0.2.66"), ip_address("10.1.0.2"), in_interface="wan", out_interface="lan")
+    assert (gateway.kernel.trees, gateway.kernel.trace(attack)) == ({}, "drop")
+
+
 def test_a_paused_controller_leaves_queues_alone_and_begins_anew(gateway: Shaper) -> None:
     gateway.shape("10.1.0.2")
     gateway.tick()
