@@ -7,12 +7,16 @@ over the maps of the old one, so that entries, counters and what was seen outliv
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress, IngressLane
@@ -34,20 +38,24 @@ from netlimit.kernel.program import (
 from netlimit.kernel.rtnetlink import TcMessage, decode, encode
 from netlimit.plan import WriteIngress
 from netlimit.state import Entry
-from netlimit.tree import INGRESS_DEVICE
+from netlimit.tree import INGRESS_DEVICE, Device
+
+log = logging.getLogger(__name__)
 
 _WHAT = "shape what ends on this host"
 _PROGRAM_PREFIX = "nl_"
 _FILTER = INGRESS_DEVICE
-_PRIORITY = 0x6E6C
-"""Ours among the filters of a device: "nl". Those that tc numbers itself come behind, those numbered by hand mostly
-before."""
+_WITHOUT = " without "
+"""In the name of a filter, between the name proper and the devices that were left out."""
+_PRIORITY = 0xFFFF
+"""The last among the filters of a device: what ours redirects is not seen by those behind it."""
 _HANDLE = 1
 _INFO = _PRIORITY << 16 | socket.htons(3)
 """The priority, and all protocols (ETH_P_ALL)."""
 _CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
-_KIND, _OPTIONS = 1, 2
+_KIND, _OPTIONS, _INGRESS_BLOCK = 1, 2, 13
+_UP = 0x1
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
 _MIRRED_PARAMETERS = 2
@@ -59,12 +67,15 @@ _MOST_ENTRIES, _MOST_SEEN = 1 << 20, 1 << 16
 
 
 class _Filter(NamedTuple):
-    """A filter of ours: on which device, in which kind of qdisc, with which program, and where it redirects to."""
+    """A filter of ours: on which device, in which kind of qdisc, at which place (priority and protocol), with which
+    program, where it redirects to, and which devices were left out."""
 
     device: int
     qdisc: str
+    place: int
     program: int
     target: int
+    left_out: tuple[str, ...]
 
 
 class _Maps(NamedTuple):
@@ -75,13 +86,20 @@ class _Maps(NamedTuple):
 
 
 def read_ingress() -> dict[str, str]:
-    """The devices that have our program, with its digest; empty where it redirects to what is not there any more."""
-    names, target = dict(socket.if_nameindex()), _find_device(INGRESS_DEVICE)
-    return {
-        names[each.device]: _read_digest(each.program) if target and each.target == target else ""
-        for each in _find_filters()
-        if each.device in names
-    }
+    """The devices that have our program, with its digest; empty where it redirects to what is not there any more, or
+    not up. One that was left out has the digest of the others, as long as nothing could be attached there: the
+    controller, which compares this with what it wants, would else never be done."""
+    names, target = dict(socket.if_nameindex()), _find_target()
+    shared = {names.get(index) for index in _find_shared()}
+    found: dict[str, str] = {}
+    for each in _find_filters():
+        works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
+        digest = _read_digest(each.program) if works else ""
+        found |= dict.fromkeys((name for name in each.left_out if name in shared), digest)
+        name = names.get(each.device, INGRESS_DEVICE)  # one that has just gone is no more to be told
+        if name != INGRESS_DEVICE:
+            found[name] = digest
+    return found
 
 
 def read_entries(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
@@ -159,26 +177,44 @@ def _write(step: WriteIngress, filters: list[_Filter], maps: _Maps) -> None:
 
 def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
     """Put a program on the devices; one that has ours changes from one packet to the next."""
-    target = _find_device(INGRESS_DEVICE)
-    if not target:
-        raise KernelError(_WHAT, f"there is no device {INGRESS_DEVICE}; it comes with its tree")
+    target = _bring_up_target()
     indices = {device: _find_device(device) for device in ingress.devices}
+    left_out = _leave_out(indices)
+    if left_out and not indices:
+        indices = {INGRESS_DEVICE: target}  # no packet comes in there: the program does nothing but hold the maps
+    name = _FILTER + (_WITHOUT + " ".join(left_out) if left_out else "")
     program = _load(ingress, target, maps)
     try:
         for device, index in indices.items():
             if not index:
                 raise KernelError(_WHAT, f"there is no device {device}")
-            _replace_filter(index, program, target)
+            _replace_filter(index, program, target, name)
     finally:
         os.close(program)
-    _detach(each for each in filters if each.device not in indices.values())
+    _detach(each for each in filters if each.device not in indices.values() or each.place != _INFO)
+
+
+def _leave_out(indices: dict[str, int]) -> list[str]:
+    """Take away devices on which no filter can be put, for it would be one of many devices; tell an operator."""
+    shared = _find_shared()
+    left_out = [device for device, index in indices.items() if index in shared]
+    for device in left_out:
+        kind = shared[indices.pop(device)]
+        log.warning(
+            "What comes in by %s and ends on this host is not shaped: its ingress has a filter block that is shared "
+            "between devices, on which netlimit puts nothing. Without the block (tc qdisc del dev %s %s) it would be.",
+            device,
+            device,
+            kind,
+        )
+    return left_out
 
 
 def _load(ingress: Ingress, target: int, maps: _Maps) -> int:
     return load_program(write_program(ingress, target, *maps), _PROGRAM_PREFIX + ingress.digest)
 
 
-def _replace_filter(index: int, program: int, target: int) -> None:
+def _replace_filter(index: int, program: int, target: int, name: str) -> None:
     with suppress(FileExistsError):  # an older "ingress" does as well
         clsact = TcMessage(index, _CLSACT & 0xFFFF0000, _CLSACT, 0, {_KIND: b"clsact\0"})
         rtnetlink.write_one(rtnetlink.NEW_QDISC, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, clsact)
@@ -186,7 +222,7 @@ def _replace_filter(index: int, program: int, target: int) -> None:
     action = encode(_KIND, b"mirred\0") + encode(_OPTIONS, mirred)
     options = (
         encode(_BPF_FD, struct.pack("=I", program))
-        + encode(_BPF_NAME, _FILTER.encode() + b"\0")
+        + encode(_BPF_NAME, name.encode() + b"\0")
         + encode(_BPF_ACTION, encode(_FIRST_ACTION, action))
     )
     wanted = TcMessage(index, _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0", _OPTIONS: options})
@@ -197,7 +233,7 @@ def _detach(filters: Iterable[_Filter]) -> None:
     """Take our filters away, and a clsact that has no others. It may be that somebody else has made it, but without
     filters it does nothing, and whoever wants one adds it as we do; what we made must not stay for ever."""
     for each in filters:
-        ours = TcMessage(each.device, _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0"})
+        ours = TcMessage(each.device, _HANDLE, _INGRESS, each.place, {_KIND: b"bpf\0"})
         with _unless_gone():
             rtnetlink.write_one(_DELETE_FILTER, 0, ours)
         if each.qdisc == "clsact" and not any(map(_has_filters, (each.device, each.device), (_INGRESS, _EGRESS))):
@@ -215,9 +251,21 @@ def _find_filters() -> Iterator[_Filter]:
         if kind in ("clsact", "ingress"):
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
                 options = decode(each.attributes.get(_OPTIONS, b""))
-                if _read_text(each.attributes[_KIND]) == "bpf" and _read_text(options.get(_BPF_NAME, b"")) == _FILTER:
-                    program = struct.unpack("=I", options[_BPF_ID])[0]
-                    yield _Filter(qdisc.device, kind, program, _read_target(options[_BPF_ACTION]))
+                if _read_text(each.attributes[_KIND]) != "bpf":
+                    continue
+                name, _, left_out = _read_text(options.get(_BPF_NAME, b"")).partition(_WITHOUT)
+                if name == _FILTER:
+                    program, target = struct.unpack("=I", options[_BPF_ID])[0], _read_target(options[_BPF_ACTION])
+                    yield _Filter(qdisc.device, kind, each.info, program, target, tuple(left_out.split()))
+
+
+def _find_shared() -> dict[int, str]:
+    """The devices whose ingress has a block that is shared, with the kind of qdisc it hangs on."""
+    return {
+        qdisc.device: _read_text(qdisc.attributes[_KIND])
+        for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0)
+        if _INGRESS_BLOCK in qdisc.attributes
+    }
 
 
 def _read_target(actions: bytes) -> int:
@@ -243,6 +291,25 @@ def _unless_gone() -> Iterator[None]:
 
 def _read_digest(program: int) -> str:
     return read_program(program).name.removeprefix(_PROGRAM_PREFIX)
+
+
+def _find_target() -> Device | None:
+    """The IFB device, None if there is none."""
+    with IPRoute() as ipr, suppress(NetlinkError):  # it may go between the two questions
+        for index in ipr.link_lookup(ifname=INGRESS_DEVICE):
+            return Device(index, bool(ipr.get_links(index)[0]["flags"] & _UP), "ifb")
+    return None
+
+
+def _bring_up_target() -> int:
+    """Set the IFB device up, for it drops all that comes while it is down. Raises KernelError if there is none."""
+    target = _find_target()
+    if target is None:
+        raise KernelError(_WHAT, f"there is no device {INGRESS_DEVICE}; it comes with its tree")
+    if not target.up:
+        with IPRoute() as ipr:
+            ipr.link("set", index=target.index, state="up")
+    return target.index
 
 
 def _find_device(name: str) -> int:

@@ -594,6 +594,86 @@ def test_a_new_ifb_device_wants_a_new_program_and_meanwhile_all_passes(network: 
     assert network.readings("all")[CLIENT[4]][0] == 15
 
 
+def test_an_ifb_device_that_is_down_is_told_and_set_up_again(network: Network) -> None:
+    """Down, it drops all that is led there."""
+    ingress = network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    network.gateway.run("ip", "link", "set", "nl-in", "down")
+    assert network.gateway.ingress() == {"g0": "", "g1": ""}
+    network.apply(WriteIngress(ingress))
+    assert network.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
+
+
+@pytest.fixture
+def shared(network: Network) -> Iterator[Network]:
+    """With a block on the ingress of g1 that somebody else shares between devices."""
+    network.gateway.run("tc", "qdisc", "add", "dev", "g1", "ingress_block", "7", "clsact")
+    yield network
+    network.gateway.run("tc", "qdisc", "replace", "dev", "g1", "clsact")
+    network.gateway.run("tc", "qdisc", "del", "dev", "g1", "clsact")
+
+
+def test_a_device_with_a_shared_block_is_left_out_and_the_others_are_not(shared: Network) -> None:
+    """It is said to be as it should be: the controller would never be done with it."""
+    ingress = shared.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    assert shared.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert shared.passing(ONE, lambda: shared.talk("udp", HOST[4])) == 5
+    only = shared.shape({}, IngressLane("all", 4, "src"), devices=("g0",))
+    assert shared.gateway.ingress() == {"g0": only.digest}
+
+
+def test_an_operator_is_told_which_device_is_left_out_and_what_to_do(shared: Network) -> None:
+    script = (
+        "from netlimit.ingress import Ingress; from netlimit.plan import WriteIngress\n"
+        "from netlimit.kernel.ingress import write_ingress\n"
+        "write_ingress(WriteIngress(Ingress(('g0', 'g1'), (), ())))"
+    )
+    said = shared.gateway.run("sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, "-c", script)
+    assert said.startswith("What comes in by g1 ")
+    assert "tc qdisc del dev g1 clsact" in said
+
+
+def test_a_device_whose_shared_block_has_gone_is_told(shared: Network) -> None:
+    ingress = shared.shape({"all": {FAR[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    shared.gateway.run("tc", "qdisc", "del", "dev", "g1", "clsact")
+    assert shared.gateway.ingress() == {"g0": ingress.digest}
+    shared.apply(WriteIngress(ingress))
+    assert "nl-in" in shared.gateway.run("tc", "filter", "show", "dev", "g1", "ingress")
+    assert shared.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+
+
+def test_where_every_device_has_a_shared_block_the_entries_are_kept_all_the_same(shared: Network) -> None:
+    lane = IngressLane("all", 4, "src")
+    ingress = shared.shape({"all": {CLIENT[4]: to(ONE)}}, lane, devices=("g1",))
+    assert shared.gateway.ingress() == {"g1": ingress.digest}
+    shared.apply(WriteIngress(add={"all": {"10.9.9.9": to(TWO)}}))
+    assert shared.readings("all") == {CLIENT[4]: (0, 0), "10.9.9.9": (0, 0)}
+    both = shared.shape({}, lane)
+    assert shared.gateway.ingress() == {"g0": both.digest, "g1": both.digest}
+    assert "clsact" not in shared.gateway.run("tc", "qdisc", "show", "dev", "nl-in")
+    assert shared.passing(ONE, lambda: shared.talk("udp", HOST[4])) == 5
+    shared.apply(WriteIngress(drop=True))
+    assert shared.gateway.ingress() == {}
+
+
+@pytest.mark.parametrize("kind", ["u32", "bpf"])
+def test_filters_of_others_come_first_whatever_their_number(network: Network, kind: str) -> None:
+    """Numbered by tc itself, before ours came and afterwards; they count, and let the next filter see the packet."""
+    gateway = network.gateway
+    gateway.run("tc", "qdisc", "add", "dev", "g0", "clsact")
+    match = {"u32": ("u32", "match", "u32", "0", "0"), "bpf": ("bpf", "bytecode", "1,6 0 0 4294967295")}[kind]
+    foreign = ("filter", "add", "dev", "g0", "ingress", "protocol", "ip", *match)
+    counted = ("action", "mirred", "egress", "mirror", "dev", "lo", "continue")
+    gateway.run("tc", *foreign, *counted)
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    gateway.run("tc", *foreign, *counted)
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
+    text = gateway.run("tc", "-s", "filter", "show", "dev", "g0", "ingress")
+    assert len(re.findall(r"Mirror to device lo.*?Sent [1-9]\d* bytes", text, re.DOTALL)) == 2, text
+    network.apply(WriteIngress(drop=True))
+    gateway.run("tc", "qdisc", "del", "dev", "g0", "clsact")
+
+
 def test_what_cannot_be_done_is_refused_with_a_sentence(network: Network) -> None:
     lane = IngressLane("all", 4, "src")
     network.apply(WriteIngress(remove={"all": ("10.0.0.1",)}))
