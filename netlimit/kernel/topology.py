@@ -37,9 +37,11 @@ class TopologyWatch:
         self._until = 0.0
 
     def topology(self) -> Topology:
-        """The same object as before while nothing has changed. Raises OSError."""
+        """The same object as before while nothing has changed that it tells. Raises OSError."""
         if self._has_changed() or self._read is None or time.monotonic() >= self._until:
-            self._read = read_topology()
+            found = read_topology()
+            # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
+            self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
             self._until = time.monotonic() + _LONGEST_TRUST
         return self._read
 
@@ -59,6 +61,10 @@ class TopologyWatch:
             except OSError:  # ENOBUFS: there was more than the buffer holds
                 pass
             changed = True
+
+
+def _says_the_same(one: Topology, other: Topology) -> bool:
+    return (one.devices, one.routes) == (other.devices, other.routes)
 
 
 def read_topology() -> Topology:

@@ -126,6 +126,20 @@ def test_it_is_read_again_only_after_a_change(kernel: RemoteKernel) -> None:
     kernel.run(sys.executable, "-c", WATCH, stdin="\n".join(CHANGES))
 
 
+UNCHANGED = [
+    "link set left mtu 1400",
+    "link set left alias uplink",
+    "neigh replace 10.5.0.9 lladdr 02:00:00:00:00:02 nud permanent dev left",
+    "route replace 10.5.0.0/24 dev left scope link src 10.5.0.1 proto kernel",
+    "link set right addr 02:00:00:00:00:09",
+]
+
+
+def test_what_changes_nothing_that_is_told_gives_the_same_object(kernel: RemoteKernel) -> None:
+    script = WATCH.replace("is not last, f", "is last, f").replace("for line", "watch._until = 0.0\nfor line")
+    kernel.run(sys.executable, "-c", script, stdin="\n".join(UNCHANGED))
+
+
 def test_more_changes_than_are_told(kernel: RemoteKernel) -> None:
     """The kernel then says that it has lost some (ENOBUFS)."""
     script = (
@@ -134,7 +148,7 @@ def test_more_changes_than_are_told(kernel: RemoteKernel) -> None:
         "watch = TopologyWatch()\n"
         "last = watch.topology()\n"
         "lines = [f'route {verb} 10.9.0.{each}/32 dev left' for _ in range(10) for verb in ('add', 'del') "
-        "for each in range(250)]\n"
+        "for each in range(250)] + ['route add 10.9.1.0/32 dev left']\n"
         "subprocess.run(['ip', '-batch', '-'], input='\\n'.join(lines), text=True, check=True)\n"
         "new = watch.topology()\n"
         "assert new is not last\n"
