@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 NEW_QDISC, GET_QDISC = 36, 38
@@ -19,6 +20,9 @@ ROOT = 0xFFFFFFFF
 """The parent of a root qdisc, and of the classes at the top of a qdisc (TC_H_ROOT)."""
 
 _REQUEST, _ACKNOWLEDGE, _ECHO, _DUMP = 0x1, 0x4, 0x8, 0x300
+_INTERRUPTED = 0x10
+"""NLM_F_DUMP_INTR: while it was read, somebody has changed what is read, and some of it may be missing."""
+_ATTEMPTS = 4
 _ERROR, _DONE = 2, 3
 _EXPLAINED = 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
@@ -40,10 +44,24 @@ class TcMessage(NamedTuple):
     attributes: dict[int, bytes]
 
 
-def read_all(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> Iterator[TcMessage]:
-    """Everything of a kind on a device (a qdisc: on every one, whatever the index). Raises OSError."""
-    for answer in _ask(kind, _DUMP, _TC.pack(0, index, 0, parent, 0) + extra):
-        yield _decode(answer)
+class _Answer(NamedTuple):
+    """The bodies of the messages that came, and whether the kernel says that some may be missing."""
+
+    bodies: list[bytes]
+    interrupted: bool = False
+
+
+def read_all(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> list[TcMessage]:
+    """Everything of a kind on a device (a qdisc: on every one, whatever the index). Raises OSError.
+
+    What changes while it is read is read again, if the kernel says so; after some attempts, what there is must do.
+    Linux 6.18 says so of devices and routes, but not of classes: while others go, a reading can miss a few.
+    """
+    for _ in range(_ATTEMPTS):
+        answer = _ask(kind, _DUMP, _TC.pack(0, index, 0, parent, 0) + extra)
+        if not answer.interrupted:
+            break
+    return [_decode(body) for body in answer.bodies]
 
 
 def read_one(kind: int, index: int, parent: int) -> TcMessage | None:
@@ -51,17 +69,17 @@ def read_one(kind: int, index: int, parent: int) -> TcMessage | None:
     # Without the echo, only those who listen to all changes would be told.
     flags = _ACKNOWLEDGE | _ECHO
     try:
-        return next((_decode(answer) for answer in _ask(kind, flags, _TC.pack(0, index, 0, parent, 0))), None)
+        bodies = _ask(kind, flags, _TC.pack(0, index, 0, parent, 0)).bodies
     except FileNotFoundError:
         return None
+    return _decode(bodies[0]) if bodies else None
 
 
 def write_one(kind: int, flags: int, message: TcMessage) -> None:
     """Make or replace one thing. Raises OSError with the kernel's words."""
     body = _TC.pack(0, message.device, message.handle, message.parent, message.info)
     body += b"".join(encode(number, value) for number, value in message.attributes.items())
-    for _ in _ask(kind, _ACKNOWLEDGE | flags, body):
-        pass
+    _ask(kind, _ACKNOWLEDGE | flags, body)
 
 
 def encode(number: int, value: bytes) -> bytes:
@@ -86,22 +104,30 @@ def _decode(body: bytes) -> TcMessage:
     return TcMessage(index, handle, parent, info, decode(body, _TC.size))
 
 
-def _ask(kind: int, flags: int, body: bytes) -> Iterator[bytes]:
-    """Send one message and give what is answered, until the kernel says that this was all."""
+def _ask(kind: int, flags: int, body: bytes) -> _Answer:
+    """Send one message and give what is answered."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         sock.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
         sock.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
         sock.bind((0, 0))
         sock.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, 1, 0) + body)
-        while True:
-            for found, marks, answer in _split(sock.recv(_RECEIVE)):
-                if found == _DONE:
-                    return
-                if found == _ERROR:
-                    _check(marks, answer)
-                    return
-                yield answer
+        return _collect(iter(lambda: sock.recv(_RECEIVE), b""))
+
+
+def _collect(datagrams: Iterable[bytes]) -> _Answer:
+    """What is answered, until the kernel says that this was all. Raises OSError for what it refuses."""
+    bodies: list[bytes] = []
+    interrupted = False
+    for found, marks, body in chain.from_iterable(map(_split, datagrams)):
+        if found == _ERROR:
+            _check(marks, body)
+            break
+        interrupted |= bool(marks & _INTERRUPTED)
+        if found == _DONE:
+            break
+        bodies.append(body)
+    return _Answer(bodies, interrupted)
 
 
 def _split(data: bytes) -> Iterator[tuple[int, int, bytes]]:
