@@ -78,7 +78,11 @@ class Kernel(Protocol):
 
     def usages(self, device: str) -> dict[int, Usage]:
         """Read what the classes of a device have counted, by classid; for a TBF by its handle (minor 0). Nothing for a
-        device without a tree of ours."""
+        device without a tree of ours.
+
+        A class that holds others, or a child HTB, says of what was dropped and what waits the sum of all leaves below
+        it: a tree counts that in leaves only. That sum shrinks when a leaf goes. Packets, bytes and overlimits are the
+        class's own."""
         ...
 
     def save_root(self, device: str) -> SavedRoot:

@@ -17,6 +17,7 @@ from ipaddress import ip_network
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress
 from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.queues import add_up
 from netlimit.packet import Address, Packet, Side
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import (
@@ -63,6 +64,8 @@ from netlimit.tree import (
 )
 
 _UNUSED = Usage(0, 0, 0, 0, 0, 0)
+_DEEPEST = 8
+"""TC_HTB_MAXDEPTH (linux/pkt_sched.h): the classes of one HTB from its top to a leaf."""
 
 
 @dataclass
@@ -218,13 +221,15 @@ class FakeKernel:
             self.used.pop(device, None)
 
     def usages(self, device: str) -> dict[int, Usage]:
-        """Answer with what `used` says; classes without a word there have counted nothing."""
+        """Answer with what `used` says of leaves, added up; classes without a word there have counted nothing."""
         self._forget()
         tree = self.trees.get(device)
         if tree is None:
             return {}
         numbers = tree.classes if tree.cap is None else [classid(tree.handle, 0)]
-        return {number: self.used.get(device, {}).get(number, _UNUSED) for number in numbers}
+        used = {number: self.used.get(device, {}).get(number, _UNUSED) for number in numbers}
+        above = {number: _find_above(each, tree) for number, each in tree.classes.items()}
+        return add_up(used, above) if tree.cap is None else used
 
     def save_root(self, device: str) -> SavedRoot:
         """Read a foreign root qdisc so that it can be put back. Raises KernelError if there is none."""
@@ -272,11 +277,18 @@ class FakeKernel:
         self.used[device] = {n: usage for n, usage in self.used.get(device, {}).items() if n in counting}
 
     def _check_parent(
-        self, step: WriteTree, each: QueueClass, root: int, classes: Mapping[int, object], children: Mapping[int, int]
+        self,
+        step: WriteTree,
+        each: QueueClass,
+        root: int,
+        classes: Mapping[int, QueueClass],
+        children: Mapping[int, int],
     ) -> None:
         there = each.parent in classes if each.parent & 0xFFFF else major(each.parent) in (root, *children)
         if not there:
             raise KernelError(str(step), "Parent class or qdisc does not exist")
+        if _find_depth(each, classes) > _DEEPEST:
+            raise KernelError(str(step), "sch_htb: tree is too deep")
 
     # -- the ingress
 
@@ -502,6 +514,19 @@ def _take_out(number: int, classes: dict[int, QueueClass], children: dict[int, i
     parents = {number, *(classid(handle, 0) for handle in hanging)}
     for below in [each for each, value in classes.items() if value.parent in parents]:
         _take_out(below, classes, children)
+
+
+def _find_above(each: QueueClass, tree: Tree) -> int:
+    """The class above one; above the top of a child HTB it is the class on which that hangs. 0: there is none."""
+    return each.parent if each.parent & 0xFFFF else tree.children.get(major(each.parent), 0)
+
+
+def _find_depth(each: QueueClass, classes: Mapping[int, QueueClass]) -> int:
+    """How many classes stand from the top of the HTB down to this one."""
+    depth = 1
+    while each.parent in classes:
+        each, depth = classes[each.parent], depth + 1
+    return depth
 
 
 def _path(packet: Packet) -> Iterator[tuple[Table, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
 import sys
@@ -13,6 +14,7 @@ from netlimit.kernel import rtnetlink
 from netlimit.kernel.rtnetlink import TcMessage
 from netlimit.tree import (
     FIRST_CHILD,
+    INGRESS_DEVICE,
     LAST_CHILD,
     Leaf,
     QueueClass,
@@ -35,6 +37,10 @@ _FQ_CODEL_LIMIT = 2
 _BPF_NAME = 7
 _BASIC, _QUEUE, _PACKETS = 1, 3, 8
 _TICK_NS = 64
+_GET_FLAGS, _UP = 0x8913, 0x1
+"""SIOCGIFFLAGS, IFF_UP."""
+_INTERFACE = struct.Struct("=16sH22x")
+"""struct ifreq: the name of a device, and its flags."""
 _LINES = {"pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast", "sfq", "skbprio"}
 _MANAGED = {"fq_codel", "codel", "fq", "fq_pie", "pie", "cake", "hhf"}
 """Kinds that take as options what they give as such. Not so red and choke, which keep their tables to themselves."""
@@ -52,10 +58,24 @@ def read_queues() -> Queues:
         if root is None or index not in names:
             continue
         if is_own_root(root):
-            trees[names[index]] = _read_tree(root, qdiscs)
+            trees[names[index]] = _read_tree(root, qdiscs) if _is_in_use(names[index]) else Tree(major(root.handle))
         elif root.handle:
             foreign[names[index]] = show_root(root)
     return Queues(trees, foreign)
+
+
+def _is_in_use(device: str) -> bool:
+    """Whether packets can go through the queues of a device. What is sent to the device for what ends here is lost
+    while that is down: its tree is then as good as empty, so that writing it sets the device up, and the end of ours
+    takes it away. Other devices are down because their owner wants them so."""
+    return device != INGRESS_DEVICE or is_up(device)
+
+
+def is_up(device: str) -> bool:
+    """Whether a device is set up (netdevice(7)). Raises OSError if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _GET_FLAGS, _INTERFACE.pack(device.encode(), 0))
+    return bool(_INTERFACE.unpack(answer)[1] & _UP)
 
 
 def read_tree(index: int) -> Tree | None:
@@ -67,7 +87,8 @@ def read_tree(index: int) -> Tree | None:
 
 
 def read_usages(device: str) -> dict[int, Usage]:
-    """What the classes of a device have counted; nothing for one without a tree of ours."""
+    """What the classes of a device have counted; nothing for one without a tree of ours. What is dropped and what waits
+    is counted in leaves only, and added up here for the classes above them."""
     index = find_index(device)
     root = read_root(index) if index else None
     if index is None or root is None or not is_own_root(root):
@@ -77,10 +98,12 @@ def read_usages(device: str) -> dict[int, Usage]:
     qdiscs = _read_qdiscs(index)
     # An fq_codel drops packets that its class has taken in.
     lost = {qdisc.parent: _read_usage(qdisc).dropped for qdisc in qdiscs}
-    usages = {each.handle: _read_usage(each) for each in _read_classes(root, qdiscs)}
-    return {
-        classid: usage._replace(dropped=max(usage.dropped, lost.get(classid, 0))) for classid, usage in usages.items()
-    }
+    classes = _read_classes(root, qdiscs)
+    usages = {each.handle: _read_usage(each) for each in classes}
+    for number, dropped in lost.items():
+        if number in usages and usages[number].dropped < dropped:
+            usages[number] = usages[number]._replace(dropped=dropped)
+    return add_up(usages, _find_above(classes, _find_children(qdiscs)))
 
 
 def save_root(device: str) -> SavedRoot:
@@ -208,6 +231,40 @@ def _read_usage(message: TcMessage) -> Usage:
     return Usage(_number(statistics.get(_PACKETS), packets), count, dropped, overlimits, queued, waiting)
 
 
+def add_up(usages: Mapping[int, Usage], above: Mapping[int, int]) -> dict[int, Usage]:
+    """Give classes that hold others the sum of what was dropped and what waits in all leaves below them. `above` is
+    the class above each, 0 for none."""
+    holders = set(above.values())
+    direct: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for number, usage in usages.items():
+        if number not in holders:
+            _add(direct[above[number]], (usage.dropped, usage.queued_packets, usage.queued_bytes))
+    sums: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for holder, counts in direct.items():
+        while holder:
+            _add(sums[holder], counts)
+            holder = above.get(holder, 0)
+    return {number: _put(usage, sums[number]) if number in holders else usage for number, usage in usages.items()}
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    for place, count in enumerate(counts):
+        sums[place] += count
+
+
+def _put(usage: Usage, counts: Sequence[int]) -> Usage:
+    dropped, packets, size = counts
+    return usage._replace(dropped=dropped, queued_packets=packets, queued_bytes=size)
+
+
+def _find_above(classes: Iterable[TcMessage], children: Mapping[int, int]) -> dict[int, int]:
+    """The class above each; above the top of a child HTB it is the class on which that hangs. 0: there is none."""
+    return {
+        each.handle: children.get(major(each.handle), 0) if each.parent == rtnetlink.ROOT else each.parent
+        for each in classes
+    }
+
+
 # -- what can be put back -------------------------------------------------------------------------------------------
 
 
@@ -222,7 +279,7 @@ def _find_loss(root: TcMessage, index: int) -> str | None:
         return "has a size table (stab), which would be lost"
     if kind(root) == "tbf" and not _has_own_queue(root, index):
         return "holds a queue that is not its own, which would be lost"
-    if any(rtnetlink.read_all(rtnetlink.GET_FILTER, index, root.handle)):
+    if rtnetlink.read_all(rtnetlink.GET_FILTER, index, root.handle):
         return "has filters, which would be lost"
     return None
 

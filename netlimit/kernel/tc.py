@@ -21,6 +21,8 @@ from netlimit.tree import (
     FIRST_CHILD,
     INGRESS_DEVICE,
     LAST_CHILD,
+    REST,
+    TOP,
     QueueClass,
     SavedRoot,
     Tree,
@@ -45,34 +47,52 @@ def write_tree(step: WriteTree) -> None:
     if step.drop:
         _drop(step)
         return
-    lines = [line.removeprefix("tc ") for line in step.lines()]
-    if step.root is not None:
-        _make_root(step, step.root, lines.pop(0))
+    if step.device == INGRESS_DEVICE and (step.root or step.classes or step.children):
+        _set_up_ingress_device()
+    base, rest = _split(step)
+    refused = step.root is not None and _make_root(base, step.root)
     if step.children:
         _lead_to_children(step)
-    refusal = _run(lines)
-    if refusal:
+    if refused or _run(_render(rest)):
         # Perhaps it was done already. Looking first would cost more than the change of a single class.
         refusal = _run(list(_render_rest(step)))
-    if refusal:
-        raise KernelError(*refusal)
+        if refusal:
+            raise KernelError(*refusal)
+
+
+def _split(step: WriteTree) -> tuple[WriteTree, WriteTree]:
+    """What stands first, and the rest. A new root HTB lets everything through until it has the class for what nothing
+    claims, so that one and the class above it come with it, in the same process."""
+    if step.root is None:
+        return WriteTree(step.device, step.handle), step
+    first = (classid(step.handle, TOP), classid(step.handle, REST))
+    base = {name: step.classes[name] for name in first if name in step.classes}
+    others = {name: each for name, each in step.classes.items() if name not in base}
+    return replace(step, classes=base, children={}, gone=()), replace(step, root=None, classes=others)
+
+
+def _render(step: WriteTree) -> list[str]:
+    """Lines as `tc -batch` takes them."""
+    return [line.removeprefix("tc ") for line in step.lines()]
 
 
 # -- the root -------------------------------------------------------------------------------------------------------
 
 
-def _make_root(step: WriteTree, root: Tree, line: str) -> None:
-    if step.device == INGRESS_DEVICE:
-        _make_ingress_device()
+def _make_root(step: WriteTree, root: Tree) -> bool:
+    """Write a root and the classes that come with it; whether one of those was refused."""
     index = _find(step)
     found = queues.read_root(index)
     if found is not None and found.handle and not queues.is_own_root(found):
         _check_saved(step, found)
     # The kernel changes no HTB: one of this handle is as it should be.
     standing = found is not None and (major(found.handle), queues.kind(found)) == (root.handle, "htb")
-    refusal = None if standing and root.cap is None else _run([line])
-    if refusal:
+    lines = _render(step)
+    classes = lines[1:]
+    refusal = _run(classes if standing and root.cap is None else lines)
+    if refusal and refusal.line.removeprefix("tc ") not in classes:
         raise KernelError(*refusal)
+    return refusal is not None
 
 
 def _check_saved(step: WriteTree, found: TcMessage) -> None:
@@ -121,10 +141,16 @@ def _lead(root: int) -> bytes:
     )
 
 
-def _make_ingress_device() -> None:
+def _set_up_ingress_device() -> None:
+    """Make it, or set it up if somebody has set it down: what is sent to it is lost meanwhile."""
+    index = queues.find_index(INGRESS_DEVICE)
+    if index is not None and queues.is_up(INGRESS_DEVICE):
+        return
     with IPRoute() as ipr:
-        if not ipr.link_lookup(ifname=INGRESS_DEVICE):
+        if index is None:
             ipr.link("add", ifname=INGRESS_DEVICE, kind="ifb", state="up")
+        else:
+            ipr.link("set", index=index, state="up")
 
 
 def _find(step: WriteTree) -> int:
@@ -179,7 +205,7 @@ def _render_rest(step: WriteTree) -> Iterator[str]:
         children={name: where for name, where in step.children.items() if found.children.get(name) != where},
         gone=tuple(_expand(step.gone, found.classes)),
     )
-    yield from (line.removeprefix("tc ") for line in rest.lines())
+    yield from _render(rest)
     yield from (f"qdisc change dev {step.device} parent {format_classid(name)} {leaf}" for name, leaf in held.items())
 
 

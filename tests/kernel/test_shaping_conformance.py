@@ -188,6 +188,17 @@ def test_a_class_of_a_child_that_is_not_there(kernel: Kernel) -> None:
     assert "tc class replace dev lan parent 7abc:ffff classid 7abc:1" in refused(kernel, step)
 
 
+def test_a_class_that_is_too_deep(kernel: Kernel) -> None:
+    """An HTB has eight levels, its top among them."""
+    names = [classid(ROOT, TOP), *(classid(ROOT, 0x1001 + level) for level in range(8))]
+    holder = HOST._replace(leaf=None)
+    parents = [classid(ROOT, 0), *names]
+    deep = {name: holder._replace(parent=parent) for name, parent in zip(names, parents, strict=False)}
+    kernel.apply(WriteTree("lan", ROOT, Tree(ROOT), dict(list(deep.items())[:8])))
+    assert "tree is too deep" in refused(kernel, WriteTree("lan", ROOT, classes={names[8]: deep[names[8]]}))
+    assert set(kernel.queues().trees["lan"].classes) == set(names[:8])
+
+
 def test_a_class_without_a_tree(kernel: Kernel) -> None:
     assert "tc class replace" in refused(kernel, WriteTree("lan", ROOT, classes={classid(ROOT, 1): HOST}))
     kernel.apply(WriteTree("lan", ROOT, gone=(classid(ROOT, 1),)))
