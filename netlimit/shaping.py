@@ -23,10 +23,10 @@ from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, TokenBucke
 
 MOST_HOSTS = 16_384
 """Classes for hosts on one device. Each has a queue, and Linux has 32,767 handles for those of a device."""
-MOST_BUDGETS = 2048
-"""Budgets for subnets on all devices together: those that hosts lie in have a child HTB each, of which there are 4,095.
-"""
-MOST_KINDS = 1000
+MOST_BUDGETS = 1024
+"""Budgets for subnets on all devices together: those that hosts lie in have a child HTB each, of which there are 4,095;
+and two each while they move into another budget."""
+MOST_KINDS = 500
 """Lanes on all devices together, for the same reason."""
 MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""

@@ -12,7 +12,9 @@ from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
 from netlimit.rules import Rule
-from netlimit.tree import INGRESS_DEVICE, REST, QueueClass, Topology, classid
+from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS
+from netlimit.traffic import SHARD_HOSTS
+from netlimit.tree import FIRST_CHILD, INGRESS_DEVICE, LAST_CHILD, REST, QueueClass, Topology, classid
 from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
 
 
@@ -535,6 +537,12 @@ def test_budgets_nest_as_deep_as_htb_does() -> None:
     assert "7 budgets that lie in one another on lan" in problem(made, 7)
     change(made, drop=[4])
     assert made.compilation.problems == {}
+
+
+def test_there_are_numbers_for_all_budgets_to_move_into_another_at_once() -> None:
+    """Those that come have theirs before those that go give theirs up."""
+    children, for_hosts = LAST_CHILD - FIRST_CHILD + 1, MOST_HOSTS // SHARD_HOSTS
+    assert 2 * (MOST_BUDGETS + MOST_KINDS + 16 * for_hosts) <= children
 
 
 def test_hosts_are_dealt_out_to_several_children(monkeypatch: pytest.MonkeyPatch) -> None:
