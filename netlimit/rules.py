@@ -357,7 +357,8 @@ def _fit_per(target: Target, per: str | None, rate: Rate | None, action: Action)
             )
         return HOST
     if per == TARGET:
-        return TARGET
+        # For one address both mean the same; a queue for a host is the lighter of the two.
+        return HOST if action is Action.SHAPE and length == longest else TARGET
     if per == PEER and action is Action.SHAPE:
         raise RuleError(
             "per",

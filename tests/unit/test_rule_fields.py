@@ -276,6 +276,11 @@ def test_what_is_shaped_may_borrow_and_save_up() -> None:
     assert parse(action="shape", rate="2 Mbit/s", ceil="2 Mbit/s").ceil == rule.rate
 
 
+def test_a_budget_for_one_address_is_a_queue_for_a_host() -> None:
+    assert parse(action="shape", rate="2 Mbit/s", per="target").per == "host"
+    assert parse(rate=RATE, per="target").per == "target"
+
+
 @pytest.mark.parametrize("target", ["0.0.0.0/0", "10.0.0.0/8", "2001:db8::/32"])
 def test_what_is_shaped_needs_no_table_of_buckets(target: str) -> None:
     """Only hosts that appear get a class."""
