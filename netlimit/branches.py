@@ -2,7 +2,8 @@
 
 A class guarantees `rate` and may borrow up to `ceil`. HTB lets a class send at its own rate whatever the class above
 it has left, so what is guaranteed below a branch must not add up to more than the branch has; where rules ask for
-more, everybody's guarantee is cut in proportion. What is borrowed HTB parts fairly by itself.
+more, those of the branches are cut in proportion, and within a child HTB everybody gets as much at a time as his
+quantum says. What is borrowed HTB parts in the same way.
 
 HTB takes time for each class in proportion to those that its qdisc has, so hosts are dealt out to child HTBs.
 """
