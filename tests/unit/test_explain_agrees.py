@@ -62,7 +62,7 @@ EXEMPTION = keep(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
 def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]) -> None:
@@ -89,7 +89,7 @@ def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]
         assert moved == hits
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
 def test_a_packet_is_dropped_sooner_or_later_if_it_is_limited(case: tuple[Packet, list[Rule]]) -> None:

@@ -69,7 +69,7 @@ def check(gateway: Gateway, packet: Packet) -> None:
     assert hit(ask(here, packet)) == around, f"{packet}\n{ask(here, packet).text}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(shaping_rules(), max_size=6), st.lists(LIMITING, max_size=2))
 def test_the_rules_that_hit_are_those_whose_classes_are_passed(shaped: list[Rule], limited: list[Rule]) -> None:
     gateway = Gateway()

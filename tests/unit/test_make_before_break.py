@@ -68,13 +68,13 @@ def journeys(draw: Callable[..., object]) -> tuple[Change, list[Packet]]:
     return draw(changes(near, most=6)), seen
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(journeys())
 def test_nobody_is_unlimited_or_cut_off_for_a_moment(journey: tuple[Change, list[Packet]]) -> None:
     check(*journey)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(journeys(), st.sets(st.sampled_from(("10.1.0.2/32", "10.1.0.0/24", "10.2.0.9/32", "fd00:1::2/128"))))
 def test_nor_when_others_become_safe(journey: tuple[Change, list[Packet]], safe: set[str]) -> None:
     change, seen = journey
