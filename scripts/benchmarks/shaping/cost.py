@@ -17,20 +17,24 @@ GOAL = 1.8
 
 
 def measure() -> list[Figure]:
-    """Two gateways in turn: one holds nothing, the other a class for each source of the flood."""
-    with Lab() as bare, Lab() as shaped, Gateway(shaped) as gateway:
-        labs = {"bare": bare, "shaped": shaped}
+    """Three gateways in turn: one holds nothing, one a class for each source of the flood where it leaves, and one a
+    second for what it would send to the gateway itself, for which a program looks at all that comes in."""
+    with Lab() as bare, Lab() as shaped, Lab() as both, Gateway(shaped) as leaving, Gateway(both) as either:
+        labs = {"bare": bare, "shaped": shaped, "both": both}
         for lab in labs.values():
             lab.gateway.ip(f"route add {HOSTS} via {CLIENT}")
-        gateway.add(shape_each(SHAPED))
+        leaving.add(shape_each(SHAPED, interface="wan"))
+        either.add(shape_each(SHAPED))
         costs: dict[str, list[float]] = {name: [] for name in labs}
         for _ in range(ROUNDS):
             for name, lab in labs.items():
                 costs[name].append(cost(lab, SOURCES))
         _check_classes(shaped)
+        _check_classes(both)
     return [
         Figure("no rules", f"{median(costs['bare']):,.0f} ns a packet"),
-        compare(f"{SHAPED:,} shaped hosts", costs["shaped"], costs["bare"], GOAL),
+        compare(f"{SHAPED:,} hosts shaped where they leave", costs["shaped"], costs["bare"], GOAL),
+        compare("and where they end on the gateway", costs["both"], costs["bare"]),
     ]
 
 
