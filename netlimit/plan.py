@@ -24,7 +24,7 @@ from netlimit.state import (
     Table,
     show_entry,
 )
-from netlimit.tree import REST, QueueClass, SavedRoot, Tree, format_classid, format_handle, major
+from netlimit.tree import REST, QueueClass, SavedRoot, Tree, alike_bucket, format_classid, format_handle, major
 from netlimit.tree import alike as alike_class
 
 TIMEOUT_SLACK = 3
@@ -308,7 +308,7 @@ def _diff_tree(device: str, want: Tree, have: Tree, touched: Collection[int] | N
     children = {handle: number for handle, number in want.children.items() if have.children.get(handle) != number}
     changed += [number for number in children.values() if number not in changed]
     gone = [number for number in numbers if number not in want.classes]
-    root = want if want.cap != have.cap else None
+    root = None if alike_bucket(want.cap, have.cap) else want
     # A child HTB goes with the class that it hangs on, and its hosts with it.
     falling = {handle for handle, number in have.children.items() if number in gone}
     gone = sorted((number for number in gone if major(number) not in falling), reverse=True)

@@ -11,10 +11,21 @@ import pytest
 from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
+from netlimit.plan import drifted
 from netlimit.rules import Rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS
 from netlimit.traffic import SHARD_HOSTS
-from netlimit.tree import FIRST_CHILD, INGRESS_DEVICE, LAST_CHILD, REST, QueueClass, Topology, classid
+from netlimit.tree import (
+    FIRST_CHILD,
+    INGRESS_DEVICE,
+    LAST_CHILD,
+    REST,
+    QueueClass,
+    TokenBucket,
+    Topology,
+    Tree,
+    classid,
+)
 from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
 
 
@@ -529,6 +540,12 @@ def test_no_more_kinds_of_traffic_than_there_are_numbers_for(monkeypatch: pytest
     assert "2 kinds of traffic" in problem(made, 3)
     change(made, drop=[1])
     assert made.compilation.problems == {}
+
+
+def test_a_cap_that_tc_rounds_is_no_drift() -> None:
+    wanted = {"wan": Tree(0x6E03, TokenBucket(11_250_000, 48_028, 2_250_000))}
+    assert drifted(wanted, {"wan": Tree(0x6E03, TokenBucket(11_250_000, 48_020, 2_250_000))}) is None
+    assert drifted(wanted, {"wan": Tree(0x6E03, TokenBucket(11_000_000, 48_028, 2_250_000))}) == "wan"
 
 
 def test_budgets_nest_as_deep_as_htb_does() -> None:
