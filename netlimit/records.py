@@ -82,7 +82,11 @@ class HostStatus:
     """What a gateway's controller reports of itself.
 
     `capabilities` maps a capability to None, or to the reason why it is missing. `own` are the gateway's addresses
-    and `safe` the safe set in force, both as text; `hz` the kernel's clock tick; `drift` the repairs since it began.
+    and `safe` the safe set in force, both as text; `hz` the kernel's clock tick; `drift` the repairs since it began,
+    `repairs` the same by kind. `applying` is a histogram of the seconds that passes took: by upper bound ("0.1",
+    "+Inf") how many passes, not more than that, and their "sum". Of rules: `desired` are in force here by the
+    database, `enforced` are in the kernel, `degraded` not for all they speak of; `lifted` have `on_failure: open` and
+    are out of force because the database is gone. `drifted` counts things found changed and not yet put right.
     """
 
     host: str
@@ -97,6 +101,22 @@ class HostStatus:
     drift: int = 0
     last_error: str | None = None
     seen_at: datetime | None = None
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    applying: Mapping[str, float] = field(default_factory=dict)
+    desired: int = 0
+    enforced: int = 0
+    degraded: int = 0
+    drifted: int = 0
+    lifted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who changes something: the name of a token or a local user, the address it came from, and the request's id."""
+
+    name: str
+    address: str | None = None
+    request: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

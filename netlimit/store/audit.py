@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from netlimit.records import Actor
 from netlimit.rules import Rule
 from netlimit.store.rows import to_fields
 from netlimit.store.tables import audit
@@ -19,7 +20,8 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change: `action` is "add", "replace" or "remove"; `before` and `after` are the fields of the rule.
+    """One change: `action` is "add", "replace" or "remove"; `before` and `after` are the fields of the rule;
+    `address` and `request` say where the change came from and the id of its request, None for one made on this host.
 
     For a large batch `rule_id` is None, and `after` holds `rules` (how many), `first_id` and `last_id`.
     """
@@ -32,6 +34,13 @@ class AuditEntry:
     rule_id: int | None
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
+    address: str | None
+    request: str | None
+
+
+def as_actor(actor: Actor | str) -> Actor:
+    """Who it is; a plain name is somebody on this host."""
+    return Actor(actor) if isinstance(actor, str) else actor
 
 
 def note(
@@ -40,14 +49,14 @@ def note(
     revision: int,
     before: Rule | None,
     after: Rule | None,
-    actor: str,
+    actor: Actor,
     now: datetime,
 ) -> None:
     """Write down one change of one rule."""
     connection.execute(insert(audit), [_line(action, revision, before, after, actor, now)])
 
 
-def note_added(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime) -> None:
+def note_added(connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime) -> None:
     """Write down the rules added by one batch."""
     revision = batch[0].revision
     if len(batch) <= MOST_ROWS:
@@ -67,12 +76,14 @@ def entries(connection: Connection, limit: int, after: int | None) -> list[Audit
 
 
 def _line(
-    action: str, revision: int, before: Rule | None, after: Rule | None, actor: str, now: datetime
+    action: str, revision: int, before: Rule | None, after: Rule | None, actor: Actor, now: datetime
 ) -> dict[str, Any]:
     rule = after or before
     return {
         "at": now,
-        "actor": actor,
+        "actor": actor.name,
+        "address": actor.address,
+        "request": actor.request,
         "revision": revision,
         "action": action,
         "rule_id": rule.id if rule else None,

@@ -25,6 +25,13 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> None:
         "drift": status.drift,
         "last_error": status.last_error,
         "seen_at": now,
+        "repairs": dict(status.repairs),
+        "applying": dict(status.applying),
+        "desired": status.desired,
+        "enforced": status.enforced,
+        "degraded": status.degraded,
+        "drifted": status.drifted,
+        "lifted": status.lifted,
     }
     connection.execute(upsert(connection, hosts), [row])
 
@@ -50,6 +57,13 @@ def statuses(connection: Connection) -> list[HostStatus]:
             drift=row.drift,
             last_error=row.last_error,
             seen_at=row.seen_at,
+            repairs=row.repairs or {},
+            applying=row.applying or {},
+            desired=row.desired,
+            enforced=row.enforced,
+            degraded=row.degraded,
+            drifted=row.drifted,
+            lifted=row.lifted,
         )
         for row in rows
     ]

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from netlimit.errors import NetlimitError, RuleError
+from netlimit.records import Actor
 from netlimit.rules import Rule, Target, parse_target
 from netlimit.store import audit, tombstones
 from netlimit.store.bulk import write
@@ -24,7 +25,7 @@ _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
 _AT_ONCE = 500
 
 
-def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime) -> list[Rule]:
+def add(connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime) -> list[Rule]:
     """Keep all rules of the batch, or none. Raises Conflict or NameTaken for one rule, ManyErrors for more."""
     if not batch:
         return []
@@ -44,7 +45,7 @@ def add(connection: Connection, batch: Sequence[Rule], actor: str, now: datetime
 
 
 def replace(
-    connection: Connection, rule_id: int, rule: Rule, actor: str, now: datetime, expected_revision: int | None
+    connection: Connection, rule_id: int, rule: Rule, actor: Actor, now: datetime, expected_revision: int | None
 ) -> Kept:
     """Put a rule in the place of the kept one; the same rule again changes nothing, not even the revision.
 
@@ -67,7 +68,7 @@ def replace(
     return Kept(kept, before.created_at, now)
 
 
-def remove(connection: Connection, rule_id: int, actor: str, now: datetime, expected_revision: int | None) -> None:
+def remove(connection: Connection, rule_id: int, actor: Actor, now: datetime, expected_revision: int | None) -> None:
     """Forget a rule, with all that was known of it. Raises NotKept, Stale."""
     lock(connection)
     before = _get(connection, rule_id, expected_revision)

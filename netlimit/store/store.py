@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State
+from netlimit.records import Actor, Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import Rule
 from netlimit.store import (
     audit,
@@ -22,7 +22,7 @@ from netlimit.store import (
     states,
     tokens,
 )
-from netlimit.store.audit import AuditEntry
+from netlimit.store.audit import AuditEntry, as_actor
 from netlimit.store.census import Alike, take_census
 from netlimit.store.engine import Database
 from netlimit.store.rows import Kept
@@ -64,28 +64,28 @@ class Store:
         with self._database.reading() as connection:
             return clock.revision(connection)
 
-    def add(self, batch: Sequence[Rule], actor: str, now: datetime) -> list[Rule]:
+    def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime) -> list[Rule]:
         """Keep all rules of the batch as one change, or none; they come back with id and revision.
 
         Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one.
         """
         with self._database.writing() as connection:
-            return rules.add(connection, batch, actor, now)
+            return rules.add(connection, batch, as_actor(actor), now)
 
     def replace(
-        self, rule_id: int, rule: Rule, actor: str, now: datetime, expected_revision: int | None = None
+        self, rule_id: int, rule: Rule, actor: Actor | str, now: datetime, expected_revision: int | None = None
     ) -> Kept:
         """Put `rule` in the place of a kept one. The same rule again changes nothing, not even the revision.
 
         Raises NotKept, Conflict, NameTaken, and Stale if the kept one is not at `expected_revision`.
         """
         with self._database.writing() as connection:
-            return rules.replace(connection, rule_id, rule, actor, now, expected_revision)
+            return rules.replace(connection, rule_id, rule, as_actor(actor), now, expected_revision)
 
-    def remove(self, rule_id: int, actor: str, now: datetime, expected_revision: int | None = None) -> None:
+    def remove(self, rule_id: int, actor: Actor | str, now: datetime, expected_revision: int | None = None) -> None:
         """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
         with self._database.writing() as connection:
-            rules.remove(connection, rule_id, actor, now, expected_revision)
+            rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
 
     def find(self, key: int | str) -> Kept | None:
         """The rule of this id, or of this name."""

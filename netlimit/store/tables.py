@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -20,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -68,9 +69,12 @@ clock = Table(
     Column("revision", BigInteger, nullable=False),
     Column("last_rule", BigInteger, nullable=False),
     Column("pruned", BigInteger, nullable=False),
+    Column("oldest", BigInteger, nullable=False, server_default="0"),
+    Column("audit_pruned", BigInteger, nullable=False, server_default="0"),
 )
 """One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
-`last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone."""
+`last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone, `oldest` the
+oldest revision that can be returned to, `audit_pruned` the last audit line that may be gone."""
 
 rules = Table(
     "rules",
@@ -141,7 +145,15 @@ hosts = Table(
     Column("drift", BigInteger, nullable=False),
     Column("last_error", Text),
     Column("seen_at", Moment, nullable=False),
+    Column("repairs", JSON(none_as_null=True)),
+    Column("applying", JSON(none_as_null=True)),
+    Column("desired", BigInteger, nullable=False, server_default="0"),
+    Column("enforced", BigInteger, nullable=False, server_default="0"),
+    Column("degraded", BigInteger, nullable=False, server_default="0"),
+    Column("drifted", BigInteger, nullable=False, server_default="0"),
+    Column("lifted", BigInteger, nullable=False, server_default="0"),
 )
+"""`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 
 pauses = Table("pauses", metadata, Column("host", Text, primary_key=True))
 """A row for every gateway whose controller is to keep its hands off: only who pauses writes it, never a report."""
@@ -235,6 +247,70 @@ audit = Table(
     Column("rule_id", BigInteger),
     Column("before", JSON(none_as_null=True)),
     Column("after", JSON(none_as_null=True)),
+    Column("address", Text),
+    Column("request", Text),
     sqlite_autoincrement=True,
 )
 """`rule_id` is null where one row speaks of a whole batch; `after` then says how many rules and which ids."""
+
+revisions = Table(
+    "revisions",
+    metadata,
+    Column("revision", Id, primary_key=True, autoincrement=False),
+    Column("at", Moment, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("address", Text),
+    Column("request", Text),
+    Column("action", Text, nullable=False),
+    Column("rules", Integer, nullable=False),
+)
+"""Each change of rules that can be undone: who made it, what it was, and how many rules it touched."""
+
+undo = Table(
+    "undo",
+    metadata,
+    Column("revision", Id, primary_key=True),
+    Column("first_rule", Id, primary_key=True),
+    Column("last_rule", Id, nullable=False),
+    Column("before", JSON(none_as_null=True)),
+)
+"""What each change replaced: the row of a rule as it was before, or null for rules from first to last that were not
+there. The rule set of a revision is the present one, with every change after it undone, the newest first."""
+
+windows = Table(
+    "windows",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("base", BigInteger, nullable=False),
+    Column("opened_at", Moment, nullable=False),
+    Column("seconds", Integer, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("paused", JSON, nullable=False),
+)
+"""At most one row: a window of confirmation. Unless it is confirmed in time, revision `base` comes back, and the
+gateways in `paused` are torn down again."""
+
+guards = Table("guards", metadata, Column("host", Text, primary_key=True), Column("seen_at", Moment, nullable=False))
+
+repairs = Table(
+    "repairs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("found", Text, nullable=False),
+    Column("took", Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""The newest repairs of each gateway: what kind of thing had changed, what was found, and the seconds until it was put
+right."""
+
+clients = Table(
+    "clients",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("address", Text, primary_key=True),
+    Column("seen_at", Moment, nullable=False),
+)
+"""Who has spoken to the API of a gateway lately, with a token that is good: they join its safe set."""
