@@ -111,6 +111,17 @@ class HostStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """Something of ours that others had changed in the kernel, and that was put right at `at`: its kind ("chains",
+    "sets", "entries", "queues", "ingress"), what was found, and how many seconds putting it right took."""
+
+    kind: str
+    found: str
+    took: float
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Actor:
     """Who changes something: the name of a token or a local user, the address it came from, and the request's id."""
 

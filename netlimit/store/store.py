@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from netlimit.records import Actor, Changes, Exceptional, HostStatus, Request, RuleCounters, State
+from netlimit.records import Actor, Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State
 from netlimit.rules import Rule
 from netlimit.store import (
     audit,
@@ -16,6 +16,7 @@ from netlimit.store import (
     hosts,
     migrate,
     numbers,
+    repairs,
     requests,
     roots,
     rules,
@@ -211,6 +212,16 @@ class Store:
         """What every gateway said last, by name."""
         with self._database.reading() as connection:
             return hosts.statuses(connection)
+
+    def repaired(self, host: str, kind: str, found: str, took: float, now: datetime) -> None:
+        """Keep what a gateway's controller found changed and put right, in `took` seconds: its newest 200."""
+        with self._database.writing(wake=False) as connection:
+            repairs.note(connection, host, Repair(kind, found, took, now))
+
+    def repairs(self, host: str, limit: int) -> list[Repair]:
+        """The newest repairs of a gateway, the last one first."""
+        with self._database.reading() as connection:
+            return repairs.newest(connection, host, limit)
 
     def pause(self, host: str, paused: bool) -> None:
         """Tell a gateway's controller to keep its hands off, or to go on."""

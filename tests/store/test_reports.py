@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import func, select
 
-from netlimit.records import Counts, Exceptional, HostStatus, RuleCounters, State
-from netlimit.store import Store
+from netlimit.records import Counts, Exceptional, HostStatus, Repair, RuleCounters, State
+from netlimit.store import Store, repairs
 from netlimit.store.tables import metadata
 from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
@@ -202,3 +202,13 @@ def test_root_qdiscs_are_kept_until_they_are_put_back(store: Store) -> None:
     store.forget_root("gw1", "wan")
     assert store.saved_roots("gw1") == {"lan": first}
     assert store.saved_roots("gw2") == {"wan": first}
+
+
+def test_the_newest_repairs_of_each_gateway_are_kept(store: Store) -> None:
+    for number in range(repairs.MOST + 5):
+        store.repaired("gw1", "chains", f"number {number}", 0.25, NOW)
+    store.repaired("gw2", "queues", "eth0", 1.5, NOW)
+    assert store.repairs("gw2", 10) == [Repair("queues", "eth0", 1.5, NOW)]
+    last = store.repairs("gw1", 2)
+    assert [each.found for each in last] == [f"number {repairs.MOST + 4}", f"number {repairs.MOST + 3}"]
+    assert len(store.repairs("gw1", 1000)) == repairs.MOST
