@@ -11,6 +11,7 @@ from netlimit.rules import Rule
 from netlimit.store import (
     audit,
     changes,
+    clients,
     clock,
     counters,
     hosts,
@@ -232,6 +233,16 @@ class Store:
         """Whether a gateway's controller is to keep its hands off."""
         with self._database.reading() as connection:
             return hosts.paused(connection, host)
+
+    def saw_client(self, host: str, address: str, now: datetime) -> None:
+        """Keep that an address has spoken to the API of a gateway, with a token that is good: the latest 256."""
+        with self._database.writing(wake=False) as connection:
+            clients.saw(connection, host, address, now)
+
+    def clients(self, host: str, since: datetime) -> list[str]:
+        """The addresses that have spoken to the API of a gateway since then, the latest first."""
+        with self._database.reading() as connection:
+            return clients.since(connection, host, since)
 
     def save_root(self, host: str, device: str, root: SavedRoot) -> None:
         """Keep a root qdisc of somebody else, so that it can be put back."""

@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import pytest
 
+from netlimit.records import Actor
 from netlimit.store import AuditEntry, ManyErrors, Store
 from netlimit.store.rows import to_fields
 from tests.store.examples import NOW, keep, rule
 
 
 def test_every_change_says_who_and_what(store: Store) -> None:
-    added = store.add([rule(name="a")], "token:admin", NOW)[0]
+    admin = Actor("admin", "192.0.2.1", "request-7")
+    added = store.add([rule(name="a")], admin, NOW)[0]
     changed = store.replace(added.id, rule(name="a", rate="5 packets/s"), "cli", NOW).rule
-    store.remove(added.id, "token:ci", NOW)
+    store.remove(added.id, "ci", NOW)
     assert store.audit() == [
-        AuditEntry(3, NOW, "token:ci", 3, "remove", 1, to_fields(changed), None),
-        AuditEntry(2, NOW, "cli", 2, "replace", 1, to_fields(added), to_fields(changed)),
-        AuditEntry(1, NOW, "token:admin", 1, "add", 1, None, to_fields(added)),
+        AuditEntry(3, NOW, "ci", 3, "remove", 1, to_fields(changed), None, None, None),
+        AuditEntry(2, NOW, "cli", 2, "replace", 1, to_fields(added), to_fields(changed), None, None),
+        AuditEntry(1, NOW, "admin", 1, "add", 1, None, to_fields(added), "192.0.2.1", "request-7"),
     ]
     assert to_fields(changed)["rate"] == "5 packets/s"
 
