@@ -1,0 +1,116 @@
+"""The copy that a gateway keeps of its own rules: what was applied last, at hand without the database."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import Connection, delete, update
+
+from netlimit.errors import StoreError
+from netlimit.records import Exceptional, HostStatus, Request, RuleCounters
+from netlimit.rules import Rule
+from netlimit.store import hosts, numbers, roots, rules, tables
+from netlimit.store.store import Store
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 5000
+
+
+class Replica(Store):
+    """A store in a SQLite file of one gateway alone, on which its controller can run while the database is gone, and
+    when the machine starts. `follow` brings it up to date.
+
+    What a controller says of itself is kept too, for who asks on the gateway; but that it cannot be kept (the disk is
+    full, say) is no error here: nothing of it keeps the kernel from being right.
+    """
+
+    def __init__(self, path: Path, host: str) -> None:
+        super().__init__(f"sqlite:///{path}")
+        self._host = host
+        self._copied = -1
+
+    @property
+    def copied(self) -> int:
+        """The revision that the copy is known to hold; -1 before the first `follow`."""
+        return self._copied
+
+    def follow(self, source: Store) -> None:
+        """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
+        numbers, the roots it took the place of, whether it is paused. All or nothing. Raises StoreError."""
+        numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
+        paused, kept = source.paused(self._host), self.numbering(self._host)
+        changes = source.changes(self._copied, self._host) if self._copied >= 0 else None
+        revision, every = (changes.revision, None) if changes is not None else source.load(self._host)
+        with self._database.writing() as connection:
+            if changes is not None:
+                rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
+                self._write(connection, changes.rules)
+            else:
+                connection.execute(delete(tables.rules))
+                self._write(connection, every or ())
+            # Of what is removed nothing is remembered, so whoever knows an older revision must load all.
+            connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
+            added = {key: number for key, number in numbering.items() if kept.get(key) != number}
+            numbers.number(connection, self._host, added, kept.keys() - numbering.keys())
+            connection.execute(delete(tables.saved_roots))
+            for device, root in saved.items():
+                roots.save(connection, self._host, device, root)
+            hosts.pause(connection, self._host, paused)
+        self._copied = revision
+
+    def report(self, status: HostStatus, now: datetime | None = None) -> None:
+        """Keep what the controller says of itself, if that is possible."""
+        try:
+            super().report(status, now or datetime.now(UTC))
+        except StoreError as error:
+            log.debug("%s", error)
+
+    def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
+        """Keep the states of rules, if that is possible."""
+        try:
+            super().mark(host, exceptional, cleared)
+        except StoreError as error:
+            log.debug("%s", error)
+
+    def count(self, host: str, counts: Sequence[RuleCounters]) -> None:
+        """Keep nothing: the database hears of the whole count once it is back."""
+
+    def questions(self, host: str) -> list[Request]:
+        """None: whoever asks, asks in the database."""
+        return []
+
+    def answer(self, request_id: int, answer: Mapping[str, object]) -> None:
+        """Nobody asks here."""
+
+    def _write(self, connection: Connection, written: Iterable[Rule]) -> None:
+        now, stream = datetime.now(UTC), iter(written)
+        while some := list(islice(stream, _AT_ONCE)):
+            rules.write_rules(connection, some, now, now)
+
+
+def open_replica(directory: Path, host: str) -> Replica:
+    """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of another version, is
+    begun anew: it is a copy. Raises StoreError."""
+    path = directory / "applied.db"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The copy of the applied rules cannot be kept in {directory}: {error.strerror}. "
+            "Set NETLIMIT_STATE_DIRECTORY to a directory of the controller's own."
+        ) from error
+    replica = Replica(path, host)
+    try:
+        replica.upgrade()
+    except StoreError as error:
+        log.warning("%s It is a copy, and begun anew.", error)
+        replica.close()
+        for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+            leftover.unlink(missing_ok=True)
+        replica = Replica(path, host)
+        replica.upgrade()
+    return replica
