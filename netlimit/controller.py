@@ -586,7 +586,8 @@ class Controller:
         """Seconds until something is due."""
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return STRUCTURE_SECONDS
-        idle = set() if self._compilation.shaping.seen_sets else {"newcomers"}
+        # Trees are looked at together with the structure: waiting for them alone would be no rest at all.
+        idle = {"trees"} if self._compilation.shaping.seen_sets else {"trees", "newcomers"}
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._expiries:
             wake = min(wake, self._expiries[0][0] - self._now().timestamp())

@@ -26,6 +26,8 @@ def stream(connection: Connection, host: str) -> Iterator[Rule]:
 def changes(connection: Connection, since: int, host: str) -> Changes | None:
     """What changed after `since`; None when that is not known any more, or lies in the future (a restored backup)."""
     now = revision(connection)
+    if since == now:
+        return Changes(now, (), ())
     removed = removed_since(connection, since)
     if removed is None or since > now:
         return None
