@@ -43,6 +43,7 @@ class Database:
         self._reader = self.engine.execution_options(**snapshot)
         self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         self._checked = False
+        self._place: files.Place | None = None
 
     def __str__(self) -> str:
         return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
@@ -99,11 +100,24 @@ class Database:
         with self.engine.connect() as connection:
             connection.execution_options(**{_BEGIN: None}).exec_driver_sql("PRAGMA journal_mode=WAL")
 
+    def find_place(self) -> files.Place | None:
+        """Which file SQLite's is now; None when there is none, and for a server."""
+        return files.find_place(self.path) if self.path else None
+
     def _check(self) -> None:
-        """Raise StoreError unless the database is there and at the schema that this code was written for."""
-        if self._checked:
+        """Raise StoreError unless the database is there and at the schema that this code was written for.
+
+        Asked for every transaction: a file that was moved away would be written to for ever, by whoever has it open.
+        """
+        place = self.find_place()
+        if self._checked and place == self._place:
             return
+        if self._checked:
+            self._checked = False
+            self.close()
         if self.path:
+            if self._place not in (None, place):
+                files.check_exchange(self.path)
             files.check_file(self.path)
         with self._in_words(), self._reader.connect() as connection:
             found = schema(connection)
@@ -115,7 +129,7 @@ class Database:
                 f"The database {self} is at schema {found}, but this netlimit needs {SCHEMA}; "
                 "run `netlimit db upgrade`."
             )
-        self._checked = True
+        self._place, self._checked = place, True
 
     def _refuse_newer(self, found: str) -> None:
         if found > SCHEMA:

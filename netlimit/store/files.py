@@ -12,6 +12,9 @@ from netlimit.errors import StoreError
 GROUP = "netlimit"
 """Controller (root) and API (unprivileged) share the database through this group."""
 
+Place = tuple[int, int]
+"""Which file it is, whatever its name: device and inode."""
+
 
 def make_file(path: Path) -> None:
     """Make the database file (0660), and its directory where that is missing, unless they are there.
@@ -45,6 +48,28 @@ def check_file(path: Path) -> None:
         raise StoreError(
             f"This user may not read and write the database {path} and its directory; "
             f"run as root, or join the group that owns them ({GROUP!r} where netlimit was installed)."
+        )
+
+
+def find_place(path: Path) -> Place | None:
+    """Which file bears this name; None when there is none, or it cannot be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def check_exchange(path: Path) -> None:
+    """Raise StoreError if the file that was open under this name has gone, or another one in its place cannot be opened
+    yet: SQLite would take the log of the former for its own."""
+    if find_place(path) is None:
+        raise StoreError(f"The database {path} is not there any more; put it back, or restore a backup.")
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"Another file is in the place of the database {path}, beside the log of the former ({log.name}). End "
+            "netlimit, put the database in its place with its own log or without any, and start netlimit again."
         )
 
 

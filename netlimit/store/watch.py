@@ -42,11 +42,16 @@ class SqliteWatch(Watch):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection = database.pin()
-        self._seen = self._version()
+        self._connection: Any = None
+        self._seen = 0
+        self._open()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until something is written."""
+        """Wait until something is written. Another file in the place of the one that was watched is a change."""
+        if self._connection is None or self._database.find_place() != self._place:
+            self.close()
+            self._open()
+            return True
         end = time.monotonic() + timeout
         while (version := self._version()) == self._seen:
             left = end - time.monotonic()
@@ -57,8 +62,15 @@ class SqliteWatch(Watch):
         return True
 
     def close(self) -> None:
-        """Give the connection back."""
-        self._connection.close()
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection = None
+
+    def _open(self) -> None:
+        self._place = self._database.find_place()
+        self._connection = self._database.pin()
+        self._seen = self._version()
 
     def _version(self) -> int:
         try:

@@ -130,6 +130,42 @@ def test_a_damaged_database_is_said(store: Store, path: Path) -> None:
         Store(f"sqlite:///{path}").revision()
 
 
+def test_a_database_that_is_moved_away_is_missed_and_found_again(store: Store, path: Path) -> None:
+    store.upgrade()
+    first = keep(store)
+    watch = store.watch()
+    kept = path.rename(path.with_name("away.db"))
+    for use in (store.revision, store.watch, watch.changed, watch.changed, lambda: keep(store, "10.9.9.9")):
+        with pytest.raises(StoreError, match=r"is not there any more; put it back, or restore a backup\."):
+            use()
+    assert not path.exists()
+    kept.rename(path)
+    assert watch.changed()
+    found = store.find(first.id)
+    assert found is not None
+    assert found.rule == first
+    watch.close()
+    store.close()
+
+
+def test_another_file_in_its_place_is_opened(store: Store, path: Path, tmp_path: Path) -> None:
+    store.upgrade()
+    keep(store)
+    watch = store.watch()
+    other = Store(f"sqlite:///{tmp_path}/other.db")
+    other.upgrade()
+    other.close()
+    (tmp_path / "other.db").replace(path)
+    with pytest.raises(StoreError, match=r"beside the log of the former \(netlimit\.db-wal\)\. End netlimit"):
+        store.revision()
+    path.with_name("netlimit.db-wal").unlink()
+    assert watch.changed()
+    assert not watch.changed()
+    assert store.revision() == 0
+    watch.close()
+    store.close()
+
+
 def test_a_database_that_others_own_is_said(store: Store, path: Path) -> None:
     store.upgrade()
     path.chmod(0o400)
