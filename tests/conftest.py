@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.databases"]
+
 settings.register_profile(
     "netlimit",
     deadline=None,

@@ -9,7 +9,7 @@ import pytest
 from netlimit.errors import StoreError
 from netlimit.records import HostStatus
 from netlimit.store import Store, Watch
-from tests.store.conftest import Postgres
+from tests.databases import Postgres
 from tests.store.examples import NOW, keep
 
 

@@ -1,0 +1,158 @@
+"""Databases to test over: SQLite, and a PostgreSQL server that the tests start for themselves."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from netlimit.store import Store
+from netlimit.store.tables import metadata
+
+DATABASES = ("sqlite", "postgres")
+_SETTINGS = {"listen_addresses": "", "fsync": "off", "max_connections": "200"}
+
+
+@dataclass
+class Postgres:
+    """A server in a directory of its own, where its socket is too."""
+
+    home: Path
+    numbers: Iterator[int]
+    process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@/{database}?host={self.home}"
+
+    def start(self) -> None:
+        settings = _SETTINGS | {"unix_socket_directories": str(self.home)}
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        with (self.home / "log").open("w") as log:
+            self.process = self._run("postgres", "-D", str(self.home / "data"), *arguments, output=log)
+        end = time.monotonic() + 30
+        while "ready to accept connections" not in (self.home / "log").read_text():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail("PostgreSQL did not start: " + (self.home / "log").read_text())
+            time.sleep(0.02)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End it at once: what is not committed is lost."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(30)
+
+    def make(self) -> None:
+        """Make the directory's files."""
+        assert not self._run("initdb", "-D", str(self.home / "data"), *_NEW).wait(60)
+
+    def make_database(self) -> str:
+        name = f"test{next(self.numbers)}"
+        self.run("postgres", f"CREATE DATABASE {name}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self.run("postgres", f"DROP DATABASE {name} WITH (FORCE)")
+
+    def clear(self, name: str) -> None:
+        """Make a migrated database as it was."""
+        self.run(
+            name,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY",
+            "INSERT INTO clock (id, revision, last_rule, pruned) VALUES (1, 0, 0, 0)",
+        )
+
+    def run(self, database: str, *statements: str) -> None:
+        engine = create_engine(self.url(database), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+        engine.dispose()
+
+    def _run(self, program: str, *arguments: str, output: object = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """As another user than root: the server refuses to run as root."""
+        user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        argv = [_binaries() / program, *arguments]
+        return subprocess.Popen(argv, stdout=output, stderr=output, cwd=self.home, **user)  # type: ignore[call-overload, no-any-return]
+
+
+_NEW = ("-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
+
+
+def _binaries() -> Path:
+    """Debian keeps PostgreSQL's programs out of the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    where = str(found[-1]) if found else shutil.which("initdb")
+    if where is None:
+        pytest.fail("These tests need Debian's package `postgresql`; scripts/setup installs it.")
+    return Path(where).parent
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    home = Path(tempfile.mkdtemp(prefix="netlimit-postgres-"))
+    if os.geteuid() == 0:
+        os.chown(home, pwd.getpwnam("postgres").pw_uid, pwd.getpwnam("postgres").pw_gid)
+        home.chmod(0o755)  # the API's user goes to the socket
+    server = Postgres(home, count())
+    server.make()
+    try:
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: Postgres) -> str:
+    """A database that the tests use one after the other: making one for each takes too long."""
+    name = postgres.make_database()
+    store = Store(postgres.url(name))
+    store.upgrade()
+    store.close()
+    return name
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres, migrated: str) -> Iterator[str]:
+    """A migrated database of the server, with nothing in it."""
+    yield postgres.url(migrated)
+    postgres.clear(migrated)
+
+
+@pytest.fixture(params=DATABASES)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables (SQLite: not even a file)."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/db/netlimit.db"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    name = server.make_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A migrated database with nothing in it."""
+    if request.param == "postgres":
+        address: str = request.getfixturevalue("postgres_url")
+        return address
+    address = f"sqlite:///{tmp_path}/db/netlimit.db"
+    store = Store(address)
+    store.upgrade()
+    store.close()
+    return address
