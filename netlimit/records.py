@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from netlimit.rules import Rule
 
@@ -77,14 +78,22 @@ class RuleCounters:
     queued_bytes: int = 0
 
 
+class SafeReason(NamedTuple):
+    """Why a network is in the safe set, in words ("SSH session"), and when that was last so (Unix time; 0: always)."""
+
+    text: str
+    seen: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class HostStatus:
     """What a gateway's controller reports of itself.
 
     `capabilities` maps a capability to None, or to the reason why it is missing. `own` are the gateway's addresses
-    and `safe` the safe set in force, both as text; `hz` the kernel's clock tick; `drift` the repairs since it began,
-    `repairs` the same by kind. `applying` is a histogram of the seconds that passes took: by upper bound ("0.1",
-    "+Inf") how many passes, not more than that, and their "sum". Of rules: `desired` are in force here by the
+    and `safe` the safe set in force, both as text; `safe_reasons` says why each is in it. Open connections to the TCP
+    ports in `management` pass whatever the rules say. `hz` is the kernel's clock tick; `drift` the repairs since it
+    began, `repairs` the same by kind. `applying` is a histogram of the seconds that passes took: by upper bound
+    ("0.1", "+Inf") how many passes, not more than that, and their "sum". Of rules: `desired` are in force here by the
     database, `enforced` are in the kernel, `degraded` not for all they speak of; `lifted` have `on_failure: open` and
     are out of force because the database is gone. `drifted` counts things found changed and not yet put right.
     """
@@ -108,6 +117,8 @@ class HostStatus:
     degraded: int = 0
     drifted: int = 0
     lifted: int = 0
+    safe_reasons: Mapping[str, SafeReason] = field(default_factory=dict)
+    management: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

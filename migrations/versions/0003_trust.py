@@ -70,6 +70,8 @@ def upgrade() -> None:
     with op.batch_alter_table("hosts") as batch:
         batch.add_column(sa.Column("repairs", sa.JSON(none_as_null=True)))
         batch.add_column(sa.Column("applying", sa.JSON(none_as_null=True)))
+        batch.add_column(sa.Column("safe_reasons", sa.JSON(none_as_null=True)))
+        batch.add_column(sa.Column("management", sa.JSON(none_as_null=True)))
         for name in ("desired", "enforced", "degraded", "drifted", "lifted"):
             batch.add_column(sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
     with op.batch_alter_table("audit") as batch:
@@ -90,7 +92,17 @@ def downgrade() -> None:
         batch.drop_column("request")
         batch.drop_column("address")
     with op.batch_alter_table("hosts") as batch:
-        for name in ("repairs", "applying", "desired", "enforced", "degraded", "drifted", "lifted"):
+        for name in (
+            "repairs",
+            "applying",
+            "desired",
+            "enforced",
+            "degraded",
+            "drifted",
+            "lifted",
+            "safe_reasons",
+            "management",
+        ):
             batch.drop_column(name)
     for table in ("clients", "repairs", "guards", "windows", "undo", "revisions"):
         op.drop_table(table)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, delete, insert, select
 
-from netlimit.records import HostStatus
+from netlimit.records import HostStatus, SafeReason
 from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
@@ -32,6 +32,8 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> None:
         "degraded": status.degraded,
         "drifted": status.drifted,
         "lifted": status.lifted,
+        "safe_reasons": dict(status.safe_reasons),
+        "management": list(status.management),
     }
     connection.execute(upsert(connection, hosts), [row])
 
@@ -64,6 +66,8 @@ def statuses(connection: Connection) -> list[HostStatus]:
             degraded=row.degraded,
             drifted=row.drifted,
             lifted=row.lifted,
+            safe_reasons={network: SafeReason(*why) for network, why in (row.safe_reasons or {}).items()},
+            management=tuple(row.management or ()),
         )
         for row in rows
     ]

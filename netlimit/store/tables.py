@@ -152,6 +152,8 @@ hosts = Table(
     Column("degraded", BigInteger, nullable=False, server_default="0"),
     Column("drifted", BigInteger, nullable=False, server_default="0"),
     Column("lifted", BigInteger, nullable=False, server_default="0"),
+    Column("safe_reasons", JSON(none_as_null=True)),
+    Column("management", JSON(none_as_null=True)),
 )
 """`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 
@@ -233,6 +235,7 @@ tokens = Table(
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment),
     Column("revoked_at", Moment),
+    Column("handle", Text, unique=True, index=True),
     sqlite_autoincrement=True,
 )
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import func, select
 
-from netlimit.records import Counts, Exceptional, HostStatus, Repair, RuleCounters, State
+from netlimit.records import Counts, Exceptional, HostStatus, Repair, RuleCounters, SafeReason, State
 from netlimit.store import Store, repairs
 from netlimit.store.tables import metadata
 from netlimit.tree import SavedRoot
@@ -20,7 +20,9 @@ STATUS = HostStatus(
     hz=1000,
     capabilities={"connlimit": None, "nftables": "the module nf_tables is missing"},
     own=("192.0.2.1", "2001:db8::1"),
-    safe=("198.51.100.0/24",),
+    safe=("198.51.100.0/24", "203.0.113.7"),
+    safe_reasons={"198.51.100.0/24": SafeReason("settings"), "203.0.113.7": SafeReason("SSH session", 1700000000.5)},
+    management=(22, 8750),
     notes=("a note",),
     drift=3,
     last_error="The kernel refused it.",
