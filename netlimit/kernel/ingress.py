@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress, IngressLane
@@ -35,6 +34,7 @@ from netlimit.kernel.program import (
     tag,
     write_program,
 )
+from netlimit.kernel.queues import is_up
 from netlimit.kernel.rtnetlink import TcMessage, decode, encode
 from netlimit.plan import WriteIngress
 from netlimit.state import Entry
@@ -53,9 +53,10 @@ _HANDLE = 1
 _INFO = _PRIORITY << 16 | socket.htons(3)
 """The priority, and all protocols (ETH_P_ALL)."""
 _CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
+_CLSACTS = (_CLSACT,)
+"""What qdiscs of the kinds clsact and ingress hang on."""
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _INGRESS_BLOCK = 1, 2, 13
-_UP = 0x1
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
 _MIRRED_PARAMETERS = 2
@@ -246,7 +247,7 @@ def _has_filters(index: int, parent: int) -> bool:
 
 
 def _find_filters() -> Iterator[_Filter]:
-    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0):
+    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS):
         kind = _read_text(qdisc.attributes[_KIND])
         if kind in ("clsact", "ingress"):
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
@@ -263,7 +264,7 @@ def _find_shared() -> dict[int, str]:
     """The devices whose ingress has a block that is shared, with the kind of qdisc it hangs on."""
     return {
         qdisc.device: _read_text(qdisc.attributes[_KIND])
-        for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0)
+        for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS)
         if _INGRESS_BLOCK in qdisc.attributes
     }
 
@@ -295,9 +296,8 @@ def _read_digest(program: int) -> str:
 
 def _find_target() -> Device | None:
     """The IFB device, None if there is none."""
-    with IPRoute() as ipr, suppress(NetlinkError):  # it may go between the two questions
-        for index in ipr.link_lookup(ifname=INGRESS_DEVICE):
-            return Device(index, bool(ipr.get_links(index)[0]["flags"] & _UP), "ifb")
+    with suppress(OSError):  # it may go between the two questions
+        return Device(socket.if_nametoindex(INGRESS_DEVICE), is_up(INGRESS_DEVICE), "ifb")
     return None
 
 

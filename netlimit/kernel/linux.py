@@ -24,6 +24,7 @@ class LinuxKernel:
 
     def __init__(self) -> None:
         self._watch = TopologyWatch()
+        self._queues = queues.QueueReader()
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
@@ -69,7 +70,7 @@ class LinuxKernel:
     def queues(self) -> Queues:
         """Read our trees, and who else has a root qdisc."""
         with _translated("read queues"):
-            return queues.read_queues()
+            return self._queues.read()
 
     def usages(self, device: str) -> dict[int, Usage]:
         """Read what the classes of a device have counted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,8 +28,13 @@ _EXPLAINED = 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _HEADER = struct.Struct("=IHHII")
 _TC = struct.Struct("=BxxxiIII")
+_INDEX, _PARENT = struct.Struct("=4xi"), struct.Struct("=12xI")
+"""What of _TC tells of which device, and what it hangs on."""
 _ATTRIBUTE = struct.Struct("=HH")
-_RECEIVE = 1 << 20
+_STATISTICS = frozenset((3, 4, 5, 7))
+"""TCA_STATS, TCA_XSTATS, TCA_RATE, TCA_STATS2."""
+_RECEIVE = 1 << 16
+"""A message is at most half of it."""
 _BUFFER = 1 << 22
 
 
@@ -51,8 +56,19 @@ class _Answer(NamedTuple):
     interrupted: bool = False
 
 
-def read_all(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> list[TcMessage]:
-    """Everything of a kind on a device (a qdisc: on every one, whatever the index). Raises OSError.
+def read_all(
+    kind: int, index: int, parent: int = 0, extra: bytes = b"", hanging_on: Container[int] | None = None
+) -> list[TcMessage]:
+    """Everything of a kind on a device (a qdisc: on every one, whatever the index); with `hanging_on`, only what has
+    one of these parents. Raises OSError."""
+    bodies = read_bodies(kind, index, parent, extra)
+    if hanging_on is not None:
+        bodies = [body for body in bodies if find_parent(body) in hanging_on]
+    return [take_apart(body) for body in bodies]
+
+
+def read_bodies(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> list[bytes]:
+    """The same, as the kernel sends it. Raises OSError.
 
     What changes while it is read is read again, if the kernel says so; after some attempts, what there is must do.
     Linux 6.18 says so of devices and routes, but not of classes: while others go, a reading can miss a few.
@@ -61,7 +77,30 @@ def read_all(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> list
         answer = _ask(kind, _DUMP, _TC.pack(0, index, 0, parent, 0) + extra)
         if not answer.interrupted:
             break
-    return [_decode(body) for body in answer.bodies]
+    return answer.bodies
+
+
+def cut_statistics(body: bytes) -> bytes:
+    """What a qdisc or class is, without what it has counted: that stands behind it."""
+    start, end = _TC.size, len(body)
+    while start < end:
+        length, number = _ATTRIBUTE.unpack_from(body, start)
+        if number in _STATISTICS:
+            return body[:start]
+        start += (length + 3) & ~3
+    return body
+
+
+def find_device(body: bytes) -> int:
+    """The index of the device on which a qdisc or class is."""
+    index: int = _INDEX.unpack_from(body)[0]
+    return index
+
+
+def find_parent(body: bytes) -> int:
+    """What a qdisc or class hangs on."""
+    parent: int = _PARENT.unpack_from(body)[0]
+    return parent
 
 
 def read_one(kind: int, index: int, parent: int) -> TcMessage | None:
@@ -72,7 +111,7 @@ def read_one(kind: int, index: int, parent: int) -> TcMessage | None:
         bodies = _ask(kind, flags, _TC.pack(0, index, 0, parent, 0)).bodies
     except FileNotFoundError:
         return None
-    return _decode(bodies[0]) if bodies else None
+    return take_apart(bodies[0]) if bodies else None
 
 
 def write_one(kind: int, flags: int, message: TcMessage) -> None:
@@ -99,7 +138,8 @@ def decode(data: bytes, start: int = 0) -> dict[int, bytes]:
     return found
 
 
-def _decode(body: bytes) -> TcMessage:
+def take_apart(body: bytes) -> TcMessage:
+    """A message as the kernel sends it, field by field."""
     _, index, handle, parent, info = _TC.unpack_from(body)
     return TcMessage(index, handle, parent, info, decode(body, _TC.size))
 
