@@ -1,7 +1,8 @@
 """The database. Nothing outside this package knows that it is SQLAlchemy."""
 
-from netlimit.store.audit import AuditEntry
+from netlimit.store.audit import AuditEntry, AuditFilter
 from netlimit.store.errors import Conflict, ManyErrors, NameTaken, NotKept, Stale, TokenExists
+from netlimit.store.replica import Replica, open_replica
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.store.tokens import Token
@@ -9,14 +10,17 @@ from netlimit.store.watch import Watch
 
 __all__ = [
     "AuditEntry",
+    "AuditFilter",
     "Conflict",
     "Kept",
     "ManyErrors",
     "NameTaken",
     "NotKept",
+    "Replica",
     "Stale",
     "Store",
     "Token",
     "TokenExists",
     "Watch",
+    "open_replica",
 ]

@@ -1,4 +1,7 @@
-"""Who changed what and when. Written in the transaction of the change itself."""
+"""Who changed what and when. Written in the transaction of the change itself.
+
+The database refuses to change a line of it, and to delete one that `prune` has not given up (triggers of the schema).
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from netlimit.records import Actor
 from netlimit.rules import Rule
-from netlimit.store.rows import to_fields
-from netlimit.store.tables import audit
+from netlimit.store import clock
+from netlimit.store.rows import Kept, to_fields
+from netlimit.store.tables import LARGEST, audit
+from netlimit.store.tables import clock as clock_table
 
 MOST_ROWS = 1000
 """A batch larger than this leaves one line in the audit instead of one for each rule."""
+_SLACK = 10
+"""Pruning waits until the audit is a tenth too long: it is dear, and need not be exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change: `action` is "add", "replace" or "remove"; `before` and `after` are the fields of the rule;
+    """One change: `action` is "add", "replace" or "remove" for a rule, whose fields `before` and `after` are; for
+    anything else `rule_id` is None, and they say what there is to say. `revision` is that of the rules after it.
     `address` and `request` say where the change came from and the id of its request, None for one made on this host.
 
-    For a large batch `rule_id` is None, and `after` holds `rules` (how many), `first_id` and `last_id`.
+    A large batch is one line: `rule_id` is None, and `after` holds `rules` (how many), `first_id` and `last_id`.
     """
 
     id: int
@@ -67,12 +75,78 @@ def note_added(connection: Connection, batch: Sequence[Rule], actor: Actor, now:
     connection.execute(insert(audit), [line])
 
 
-def entries(connection: Connection, limit: int, after: int | None) -> list[AuditEntry]:
+def note_other(
+    connection: Connection,
+    action: str,
+    actor: Actor,
+    now: datetime,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Write down something that is no change of a rule."""
+    line = _line(action, clock.revision(connection), None, None, actor, now)
+    connection.execute(insert(audit), [line | {"before": before, "after": after}])
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries are wanted: all members that are not None must match. `since` is included, `until` is not."""
+
+    actor: str | None = None
+    action: str | None = None
+    rule_id: int | None = None
+    request: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """The same for the database."""
+        rule_id = None if self.rule_id is None else min(self.rule_id, LARGEST)
+        equal = ((audit.c.actor, self.actor), (audit.c.action, self.action), (audit.c.request, self.request))
+        wanted = [column == value for column, value in (*equal, (audit.c.rule_id, rule_id)) if value is not None]
+        wanted += [audit.c.at >= self.since] if self.since else []
+        return wanted + ([audit.c.at < self.until] if self.until else [])
+
+
+def note_rollback(
+    connection: Connection,
+    revision: int,
+    returned_to: int,
+    before: Mapping[int, Kept | None],
+    after: Mapping[int, Kept | None],
+    actor: Actor,
+    now: datetime,
+) -> None:
+    """Write down a return to an earlier revision: one line for it, and one for each rule unless they are many."""
+    summary = {"revision": returned_to, "rules": len(before)}
+    lines = [_line("rollback", revision, None, None, actor, now) | {"after": summary}]
+    if len(before) <= MOST_ROWS:
+        for rule_id, old in before.items():
+            new = after[rule_id]
+            action = "replace" if old and new else "add" if new else "remove"
+            lines.append(_line(action, revision, old and old.rule, new and new.rule, actor, now))
+    connection.execute(insert(audit), lines)
+
+
+def entries(connection: Connection, limit: int, after: int | None, which: AuditFilter) -> list[AuditEntry]:
     """The newest entries first; `after` is the id of the last one already seen."""
-    wanted = select(audit).order_by(audit.c.id.desc()).limit(limit)
+    wanted = select(audit).where(*which.conditions()).order_by(audit.c.id.desc()).limit(limit)
     if after is not None:
         wanted = wanted.where(audit.c.id < after)
     return [AuditEntry(**row) for row in connection.execute(wanted).mappings()]
+
+
+def prune(connection: Connection, most: int) -> None:
+    """Forget the oldest entries when there are more than `most`. The clock says first up to which: the database lets
+    no others go."""
+    newest, given_up = connection.execute(
+        select(select(func.max(audit.c.id)).scalar_subquery(), clock_table.c.audit_pruned)
+    ).one()
+    if (newest or 0) - given_up <= most + most // _SLACK:
+        return
+    last = newest - most
+    connection.execute(update(clock_table).values(audit_pruned=last))
+    connection.execute(delete(audit).where(audit.c.id <= last))
 
 
 def _line(

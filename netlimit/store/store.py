@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from netlimit.records import Actor, Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State
+from netlimit.records import (
+    Actor,
+    Changes,
+    Difference,
+    Exceptional,
+    HostStatus,
+    Repair,
+    Request,
+    Revision,
+    RuleCounters,
+    State,
+    Window,
+)
 from netlimit.rules import Rule
 from netlimit.store import (
     audit,
@@ -14,23 +27,35 @@ from netlimit.store import (
     clients,
     clock,
     counters,
+    guards,
+    history,
     hosts,
     migrate,
     numbers,
     repairs,
     requests,
+    rollback,
     roots,
     rules,
     states,
     tokens,
+    windows,
 )
-from netlimit.store.audit import AuditEntry, as_actor
+from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.census import Alike, take_census
 from netlimit.store.engine import Database
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch, watch
 from netlimit.tree import SavedRoot
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+AUDIT_LENGTH = 100_000
+"""So many lines of the audit are kept, or a few more."""
+NETLIMIT = Actor("netlimit")
+"""Who does what nobody has asked for."""
 
 
 class Store:
@@ -40,8 +65,12 @@ class Store:
     share a store; processes must each make their own.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS
+    ) -> None:
         self._database = Database(url)
+        self._audit_length = audit_length
+        self._revisions = revisions
 
     def __repr__(self) -> str:
         return f"Store({str(self._database)!r})"
@@ -71,7 +100,7 @@ class Store:
 
         Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one.
         """
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return rules.add(connection, batch, as_actor(actor), now)
 
     def replace(
@@ -81,12 +110,12 @@ class Store:
 
         Raises NotKept, Conflict, NameTaken, and Stale if the kept one is not at `expected_revision`.
         """
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return rules.replace(connection, rule_id, rule, as_actor(actor), now, expected_revision)
 
     def remove(self, rule_id: int, actor: Actor | str, now: datetime, expected_revision: int | None = None) -> None:
         """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
 
     def find(self, key: int | str) -> Kept | None:
@@ -118,10 +147,101 @@ class Store:
         with self._database.reading() as connection:
             return rules.search(connection, wanted, after, limit)
 
-    def audit(self, limit: int = 100, after: int | None = None) -> list[AuditEntry]:
+    def audit(self, limit: int = 100, after: int | None = None, which: AuditFilter | None = None) -> list[AuditEntry]:
         """Who changed what, the newest first; `after` is the id of the last entry already seen."""
         with self._database.reading() as connection:
-            return audit.entries(connection, limit, after)
+            return audit.entries(connection, limit, after, which or AuditFilter())
+
+    def note(
+        self,
+        action: str,
+        actor: Actor | str,
+        now: datetime,
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write something into the audit that changes nothing in the database."""
+        with self._changing() as connection:
+            audit.note_other(connection, action, as_actor(actor), now, before, after)
+
+    # Undoing
+
+    def rollback(self, revision: int, actor: Actor | str, now: datetime) -> int:
+        """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
+        was nothing to change. Raises NoSuchRevision."""
+        with self._changing() as connection:
+            return rollback.roll_back(connection, revision, as_actor(actor), now)
+
+    def revisions(self, limit: int = 100, before: int | None = None) -> list[Revision]:
+        """The changes that can be undone, the newest first; `before` is the last one already seen."""
+        with self._database.reading() as connection:
+            return history.listed(connection, limit, before)
+
+    def find_revision(self, revision: int) -> Revision:
+        """Who made a revision, and what it was. Raises NoSuchRevision."""
+        with self._database.reading() as connection:
+            return history.find(connection, revision)
+
+    def rules_at(self, revision: int) -> list[Kept]:
+        """Every rule of a revision, by id. Raises NoSuchRevision."""
+        with self._database.reading() as connection:
+            return sorted(history.rules_at(connection, revision), key=lambda kept: kept.rule.id)
+
+    def difference(self, one: int, other: int) -> list[Difference]:
+        """The rules that two revisions do not have in common, by id: before is what `one` has. Raises NoSuchRevision."""
+        with self._database.reading() as connection:
+            return history.differences(connection, one, other)
+
+    def open_window(
+        self,
+        seconds: int,
+        actor: Actor | str,
+        now: datetime,
+        base: int | None = None,
+        paused: Sequence[str] = (),
+    ) -> Window:
+        """Open a window of confirmation: unless it is confirmed within `seconds`, revision `base` (by default the
+        present one) comes back, and gateways that are paused now, or are in `paused`, are paused again.
+
+        Raises WindowOpen, NoSuchRevision.
+        """
+        with self._changing() as connection:
+            return windows.begin(connection, seconds, as_actor(actor), now, base, paused)
+
+    def window(self) -> Window | None:
+        """The window of confirmation that was opened last, open or not."""
+        with self._database.reading() as connection:
+            return windows.last(connection)
+
+    def confirm(self, actor: Actor | str, now: datetime) -> Window:
+        """Keep what was changed in the open window. Raises NoWindow."""
+        with self._changing() as connection:
+            return windows.confirm(connection, as_actor(actor), now)
+
+    def abandon(self, actor: Actor | str, now: datetime) -> Window:
+        """Undo what was changed in the open window. Raises NoWindow."""
+        with self._changing() as connection:
+            return windows.abandon(connection, as_actor(actor), now)
+
+    def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:
+        """Undo what was changed in a window that was not confirmed; None if it has ended already."""
+        with self._changing() as connection:
+            return windows.expire(connection, window.opened_at, as_actor(actor), now)
+
+    def guarded(self, host: str, now: datetime) -> None:
+        """Keep that a gateway has a guard."""
+        with self._database.writing(wake=False) as connection:
+            guards.seen(connection, host, now)
+
+    def unguarded(self, host: str) -> None:
+        """A gateway's guard has ended."""
+        with self._database.writing(wake=False) as connection:
+            guards.gone(connection, host)
+
+    def guards(self, now: datetime) -> list[str]:
+        """The gateways that have a guard, by name."""
+        with self._database.reading() as connection:
+            return guards.alive(connection, now)
 
     # What the controller reads and keeps
 
@@ -224,10 +344,15 @@ class Store:
         with self._database.reading() as connection:
             return repairs.newest(connection, host, limit)
 
-    def pause(self, host: str, paused: bool) -> None:
+    def pause(self, host: str, paused: bool, actor: Actor | str = NETLIMIT, now: datetime | None = None) -> None:
         """Tell a gateway's controller to keep its hands off, or to go on."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
+            before = hosts.paused(connection, host)
             hosts.pause(connection, host, paused)
+            if before != paused:
+                said = {"host": host}
+                action, moment = "pause" if paused else "resume", now or datetime.now(UTC)
+                audit.note_other(connection, action, as_actor(actor), moment, after=said)
 
     def paused(self, host: str) -> bool:
         """Whether a gateway's controller is to keep its hands off."""
@@ -244,10 +369,14 @@ class Store:
         with self._database.reading() as connection:
             return clients.since(connection, host, since)
 
-    def save_root(self, host: str, device: str, root: SavedRoot) -> None:
-        """Keep a root qdisc of somebody else, so that it can be put back."""
-        with self._database.writing() as connection:
+    def save_root(
+        self, host: str, device: str, root: SavedRoot, actor: Actor | str = NETLIMIT, now: datetime | None = None
+    ) -> None:
+        """Keep a root qdisc of somebody else that is about to be taken over, so that it can be put back."""
+        with self._changing() as connection:
             roots.save(connection, host, device, root)
+            said = {"host": host, "device": device, "qdisc": root.kind}
+            audit.note_other(connection, "take-over", as_actor(actor), now or datetime.now(UTC), before=said)
 
     def saved_roots(self, host: str) -> dict[str, SavedRoot]:
         """The root qdiscs that are kept of a gateway, by device."""
@@ -289,11 +418,18 @@ class Store:
             return tokens.any_kept(connection)
 
     def add_token(
-        self, name: str, token_hash: str, role: str, now: datetime, expires_at: datetime | None = None
+        self,
+        name: str,
+        token_hash: str,
+        role: str,
+        now: datetime,
+        expires_at: datetime | None = None,
+        handle: str | None = None,
+        actor: Actor | str = NETLIMIT,
     ) -> Token:
         """Keep a new token. Raises TokenExists when the name is taken."""
-        with self._database.writing() as connection:
-            return tokens.add(connection, name, token_hash, role, now, expires_at)
+        with self._changing() as connection:
+            return tokens.add(connection, name, token_hash, role, now, expires_at, handle, as_actor(actor))
 
     def token(self, key: int | str) -> Token | None:
         """The token of this id or name."""
@@ -310,10 +446,18 @@ class Store:
         with self._database.reading() as connection:
             return tokens.active(connection, now)
 
-    def revoke_token(self, token_id: int, now: datetime) -> bool:
+    def revoke_token(self, token_id: int, now: datetime, actor: Actor | str = NETLIMIT) -> bool:
         """Revoke a token; False when there is none, or it was revoked before."""
+        with self._changing() as connection:
+            return tokens.revoke(connection, token_id, now, as_actor(actor))
+
+    @contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A transaction that the audit tells of."""
         with self._database.writing() as connection:
-            return tokens.revoke(connection, token_id, now)
+            yield connection
+            audit.prune(connection, self._audit_length)
+            history.prune(connection, self._revisions)
 
     def _stream(self, host: str) -> Iterator[Any]:
         """First the revision, then the rules: so the snapshot stands before `load` returns."""

@@ -266,8 +266,10 @@ revisions = Table(
     Column("request", Text),
     Column("action", Text, nullable=False),
     Column("rules", Integer, nullable=False),
+    Column("returned_to", BigInteger),
 )
-"""Each change of rules that can be undone: who made it, what it was, and how many rules it touched."""
+"""Each change of rules that can be undone: who made it, what it was, how many rules it touched, and for a rollback to
+which revision."""
 
 undo = Table(
     "undo",
@@ -289,9 +291,13 @@ windows = Table(
     Column("seconds", Integer, nullable=False),
     Column("actor", Text, nullable=False),
     Column("paused", JSON, nullable=False),
+    Column("outcome", Text),
+    Column("ended_at", Moment),
+    Column("revision", BigInteger),
 )
-"""At most one row: a window of confirmation. Unless it is confirmed in time, revision `base` comes back, and the
-gateways in `paused` are torn down again."""
+"""At most one row: the window of confirmation that was opened last. Unless it is confirmed in time, revision `base`
+comes back, and the gateways in `paused` are torn down again. `outcome` is null while it is open; then `revision` is the
+one that it left."""
 
 guards = Table("guards", metadata, Column("host", Text, primary_key=True), Column("seen_at", Moment, nullable=False))
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
+from netlimit.records import Actor
+from netlimit.store import audit
 from netlimit.store.errors import TokenExists
 from netlimit.store.tables import LARGEST, tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as kept: `role` is what it may do; once `expires_at` or `revoked_at` has come it may nothing."""
+    """A token as kept: `role` is what it may do; once `expires_at` or `revoked_at` has come it may nothing.
+
+    `handle` is the part of the token that it is found by; None for one whose text was chosen by somebody.
+    """
 
     id: int
     name: str
@@ -22,6 +28,12 @@ class Token:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    handle: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What the audit says of it."""
+        expires_at = self.expires_at.isoformat() if self.expires_at else None
+        return {"token": self.name, "role": self.role, "expires_at": expires_at}
 
 
 def any_kept(connection: Connection) -> bool:
@@ -30,13 +42,23 @@ def any_kept(connection: Connection) -> bool:
 
 
 def add(
-    connection: Connection, name: str, token_hash: str, role: str, now: datetime, expires_at: datetime | None
+    connection: Connection,
+    name: str,
+    token_hash: str,
+    role: str,
+    now: datetime,
+    expires_at: datetime | None,
+    handle: str | None,
+    actor: Actor,
 ) -> Token:
     """Keep a new token. Raises TokenExists."""
     if find(connection, name):
         raise TokenExists(name)
     row = {"name": name, "hash": token_hash, "role": role, "created_at": now, "expires_at": expires_at}
-    return Token(**connection.execute(insert(tokens).values(row).returning(tokens)).mappings().one())
+    row["handle"] = handle
+    token = Token(**connection.execute(insert(tokens).values(row).returning(tokens)).mappings().one())
+    audit.note_other(connection, "create-token", actor, now, after=token.describe())
+    return token
 
 
 def find(connection: Connection, key: int | str) -> Token | None:
@@ -57,7 +79,11 @@ def active(connection: Connection, now: datetime) -> list[Token]:
     return [Token(**row) for row in connection.execute(select(tokens).where(*good).order_by(tokens.c.id)).mappings()]
 
 
-def revoke(connection: Connection, token_id: int, now: datetime) -> bool:
+def revoke(connection: Connection, token_id: int, now: datetime, actor: Actor) -> bool:
     """Revoke a token; False when there is none that was good until now."""
-    good = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
-    return connection.execute(update(tokens).where(*good).values(revoked_at=now)).rowcount > 0
+    good = (tokens.c.id == min(token_id, LARGEST), tokens.c.revoked_at.is_(None))
+    revoked = connection.execute(update(tokens).where(*good).values(revoked_at=now).returning(tokens)).mappings()
+    row = revoked.one_or_none()
+    if row is not None:
+        audit.note_other(connection, "revoke-token", actor, now, before=Token(**row).describe())
+    return row is not None

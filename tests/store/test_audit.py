@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from netlimit.records import Actor
-from netlimit.store import AuditEntry, ManyErrors, Store
+from netlimit.store import AuditEntry, AuditFilter, ManyErrors, Store
 from netlimit.store.rows import to_fields
+from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
 
 
@@ -45,3 +50,89 @@ def test_pages_go_back_in_time(store: Store) -> None:
     assert [entry.id for entry in store.audit(limit=2, after=4)] == [3, 2]
     assert [entry.id for entry in store.audit(limit=2, after=2)] == [1]
     assert store.audit(limit=2, after=1) == []
+
+
+def test_entries_are_found_by_who_what_which_and_when(store: Store) -> None:
+    one = keep(store, "10.0.0.1")
+    store.add([rule("10.0.0.2")], Actor("ci", request="r-1"), NOW + timedelta(hours=1))
+    store.remove(one.id, "ci", NOW + timedelta(hours=2))
+
+    def found(**which: object) -> list[int]:
+        return [entry.id for entry in store.audit(which=AuditFilter(**which))]  # type: ignore[arg-type]
+
+    assert found() == [3, 2, 1]
+    assert found(actor="ci") == [3, 2]
+    assert found(action="add") == [2, 1]
+    assert found(rule_id=one.id) == [3, 1]
+    assert found(rule_id=10**30) == []
+    assert found(request="r-1") == [2]
+    assert found(since=NOW + timedelta(hours=1)) == [3, 2]
+    assert found(until=NOW + timedelta(hours=1)) == [1]
+    assert found(actor="ci", action="add", since=NOW, until=NOW + timedelta(days=1)) == [2]
+    assert [entry.id for entry in store.audit(after=3, which=AuditFilter(actor="ci"))] == [2]
+
+
+def test_what_is_no_rule_is_in_it_too(store: Store) -> None:
+    alice = Actor("alice (sudo)")
+    keep(store)
+    token = store.add_token("ci", "secret hash", "operator", NOW, NOW + timedelta(days=1), "handle", actor=alice)
+    store.revoke_token(token.id, NOW, Actor("admin", "192.0.2.1", "r-2"))
+    store.revoke_token(token.id, NOW, alice)
+    store.pause("gw1", True, alice, NOW)
+    store.pause("gw1", True, alice, NOW)
+    store.pause("gw1", False, alice, NOW)
+    store.save_root("gw1", "wan", SavedRoot(0x10000, "fq", b""), alice, NOW)
+    store.note("apply", alice, NOW, after={"host": "gw1", "steps": 3})
+    said = {"token": "ci", "role": "operator", "expires_at": "2030-05-07T07:08:09.123456+00:00"}
+    assert [(each.actor, each.action, each.before, each.after) for each in store.audit()][:-1] == [
+        ("alice (sudo)", "apply", None, {"host": "gw1", "steps": 3}),
+        ("alice (sudo)", "take-over", {"host": "gw1", "device": "wan", "qdisc": "fq"}, None),
+        ("alice (sudo)", "resume", None, {"host": "gw1"}),
+        ("alice (sudo)", "pause", None, {"host": "gw1"}),
+        ("admin", "revoke-token", said, None),
+        ("alice (sudo)", "create-token", None, said),
+    ]
+    assert {entry.revision for entry in store.audit()} == {1}
+    assert "hash" not in repr(store.audit())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit SET actor = 'nobody'",
+        "DELETE FROM audit",
+        "DELETE FROM audit WHERE id = 2",
+        "INSERT INTO audit (id, at, actor, revision, action) VALUES (1, 0, 'nobody', 1, 'add') "
+        "ON CONFLICT (id) DO UPDATE SET actor = 'nobody'",
+    ],
+)
+def test_the_database_itself_lets_nobody_rewrite_it(store: Store, statement: str) -> None:
+    keep(store)
+    keep(store, "10.0.0.2")
+    before = store.audit()
+    with pytest.raises(DBAPIError, match="append-only"), store._database.engine.begin() as connection:
+        connection.execute(text(statement))
+    assert store.audit() == before
+
+
+def test_nor_by_the_ways_round_the_triggers(store: Store) -> None:
+    keep(store)
+    ways = ["TRUNCATE audit"]
+    if store._database.is_sqlite:
+        ways = ["INSERT OR REPLACE INTO audit (id, at, actor, revision, action) VALUES (1, 0, 'nobody', 1, 'add')"]
+    for statement in ways:
+        with pytest.raises(DBAPIError, match="append-only"), store._database.engine.begin() as connection:
+            connection.execute(text(statement))
+    assert [entry.actor for entry in store.audit()] == ["test"]
+
+
+def test_the_oldest_lines_go_when_there_are_too_many(url: str) -> None:
+    store = Store(url, audit_length=20)
+    for number in range(22):
+        keep(store, f"10.0.0.{number}")
+    assert len(store.audit()) == 22
+    keep(store, "10.0.1.0")
+    assert [entry.id for entry in store.audit()] == list(range(23, 3, -1))
+    keep(store, "10.0.1.1")
+    assert len(store.audit()) == 21
+    store.close()
