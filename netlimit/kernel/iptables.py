@@ -17,6 +17,7 @@ from typing import Any
 
 from netlimit.errors import KernelError
 from netlimit.kernel.lock import locked
+from netlimit.kernel.tables import digest_tables
 from netlimit.plan import SwitchTable
 from netlimit.state import (
     CHAIN_PREFIX,
@@ -73,6 +74,28 @@ def read_tables(family: int) -> tuple[Chains, Chains]:
         {chain: tuple(rules) for chain, rules in chains.items()},
         {hook: rules for hook, rules in found.items() if rules},
     )
+
+
+class TableReader:
+    """Reads chains and hooks as `read_tables` does, and asks the tool only if something in the tables has changed: it
+    takes ten times as long as to see that nothing has."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[bytes, tuple[Chains, Chains]]] = {}
+
+    def read(self, family: int) -> tuple[Chains, Chains]:
+        """Read them now. Raises KernelError, OSError."""
+        before, found = self._known.get(family, (None, ({}, {})))
+        digest = digest_tables(family)
+        if digest != before:
+            found = read_tables(family)
+            if digest_tables(family) == digest:  # else somebody writes at this moment
+                self._known[family] = digest, found
+        return found
+
+    def forget(self) -> None:
+        """Read everything anew the next time."""
+        self._known.clear()
 
 
 def switch_table(step: SwitchTable) -> None:

@@ -12,7 +12,7 @@ from pyroute2 import NetlinkError
 from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
-from netlimit.kernel.lock import locked
+from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.topology import TopologyWatch
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
@@ -24,6 +24,7 @@ class LinuxKernel:
 
     def __init__(self) -> None:
         self._watch = TopologyWatch()
+        self._tables = iptables.TableReader()
         self._queues = queues.QueueReader()
 
     def probe(self, mark_mask: int) -> HostFacts:
@@ -42,18 +43,28 @@ class LinuxKernel:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep every other netlimit process in this network namespace from writing meanwhile."""
-        with _translated("take the lock"):
-            namespace = os.stat("/proc/self/ns/net").st_ino
-            lock = locked(f"/run/netlimit-{namespace}.lock", "write to the kernel", keep=False)
-        with lock:
+        with locked(_find_lock("lock"), "write to the kernel", keep=False):
             yield
+
+    @contextmanager
+    def sole(self) -> Iterator[None]:
+        """Be the one controller of this network namespace."""
+        purpose = "be the controller of this host"
+        if is_locked(_find_lock("controller"), purpose):
+            raise KernelError(purpose, "another controller runs here already; stop it first, one is enough")
+        with locked(_find_lock("controller"), purpose, keep=False, patience=0):
+            yield
+
+    def controlled(self) -> bool:
+        """Whether some process is the controller of this network namespace now."""
+        return is_locked(_find_lock("controller"), "look for the controller")
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""
         with _translated("read the structure"):
             sets = ipset.read_sets()
-            chains4, hooks4 = iptables.read_tables(4)
-            chains6, hooks6 = iptables.read_tables(6)
+            chains4, hooks4 = self._tables.read(4)
+            chains6, hooks6 = self._tables.read(6)
             return Structure(sets, {**chains4, **chains6}, {**hooks4, **hooks6})
 
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
@@ -103,11 +114,18 @@ class LinuxKernel:
             if isinstance(step, WriteSets):
                 ipset.write_sets(step)
             elif isinstance(step, SwitchTable):
+                self._tables.forget()
                 iptables.switch_table(step)
             elif isinstance(step, WriteTree):
                 tc.write_tree(step)
             elif isinstance(step, WriteIngress):
                 ingress.write_ingress(step)
+
+
+def _find_lock(name: str) -> str:
+    """The lock file of this network namespace."""
+    with _translated("find the lock"):
+        return f"/run/netlimit-{os.stat('/proc/self/ns/net').st_ino}.{name}"
 
 
 @contextmanager
