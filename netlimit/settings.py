@@ -6,8 +6,9 @@ import os
 import re
 import socket
 import tomllib
+from collections.abc import Callable
 from enum import StrEnum
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,6 +23,7 @@ PREFIX = "NETLIMIT_"
 DEFAULT_FILE = Path("/etc/netlimit/netlimit.toml")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _LARGEST_SET = 2**32 - 1
+_LARGEST_COUNT = 10**9
 
 
 def _hostname() -> str:
@@ -35,6 +37,22 @@ class Backend(StrEnum):
     IPTABLES = "iptables"
     L7 = "l7"
     FAKE = "fake"
+
+
+class LogFormat(StrEnum):
+    """How the parts log: lines to read (`console`), or a JSON object a line."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """What is worth a line in the log, and all that is worse."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class Listen(NamedTuple):
@@ -96,6 +114,19 @@ def _parse_backend(value: object) -> Backend:
         raise ValueError(f"{value!r} is no backend; it can be {known}.") from None
 
 
+def _parse_word(words: type[StrEnum]) -> Callable[[object], StrEnum]:
+    """Read one of a few words. What it returns raises ValueError with a sentence."""
+
+    def parse(value: object) -> StrEnum:
+        try:
+            return words(str(value))
+        except ValueError:
+            known = ", ".join(f'"{word}"' for word in words)
+            raise ValueError(f"{value!r} is none of {known}.") from None
+
+    return parse
+
+
 def _parse_host(value: object) -> str:
     if not isinstance(value, str) or not _HOST.fullmatch(value):
         raise ValueError(f"{value!r} is no name for a gateway: letters, digits, . _ / and -, 63 at most.")
@@ -107,6 +138,23 @@ def _parse_set_size(value: object) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_SET:
         raise ValueError(f"{value!r} is no size of a set; it is a number of addresses, such as 1048576.")
     return int(text)
+
+
+def _parse_count(value: object) -> int:
+    text = str(value)
+    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_COUNT:
+        raise ValueError(f"{value!r} is no whole number from 1 to {_LARGEST_COUNT}, such as 500.")
+    return int(text)
+
+
+def _parse_seconds(value: object) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise ValueError(f"{value!r} is no number of seconds from 0 to 86400, such as 60.")
+    return seconds
 
 
 def _parse_url(value: object) -> str:
@@ -135,10 +183,47 @@ class Settings(BaseSettings):
     """This gateway's name."""
     set_size: Annotated[int, BeforeValidator(_parse_set_size)] = 1048576
     """The most addresses that one ipset may hold (`maxelem`)."""
+    state_directory: Path | None = None
+    """Where the controller keeps its copy of what it applied last; by default a directory `controller` beside a SQLite
+    database, else /var/lib/netlimit/controller."""
+    failure_seconds: Annotated[float, BeforeValidator(_parse_seconds)] = 60.0
+    """After so long without a database, rules with `on_failure: open` are taken out of force."""
+    tls_cert: Path | None = None
+    """The API's certificate (PEM), with those of the authorities between it and a known one; only with `tls_key`."""
+    tls_key: Path | None = None
+    """Its private key (PEM), which only root need be able to read."""
+    trusted_proxies: Annotated[tuple[Target, ...], BeforeValidator(parse_safe), NoDecode] = ()
+    """Proxies whose X-Forwarded-For is believed: who speaks to the API through them is whom they name."""
+    request_rate: Annotated[int, BeforeValidator(_parse_count)] = 500
+    """Requests a second that a token, or an address without one, may send to the API; twice as many at once."""
+    audit_length: Annotated[int, BeforeValidator(_parse_count)] = 100_000
+    """So many lines of the audit are kept, or a few more."""
     url: Annotated[str, BeforeValidator(_parse_url)] = "http://127.0.0.1:8750"
     """Where the command line finds the API."""
     token: SecretStr | None = None
     """What the command line shows to the API."""
+    ca_file: Path | None = None
+    """Who is to have signed the API's certificate, for the command line (PEM); by default whom the system trusts."""
+    log_format: Annotated[LogFormat, BeforeValidator(_parse_word(LogFormat))] = LogFormat.CONSOLE
+    """How the parts log."""
+    log_level: Annotated[LogLevel, BeforeValidator(_parse_word(LogLevel))] = LogLevel.INFO
+    """What they log."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this host can connect to the API."""
+        host = self.listen.host
+        literal = host[0].isdigit() or ":" in host
+        return host != "localhost" and not (literal and ip_address(host).is_loopback)
+
+    @property
+    def state(self) -> Path:
+        """The directory of the controller's own."""
+        if self.state_directory is not None:
+            return self.state_directory
+        scheme, _, rest = self.database_url.partition(":///")
+        beside = Path(rest.partition("?")[0]).parent if scheme.startswith("sqlite") else Path("/var/lib/netlimit")
+        return beside / "controller"
 
     @classmethod
     def settings_customise_sources(
