@@ -60,7 +60,7 @@ def run_controller(settings: Settings) -> None:
     """Run the controller until SIGTERM or SIGINT."""
     collect_seldom()
     os.umask(UMASK)
-    log_to_stderr("controller")
+    log_to_stderr("controller", settings)
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
@@ -81,7 +81,7 @@ def run_api(settings: Settings, user: str) -> None:
 
     collect_seldom()
     os.umask(UMASK)
-    log_to_stderr("api")
+    log_to_stderr("api", settings)
     for number in (signal.SIGTERM, signal.SIGINT):  # what uvicorn raises again once it has ended
         signal.signal(number, lambda received, frame: None)
     listening = listen(settings.listen)

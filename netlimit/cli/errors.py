@@ -16,13 +16,17 @@ class CommandError(NetlimitError):
     """A command cannot do what was asked, for a reason that is the command line's own."""
 
 
-def complain(error: BaseException) -> None:
-    """Write what is wrong to stderr."""
-    sentence = str(error)
+def word(error: BaseException) -> str:
+    """An error as a sentence."""
     if isinstance(error, OSError):
         reason = error.strerror or type(error).__name__
-        sentence = f"{error.filename}: {reason}." if error.filename else f"{reason}."
-    typer.echo(f"netlimit: {sentence}", err=True)
+        return f"{error.filename}: {reason}." if error.filename else f"{reason}."
+    return str(error)
+
+
+def complain(error: BaseException) -> None:
+    """Write what is wrong to stderr."""
+    typer.echo(f"netlimit: {word(error)}", err=True)
 
 
 @contextmanager

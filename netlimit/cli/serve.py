@@ -15,7 +15,7 @@ import typer
 
 from netlimit.cli.daemons import UMASK, check_parts, make_token, run_api, run_controller
 from netlimit.cli.database import find_file, share
-from netlimit.cli.errors import complain
+from netlimit.cli.errors import word
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
@@ -36,7 +36,7 @@ def serve(
     """Run the controller and the API, until SIGTERM. The rules stay in the kernel."""
     settings = read_settings(context)
     os.umask(UMASK)
-    log_to_stderr("serve")
+    log_to_stderr("serve", settings)
     check_parts(settings, api_user)
     prepare_database(settings, api_user)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
@@ -72,7 +72,10 @@ def _run(run: Callable[[], None], parent: int) -> None:
         end_with_parent(parent)
         run()
     except (NetlimitError, OSError) as error:
-        complain(error)
+        log.error("%s", word(error))
+        sys.exit(1)
+    except Exception:
+        log.exception("This is a fault of netlimit's own.")
         sys.exit(1)
 
 
