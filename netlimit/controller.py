@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING
 
 from netlimit.compile import Compilation
 from netlimit.counting import Tally
+from netlimit.drift import Histogram, Repairs, describe
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
+from netlimit.outage import Outage
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff, drifted, same_place
 from netlimit.presence import IDLE, Presence
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
-from netlimit.rules import Rule
+from netlimit.rules import OnFailure, Rule
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
 from netlimit.tree import Queues, SavedRoot, Topology
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
-    from netlimit.store import Kept, Store, Watch
+    from netlimit.store import Replica, Store, Watch
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +46,17 @@ QUEUE_SECONDS = 10.0
 SWEEP_SHARE = 30
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
+CLOCK_SLACK = 2.0
+"""Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 _MOST_RETRIED = 100
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets, and
-    how long a host that has appeared may be idle before it loses its class."""
+    """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets, how
+    long a host that has appeared may be idle before it loses its class, and after how many seconds without a database
+    rules with `on_failure: open` are taken out of force."""
 
     host: str
     backend: str = "iptables"
@@ -59,10 +64,15 @@ class Setup:
     safe: tuple[str, ...] = ()
     set_size: int = 2**20
     idle: timedelta = IDLE
+    failure_seconds: float = 60.0
 
 
 class Controller:
-    """Keeps one host's kernel as the rules say. One thread."""
+    """Keeps one host's kernel as the rules say. One thread.
+
+    With a `replica`, it goes on without the database: what it knows stays in force and is repaired, rules end in time,
+    devices and hosts are followed; and a controller that starts then begins with what was applied last.
+    """
 
     def __init__(
         self,
@@ -70,8 +80,14 @@ class Controller:
         kernel: Kernel,
         setup: Setup,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        replica: Replica | None = None,
     ) -> None:
         self._store = store
+        self._database = store
+        self._replica = replica
+        self._watch: Watch | None = None
+        self._outage: Outage | None = None
+        self._lifted: set[int] | None = None
         self._kernel = kernel
         self._setup = setup
         self._now = now
@@ -79,6 +95,11 @@ class Controller:
         self._status = HostStatus(host=setup.host, backend=setup.backend)
         self._revision = -1
         self._expiries: list[tuple[float, int]] = []
+        self._ending: dict[int, Rule] = {}
+        self._open: set[int] = set()
+        self._clock_offset: float | None = None
+        self._repairs = Repairs()
+        self._passes = Histogram()
         self._tally = Tally()
         self._rewritten: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
@@ -94,15 +115,20 @@ class Controller:
 
     # -- running
 
-    def run(self, watch: Watch, stopped: Callable[[], bool]) -> None:
+    def run(self, stopped: Callable[[], bool]) -> None:
         """Serve until `stopped`. Errors of store and kernel are logged, reported and tried again, ever more slowly."""
         retry = _FIRST_RETRY
         while not stopped():
             try:
+                if self._watch is None and self._outage is None:
+                    self._watch = self._database.watch()
                 self.tick()
                 retry = _FIRST_RETRY
-                watch.wait(self._rest())
+                self._wait()
             except StoreError as error:
+                self._stop_watching()
+                if self._go_on_without(error):
+                    continue
                 log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry)
                 retry = self._back_off(retry, stopped)
             except KernelError as error:
@@ -111,9 +137,13 @@ class Controller:
                 self._topology = Topology()  # devices and their qdiscs may be others than those that are known
                 self._try_report(last_error=str(error))
                 retry = self._back_off(retry, stopped)
+        self._stop_watching()
 
     def tick(self) -> None:
         """Do what is due: changes, expiries, questions, drift, counters, heartbeat. Raises StoreError, KernelError."""
+        if self._outage is not None:
+            self._look_for_database(self._outage)
+        self._heed_clock()
         self._answer_questions()
         if self._store.paused(self._setup.host):
             self._pause()
@@ -152,6 +182,61 @@ class Controller:
         failed = len(self._compiled.problems)
         return len(self._compiled) - failed, failed
 
+    # -- without the database
+
+    def _go_on_without(self, error: StoreError) -> bool:
+        """Go on with what is known, or was applied last; False if that is nothing."""
+        if self._outage is not None or self._replica is None:
+            return False
+        try:
+            if self._compilation is None and self._replica.revision() == 0:
+                return False
+        except StoreError as another:
+            log.error("%s", another)
+            return False
+        status = self._status
+        log.error("%s Going on without it: what was applied last is kept in force.", error)
+        self._outage = Outage(lambda: self._database.report(status))
+        self._store = self._replica
+        self._try_report(last_error=str(error))
+        return True
+
+    def _look_for_database(self, outage: Outage) -> None:
+        """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
+        if outage.over():
+            log.warning("The database answers again after %.1f s.", outage.seconds)
+            self._outage, self._store = None, self._database
+            if self._lifted is not None:
+                log.warning("%d rules with on_failure=open come back into force.", len(self._lifted))
+                self._lifted, self._compilation = None, None
+            self._status = replace(self._status, last_error=None)
+        elif self._lifted is None and outage.seconds >= self._setup.failure_seconds and self._compilation is not None:
+            self._lift()
+
+    def _lift(self) -> None:
+        """Take rules that would rather not limit than go on unattended out of force."""
+        self._lifted = {rule_id for rule_id in self._open if rule_id in self._compiled}
+        for rule_id in self._lifted:
+            self._compiled.drop(rule_id)
+        if self._lifted:
+            log.warning(
+                "The database has been away for %.0f s: %d rules with on_failure=open are out of force until it is "
+                "back.",
+                self._setup.failure_seconds,
+                len(self._lifted),
+            )
+
+    def _heed_clock(self) -> None:
+        """A clock that was set moves every end: look at all of them again, and write them anew."""
+        offset = self._now().timestamp() - time.monotonic()
+        moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
+        if abs(moved) > CLOCK_SLACK:
+            log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
+            for rule in list(self._ending.values()):
+                self._put(rule)
+            self._in_step = self._in_step and not self._ending
+        self._clock_offset = offset
+
     # -- loading and compiling
 
     @property
@@ -160,7 +245,10 @@ class Controller:
         return self._compilation
 
     def _load(self) -> int:
-        """Take in what changed since the last pass; everything, the first time."""
+        """Take in what changed since the last pass; everything, the first time. Without the database nothing changes:
+        what is known may be newer than the copy."""
+        if self._compilation is not None and self._outage is not None:
+            return self._revision
         if self._compilation is not None:
             changes = self._store.changes(self._revision, self._setup.host)
             if changes is not None:
@@ -186,7 +274,7 @@ class Controller:
         self._probe()
         self._numbered = self._store.numbering(self._setup.host)
         self._compilation = Compilation(self._facts(), self._numbered)
-        self._expiries = []
+        self._expiries, self._ending, self._open = [], {}, set()
         self._exceptional = self._store.marked(self._setup.host)
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
@@ -211,6 +299,7 @@ class Controller:
             self._count(known)
         for rule_id in changes.removed:
             self._compiled.drop(rule_id)
+            self._forget(rule_id)
             self._tally.forget(rule_id)
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
@@ -224,12 +313,23 @@ class Controller:
 
     def _put(self, rule: Rule) -> None:
         now = self._now()
-        if not rule.in_force(now, self._setup.host):
+        self._forget(rule.id)
+        if rule.expires_at is not None and rule.enabled:
+            self._ending[rule.id] = rule
+        if rule.on_failure is OnFailure.OPEN:
+            self._open.add(rule.id)
+            if self._lifted is not None:
+                self._lifted.add(rule.id)
+        if not rule.in_force(now, self._setup.host) or (self._lifted is not None and rule.id in self._lifted):
             self._compiled.drop(rule.id)
             return
         if rule.expires_at is not None:
             rule = self._schedule(rule, rule.expires_at, now)
         self._compiled.put(rule)
+
+    def _forget(self, rule_id: int) -> None:
+        self._ending.pop(rule_id, None)
+        self._open.discard(rule_id)
 
     def _schedule(self, rule: Rule, end: datetime, now: datetime) -> Rule:
         """Note when the rule must be looked at again. The kernel cannot hold an end that is too far away: until it
@@ -242,25 +342,23 @@ class Controller:
     def _expire(self) -> None:
         now = self._now().timestamp()
         while self._expiries and self._expiries[0][0] <= now:
-            rule_id = self._expiries[0][1]
-            kept = self._store.find(rule_id)
-            heapq.heappop(self._expiries)  # not before: a store that does not answer must be asked again
-            self._take_in(rule_id, kept)
+            _, rule_id = heapq.heappop(self._expiries)
+            if rule_id in self._ending:  # else it has no end any more, or is gone
+                self._put(self._ending[rule_id])
 
     def _look_again(self, rule_id: int) -> None:
-        self._take_in(rule_id, self._store.find(rule_id))
-
-    def _take_in(self, rule_id: int, kept: Kept | None) -> None:
-        if kept is None:
-            self._compiled.drop(rule_id)
-        else:
+        kept = self._store.find(rule_id)
+        if kept is not None:
             self._put(kept.rule)
+        elif self._outage is None:  # a rule may be newer than the copy
+            self._compiled.drop(rule_id)
 
     # -- enforcing
 
-    def _enforce(self) -> None:
-        """Plan and apply. Numbers are kept before any entry carries them, and forgotten when none does any more."""
-        if self._store.numbering(self._setup.host) != self._numbered:
+    def _enforce(self) -> Plan:
+        """Plan and apply; the plan. Numbers are kept before an entry carries them, and forgotten when none does any more."""
+        began = time.monotonic()
+        if self._outage is None and self._store.numbering(self._setup.host) != self._numbered:
             # `netlimit apply` gave out numbers beside this process: an entry must not be misread.
             self._load_all()
         else:
@@ -282,6 +380,8 @@ class Controller:
         compilation.settle()
         self._keep_numbers()
         self._in_step = True
+        self._passes.observe(time.monotonic() - began)
+        return plan
 
     def _keep_numbers(self) -> None:
         numbering = self._compiled.numbers.kept
@@ -324,7 +424,23 @@ class Controller:
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
             self._exceptional = exceptional
-        self._report(applied_revision=self._revision, last_error=None)
+        self._report(applied_revision=self._revision, last_error=self._find_error())
+        self._copy()
+
+    def _copy(self) -> None:
+        """Bring the copy up to date; without one, the rules are no less in force."""
+        if self._replica is None or self._outage is not None:
+            return
+        try:
+            self._replica.follow(self._database)
+        except StoreError as error:
+            log.error("%s The copy of the applied rules stays as it was.", error)
+
+    def _find_error(self) -> str | None:
+        """What an operator must know: a database that is away, or a fight that goes on."""
+        if self._outage is not None:
+            return self._status.last_error
+        return " ".join(map(str, self._repairs.fights)) or None
 
     def _find_exceptional(self) -> dict[int, Exceptional]:
         """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
@@ -341,22 +457,25 @@ class Controller:
     def _check_drift(self) -> None:
         if self._is_due("structure", STRUCTURE_SECONDS):
             began = time.monotonic()
-            what = self._find_drift()
-            if what:
-                self._repair(what)
+            self._repair(self._find_drift())
             self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
+            self._make_peace()
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
             self._sweep_one()
             self._due["sweep"] = time.monotonic() + max(STRUCTURE_SECONDS, SWEEP_SHARE * (time.monotonic() - began))
 
-    def _find_drift(self) -> str | None:
-        """What of structure and trees is not as it was applied."""
+    def _find_drift(self) -> dict[str, str]:
+        """What of structure and trees is not as it was applied, by kind."""
         desired = self._compiled.state
-        if self._kernel.structure() != desired.structure:
-            return "the structure of chains and sets"
+        found = self._kernel.structure()
+        drift = {}
+        if found.sets != desired.structure.sets:
+            drift["sets"] = "the sets"
+        if (found.chains, found.hooks) != (desired.structure.chains, desired.structure.hooks):
+            drift["chains"] = "the chains"
         if not len(self._compiled.shaping) or not self._is_due("trees", STRUCTURE_SECONDS):
-            return None
+            return drift
         began = time.monotonic()
         queues = self._kernel.queues()
         foreign = self._find_foreign(queues)
@@ -366,8 +485,10 @@ class Controller:
         device = drifted(desired.trees, queues.trees)
         self._due["trees"] += SWEEP_SHARE * (time.monotonic() - began)
         if device is not None:
-            return f"the queues of {device}"
-        return None if self._kernel.ingress() == desired.programs else "the programs on the ingress"
+            drift["queues"] = f"the queues of {device}"
+        if self._kernel.ingress() != desired.programs:
+            drift["ingress"] = "the programs on the ingress"
+        return drift
 
     def _sweep_one(self) -> None:
         """Read the sets of one kind of limit: are their entries as they should be, and what have they counted?"""
@@ -386,7 +507,7 @@ class Controller:
         wanted = KernelState(part, {name: compilation.entries[name] for name in sets})
         found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
         if diff(wanted, KernelState(part, found)):
-            self._repair(f"entries of the set {names[0]}")
+            self._repair({"entries": f"entries of the set {names[0]}"})
         owners = compilation.owners.get(names, {})
         self._store_counts(self._tally.read(compilation, set(owners.values()), readings, self._now()))
 
@@ -396,17 +517,42 @@ class Controller:
             return
         found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
         if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):
-            self._repair(f"entries of the lane {name}")
+            self._repair({"entries": f"entries of the lane {name}"})
 
-    def _repair(self, what: str) -> None:
-        """Somebody else has changed our objects: look at everything and put it right."""
-        log.warning("Drift: %s differ from what was applied; repairing.", what)
+    def _repair(self, drift: Mapping[str, str]) -> None:
+        """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
+        over all of it."""
+        began = time.monotonic()
+        ripe = [kind for kind in drift if not self._repairs.rest(kind, began)]
+        if not ripe:
+            if self._status.drifted != len(drift):
+                self._report(drifted=len(drift))
+            return
         self._in_step = False
         with self._kernel.exclusive():
             if self._store.paused(self._setup.host):
                 return
-            self._enforce()
-        self._report(drift=self._status.drift + 1)
+            plan = self._enforce()
+        now = time.monotonic()
+        log.warning(
+            "Drift: %s differed from what was applied; repaired in %.3f s:\n%s",
+            " and ".join(drift.values()),
+            now - began,
+            describe(plan),
+        )
+        for kind in drift:
+            fight = self._repairs.note(kind, now)
+            if fight is not None:
+                log.error("%s", fight)
+            self._store.repaired(self._setup.host, kind, describe(plan), now - began, self._now())
+        counts = dict(self._repairs.counts)
+        self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
+
+    def _make_peace(self) -> None:
+        ended = self._repairs.calm(time.monotonic())
+        if ended:
+            log.info("Nobody undoes the %s any more.", " and the ".join(ended))
+            self._report(last_error=self._find_error())
 
     # -- the host
 
@@ -563,6 +709,12 @@ class Controller:
         if facts is not None:
             changes |= {"capabilities": facts.capabilities, "hz": facts.hz, "notes": facts.notes}
             changes |= {"own": self._where.own, "safe": (*self._setup.safe, *self._where.peers)}
+        if self._compilation is not None:
+            enforced, failed = self.standing()
+            lifted = len(self._lifted or ())
+            changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
+            changes["degraded"] = sum(note.degraded for note in self._compilation.shaping.notes.values())
+        changes |= {"applying": self._passes.read()}
         changes.setdefault("paused", self._compilation is None)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
         self._store.report(self._status)
@@ -592,6 +744,18 @@ class Controller:
         if self._expiries:
             wake = min(wake, self._expiries[0][0] - self._now().timestamp())
         return max(0.0, min(wake, STRUCTURE_SECONDS))
+
+    def _wait(self) -> None:
+        """Wait until something is due, or the database tells of a change."""
+        if self._outage is not None:
+            time.sleep(min(self._rest(), self._outage.wait))
+        elif self._watch is not None:
+            self._watch.wait(self._rest())
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def _back_off(self, retry: float, stopped: Callable[[], bool]) -> float:
         end = time.monotonic() + retry

@@ -15,7 +15,7 @@ import typer
 
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.settings import Listen, Settings
 
@@ -64,12 +64,11 @@ def run_controller(settings: Settings) -> None:
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
-    with open_store(settings) as store:
-        running = make_controller(settings, store, make_kernel(settings))
-        watch = store.watch()
+    kernel = make_kernel(settings)
+    with kernel.sole(), open_store(settings) as store, open_copy(settings) as replica:
+        running = make_controller(settings, store, kernel, replica)
         log.info("Keeping the rules of %s in its kernel.", settings.host)
-        running.run(watch, lambda: bool(stopping))
-        watch.close()
+        running.run(lambda: bool(stopping))
     log.info("Stopped; the rules stay in the kernel.")
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netlimit.cli.errors import CommandError, complain
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.parts import make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.errors import StoreError
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:
+    from netlimit.kernel.base import Kernel
     from netlimit.tree import SavedRoot
 
 TakeOver = Annotated[
@@ -36,10 +37,20 @@ def plan(context: typer.Context, json: bool = JSON) -> None:
     say(json, {"text": str(steps), "steps": list(steps.lines())}, str(steps))
 
 
-def apply(context: typer.Context, take_over: TakeOver = None, json: bool = JSON) -> None:
+Last = Annotated[
+    bool,
+    typer.Option("--last", help="What was applied last, from this host's own copy: at boot, without the database."),
+]
+
+
+def apply(context: typer.Context, take_over: TakeOver = None, last: Last = False, json: bool = JSON) -> None:
     """Bring the kernel to what the rules say, once, and end the pause of a teardown."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
+    if last:
+        if take_over:
+            raise typer.BadParameter("What was applied last takes nothing over; leave out --take-over or --last.")
+        return apply_last(settings, kernel, json)
     with open_store(settings) as store:
         controller = make_controller(settings, store, kernel)
         with taking_over(take_over or (), kernel, store, settings.host):
@@ -50,6 +61,25 @@ def apply(context: typer.Context, take_over: TakeOver = None, json: bool = JSON)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed}
     say(json, document, f"{steps}\n{summary}" if steps else summary)
+
+
+def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
+    """Bring the kernel to what was applied last. Where a controller runs, it does that by itself."""
+    if kernel.controlled():
+        return say(json, {"steps": [], "revision": None}, "A controller runs here, and keeps the rules by itself.")
+    with open_copy(settings) as replica:
+        revision = replica.revision() if replica is not None else 0
+        if replica is None or not revision:
+            return say(json, {"steps": [], "revision": None}, "Nothing was applied here yet that could come back.")
+        if replica.paused(settings.host):
+            return say(json, {"steps": [], "revision": revision}, "Paused by teardown, until `netlimit apply`.")
+        controller = make_controller(settings, replica, kernel)
+        steps = controller.plan()
+        controller.sync()
+        enforced, failed = controller.standing()
+    summary = f"Revision {revision} is back: {count(enforced, 'rule')} in force here"
+    summary += f", {failed} in error." if failed else "."
+    say(json, {"steps": list(steps.lines()), "revision": revision}, f"{steps}\n{summary}" if steps else summary)
 
 
 def teardown(context: typer.Context, json: bool = JSON) -> None:

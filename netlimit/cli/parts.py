@@ -6,6 +6,7 @@ where they are made.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,13 @@ import typer
 
 from netlimit.cli.errors import CommandError
 from netlimit.cli.privileges import may_change_network
+from netlimit.errors import StoreError
 from netlimit.settings import Backend, Settings, load_settings
 
 if TYPE_CHECKING:
     from netlimit.controller import Controller
     from netlimit.kernel.base import Kernel
-    from netlimit.store import Store
+    from netlimit.store import Replica, Store
     from netlimit.tree import Topology
 
 
@@ -30,16 +32,37 @@ def read_settings(context: typer.Context) -> Settings:
     return load_settings(config)
 
 
+log = logging.getLogger(__name__)
+
+
 @contextmanager
 def open_store(settings: Settings) -> Iterator[Store]:
     """The database, until the block ends."""
     from netlimit.store import Store
 
-    store = Store(settings.database_url)
+    store = Store(settings.database_url, settings.audit_length)
     try:
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def open_copy(settings: Settings) -> Iterator[Replica | None]:
+    """The copy of what was applied last, until the block ends; None, with a line in the log, if it cannot be kept: a
+    full disk must keep nobody from limiting."""
+    from netlimit.store import open_replica
+
+    replica = None
+    try:
+        replica = open_replica(settings.state, settings.host)
+    except StoreError as error:
+        log.error("%s Without it, the controller cannot go on when the database is gone.", error)
+    try:
+        yield replica
+    finally:
+        if replica is not None:
+            replica.close()
 
 
 def make_kernel(settings: Settings) -> Kernel:
@@ -80,8 +103,8 @@ def check_backend(settings: Settings) -> None:
         )
 
 
-def make_controller(settings: Settings, store: Store, kernel: Kernel) -> Controller:
-    """The controller of this host."""
+def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: Replica | None = None) -> Controller:
+    """The controller of this host; with `replica` it goes on while the database is gone."""
     from netlimit.controller import Controller, Setup
 
     setup = Setup(
@@ -90,5 +113,6 @@ def make_controller(settings: Settings, store: Store, kernel: Kernel) -> Control
         mark_mask=settings.mark_mask,
         safe=tuple(map(str, settings.safe)),
         set_size=settings.set_size,
+        failure_seconds=settings.failure_seconds,
     )
-    return Controller(store, kernel, setup)
+    return Controller(store, kernel, setup, replica=replica)

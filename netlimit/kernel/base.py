@@ -60,6 +60,14 @@ class Kernel(Protocol):
         """Keep every other netlimit process on this host from writing meanwhile. Raises KernelError after a while."""
         ...
 
+    def sole(self) -> AbstractContextManager[None]:
+        """Be the one controller of this kernel. Raises KernelError when there is another."""
+        ...
+
+    def controlled(self) -> bool:
+        """Whether some process is the controller of this kernel now."""
+        ...
+
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks: cheap, whatever the number of rules."""
         ...

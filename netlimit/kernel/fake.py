@@ -26,10 +26,12 @@ from netlimit.state import (
     AddTo,
     ChainId,
     ChainRule,
+    Continues,
     Crowded,
     Enters,
     Entry,
     Has,
+    HasSocket,
     Icmp6,
     InSet,
     IpSet,
@@ -128,6 +130,14 @@ class FakeKernel:
     def exclusive(self) -> AbstractContextManager[None]:
         """One process has it anyway."""
         return nullcontext()
+
+    def sole(self) -> AbstractContextManager[None]:
+        """Every kernel in memory has the controller of its own process alone."""
+        return nullcontext()
+
+    def controlled(self) -> bool:
+        """Nobody but this process knows of it."""
+        return False
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""
@@ -556,6 +566,10 @@ def _selects(packet: Packet, match: Match) -> bool:
         return port is not None and any(low <= port <= high for low, high in match.ranges)
     if isinstance(match, Syn | Opens):
         return packet.opens
+    if isinstance(match, Continues):
+        return packet.protocol == "tcp" and not packet.opens
+    if isinstance(match, HasSocket):
+        return packet.established
     return isinstance(match, Icmp6) and packet.icmp_type == match.type
 
 

@@ -15,13 +15,13 @@ _SECONDS = 10
 
 
 @contextmanager
-def locked(path: str, purpose: str, *, keep: bool = True) -> Iterator[None]:
-    """Hold a lock file; without `keep` it is gone afterwards. Raises KernelError when another process keeps it for ten
-    seconds, or when it cannot be opened."""
-    deadline = time.monotonic() + _SECONDS
+def locked(path: str, purpose: str, *, keep: bool = True, patience: float = _SECONDS) -> Iterator[None]:
+    """Hold a lock file; without `keep` it is gone afterwards. Raises KernelError when another process keeps it for
+    longer than `patience`, in seconds, or when it cannot be opened."""
+    deadline = time.monotonic() + patience
     while (descriptor := _try_lock(path, purpose)) is None:
-        if time.monotonic() > deadline:
-            raise KernelError(purpose, f"another program has held {path} for {_SECONDS} seconds")
+        if time.monotonic() >= deadline:
+            raise KernelError(purpose, f"another program has held {path} for {patience:g} seconds")
         time.sleep(0.01)
     try:
         yield
@@ -29,6 +29,15 @@ def locked(path: str, purpose: str, *, keep: bool = True) -> Iterator[None]:
         if not keep:
             Path(path).unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def is_locked(path: str, purpose: str) -> bool:
+    """Whether another process, or another part of this one, holds a lock file now. Raises KernelError."""
+    descriptor = _try_lock(path, purpose) if Path(path).exists() else None
+    if descriptor is None:
+        return Path(path).exists()
+    os.close(descriptor)
+    return False
 
 
 def _try_lock(path: str, purpose: str) -> int | None:

@@ -1,7 +1,17 @@
 """The database. Nothing outside this package knows that it is SQLAlchemy."""
 
 from netlimit.store.audit import AuditEntry, AuditFilter
-from netlimit.store.errors import Conflict, ManyErrors, NameTaken, NotKept, Stale, TokenExists
+from netlimit.store.errors import (
+    Conflict,
+    ManyErrors,
+    NameTaken,
+    NoSuchRevision,
+    NotKept,
+    NoWindow,
+    Stale,
+    TokenExists,
+    WindowOpen,
+)
 from netlimit.store.replica import Replica, open_replica
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
@@ -15,6 +25,8 @@ __all__ = [
     "Kept",
     "ManyErrors",
     "NameTaken",
+    "NoSuchRevision",
+    "NoWindow",
     "NotKept",
     "Replica",
     "Stale",
@@ -22,5 +34,6 @@ __all__ = [
     "Token",
     "TokenExists",
     "Watch",
+    "WindowOpen",
     "open_replica",
 ]

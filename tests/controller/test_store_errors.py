@@ -75,7 +75,7 @@ def test_an_end_is_not_forgotten(site: Site, fail: Fail) -> None:
     site.add(target="10.0.0.1", action="block", ttl="60d")
     site.controller.sync()
     site.clock.pass_by(days=40)
-    fail("find")
+    fail("changes")
     with pytest.raises(StoreError):
         site.controller.sync()
     site.controller.sync()

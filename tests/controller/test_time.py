@@ -87,7 +87,7 @@ def test_counters_go_on_over_a_restart_and_over_an_entry_written_anew(site: Site
     site.kernel.damage(set_name=next(name for name in site.kernel.sets if name.startswith("nl-l4")))
     site.controller.plan()
     site.controller._in_step = False
-    site.controller._repair("a test")
+    site.controller._repair({"chains": "a test"})
     site.send("10.0.0.1", times=4, length=100)
     site.controller._count([rule.id])
     total = site.store.counters(rule.id)["gw"].total

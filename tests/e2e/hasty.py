@@ -13,4 +13,4 @@ if __name__ == "__main__":
     settings = load_settings(None)
     store = Store(settings.database_url)
     setup = Setup(settings.host, safe=tuple(map(str, settings.safe)), idle=timedelta(seconds=2))
-    Controller(store, LinuxKernel(), setup).run(store.watch(), lambda: False)
+    Controller(store, LinuxKernel(), setup).run(lambda: False)

@@ -30,4 +30,4 @@ class MortalKernel(LinuxKernel):
 if __name__ == "__main__":
     settings = load_settings(None)
     store = Store(settings.database_url)
-    make_controller(settings, store, MortalKernel(int(sys.argv[1]))).run(store.watch(), lambda: False)
+    make_controller(settings, store, MortalKernel(int(sys.argv[1]))).run(lambda: False)

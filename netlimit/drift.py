@@ -1,0 +1,115 @@
+"""Drift: what others changed of ours. Which kind of thing it was, and whether somebody does it over and over."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
+
+CALM_SECONDS = 60.0
+MOST_REPAIRS = 5
+"""More repairs of one kind within `CALM_SECONDS` are a fight: another program undoes them."""
+FIRST_REST, LAST_REST = 2.0, 60.0
+"""Seconds between two repairs in a fight; each is twice as long as the one before."""
+MOST_FOUND = 1000
+"""The most characters that are kept of what was found."""
+
+
+def find_kind(plan: Plan) -> str:
+    """What a repair is about: "chains", "sets", "queues", "ingress", or "entries" where only those differ."""
+    steps = plan.steps
+    if any(isinstance(step, SwitchTable) for step in steps):
+        return "chains"
+    if any(isinstance(step, WriteSets) and (step.create or step.destroy) for step in steps):
+        return "sets"
+    if any(isinstance(step, WriteTree) for step in steps):
+        return "queues"
+    return "ingress" if any(isinstance(step, WriteIngress) for step in steps) else "entries"
+
+
+def describe(plan: Plan) -> str:
+    """What a repair does, cut to a length that a log bears."""
+    text = str(plan)
+    return text if len(text) <= MOST_FOUND else f"{text[:MOST_FOUND]} …"
+
+
+@dataclass(frozen=True, slots=True)
+class Fight:
+    """A kind of thing that is undone over and over: how often it was repaired since that began, and how long it is left
+    alone now."""
+
+    kind: str
+    repairs: int
+    rest: float
+
+    def __str__(self) -> str:
+        return (
+            f"Another program undoes the {self.kind} of netlimit over and over: {self.repairs} repairs so far. The "
+            f"next comes {self.rest:.0f} s after the last, and until then limits may be missing. `netlimit doctor` "
+            "names programs that do this; stop it, or have it leave alone what is called NL- and nl-."
+        )
+
+
+class Repairs:
+    """What was repaired since this controller began. Times are seconds of a clock that nobody sets."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._times: dict[str, deque[float]] = {}
+        self._fights: dict[str, Fight] = {}
+
+    @property
+    def fights(self) -> list[Fight]:
+        """The fights that go on."""
+        return list(self._fights.values())
+
+    def note(self, kind: str, now: float) -> Fight | None:
+        """A thing of this kind was put right; the fight, if it has become one or goes on."""
+        self.counts[kind] += 1
+        times = self._times.setdefault(kind, deque())
+        times.append(now)
+        while times[0] < now - CALM_SECONDS:
+            times.popleft()
+        before = self._fights.get(kind)
+        if before is not None:
+            self._fights[kind] = Fight(kind, before.repairs + 1, min(LAST_REST, 2 * before.rest))
+        elif len(times) > MOST_REPAIRS:
+            self._fights[kind] = Fight(kind, len(times), FIRST_REST)
+        return self._fights.get(kind)
+
+    def rest(self, kind: str, now: float) -> float:
+        """Seconds for which a thing of this kind is to be left alone."""
+        fight = self._fights.get(kind)
+        return max(0.0, self._times[kind][-1] + fight.rest - now) if fight else 0.0
+
+    def calm(self, now: float) -> list[str]:
+        """The kinds over which a fight has ended now: a minute has passed after the rest, and nothing was undone."""
+        ended = [
+            kind for kind, fight in self._fights.items() if now - self._times[kind][-1] > CALM_SECONDS + fight.rest
+        ]
+        for kind in ended:
+            del self._fights[kind]
+        return ended
+
+
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """How long passes took, as Prometheus counts: by upper bound in seconds, how many took no longer."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(map(str, BOUNDS), 0) | {"+Inf": 0}
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Take one in."""
+        for bound in self._counts:
+            self._counts[bound] += seconds <= float(bound)
+        self._sum += seconds
+
+    def read(self) -> Mapping[str, float]:
+        """The counts by bound, and their "sum"."""
+        return {**self._counts, "sum": round(self._sum, 6)}

@@ -1,0 +1,57 @@
+"""A database that does not answer: since when, and whether it does again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from netlimit.errors import StoreError
+
+FIRST_RETRY, LAST_RETRY = 0.5, 30.0
+"""Seconds between two attempts; each is twice as long as the one before."""
+
+log = logging.getLogger(__name__)
+
+
+class Outage:
+    """Asks the database again and again, in a thread of its own and ever more seldom: an answer that does not come must
+    keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._ask = ask
+        self._began = time.monotonic()
+        self._retry = FIRST_RETRY
+        self._next = self._began + FIRST_RETRY
+        self._thread = ThreadPoolExecutor(1, "database")
+        self._asked: Future[object] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._began
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next attempt, or until its answer is to be looked for."""
+        return max(0.0, self._next - time.monotonic()) if self._asked is None else 0.05
+
+    def over(self) -> bool:
+        """Whether the database answers again. Returns at once."""
+        if self._asked is None:
+            if time.monotonic() >= self._next:
+                self._asked = self._thread.submit(self._ask)
+            return False
+        if not self._asked.done():
+            return False
+        asked, self._asked = self._asked, None
+        try:
+            asked.result()
+        except StoreError as error:
+            self._retry = min(2 * self._retry, LAST_RETRY)
+            self._next = time.monotonic() + self._retry
+            log.warning("%s Asking again in %.1f s; what is in the kernel stays.", error, self._retry)
+            return False
+        self._thread.shutdown(wait=False)
+        return True
