@@ -7,6 +7,9 @@ import os
 import pwd
 import re
 import signal
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
 from pathlib import Path
 
 from netlimit.cli.errors import CommandError
@@ -14,9 +17,26 @@ from netlimit.cli.errors import CommandError
 USER = "netlimit"
 """Whom the API runs as."""
 
-_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 2, 38  # linux/prctl.h
-_CAP_NET_ADMIN, _CAP_NET_RAW = 1 << 12, 1 << 13  # linux/capability.h
+CONTROLLER = "netlimit-controller"
+"""Whom the controller runs as where netlimit is installed."""
+
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_KEEPCAPS = 1, 2, 8  # linux/prctl.h
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 24, 38, 47, 2
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, linux/capability.h
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Capability(IntEnum):
+    """What root may do, cut in pieces (capabilities(7)): those that concern netlimit."""
+
+    NET_ADMIN = 12
+    NET_RAW = 13
+    SYS_ADMIN = 21
+    BPF = 39
+
+
+NETWORK = (Capability.NET_ADMIN, Capability.NET_RAW)
+"""What ipset, iptables and tc need, and all that a controller has."""
 
 
 def is_root() -> bool:
@@ -26,9 +46,14 @@ def is_root() -> bool:
 
 def may_change_network() -> bool:
     """Whether this process has the capabilities that ipset and iptables need."""
+    return set(NETWORK) <= read_capabilities()
+
+
+def read_capabilities() -> set[Capability]:
+    """Which capabilities are in force for this process."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
-    needed = _CAP_NET_ADMIN | _CAP_NET_RAW
-    return found is not None and int(found[1], 16) & needed == needed
+    bits = int(found[1], 16) if found else 0
+    return {each for each in Capability if bits & 1 << each}
 
 
 def find_user(name: str) -> pwd.struct_passwd:
@@ -42,17 +67,39 @@ def find_user(name: str) -> pwd.struct_passwd:
         ) from None
 
 
-def become(user: pwd.struct_passwd) -> None:
-    """Give up root for good. What `end_with_parent` has promised still holds."""
+def become(user: pwd.struct_passwd, keeping: Iterable[Capability] = ()) -> None:
+    """Give up root for good, but for some capabilities, which programs that this process starts have too. What
+    `end_with_parent` has promised still holds."""
+    kept = sorted(set(keeping))
     dies_by = ctypes.c_int()
     _prctl(_PR_GET_PDEATHSIG, ctypes.byref(dies_by))
     parent = os.getppid()
+    _bound(kept)
     os.initgroups(user.pw_name, user.pw_gid)
     os.setgid(user.pw_gid)
+    _prctl(_PR_SET_KEEPCAPS, 1)
     os.setuid(user.pw_uid)
+    _set_capabilities(kept)
+    for each in kept:
+        _prctl(_PR_CAP_AMBIENT, _RAISE, each)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if dies_by.value:  # the kernel forgets it when a process changes its user
         end_with_parent(parent)
+
+
+def _bound(kept: Iterable[Capability]) -> None:
+    """No program that is started from here on can have others."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text("ascii"))
+    for number in set(range(last + 1)) - set(kept):
+        _prctl(_PR_CAPBSET_DROP, number)
+
+
+def _set_capabilities(kept: Iterable[Capability]) -> None:
+    """Have these and no others: effective, permitted and inheritable alike."""
+    bits = sum(1 << each for each in kept)
+    low, high = bits & 0xFFFFFFFF, bits >> 32
+    header, sets = struct.pack("=Ii", _CAPABILITY_VERSION, 0), struct.pack("=6I", *[low] * 3, *[high] * 3)
+    _check(_libc.capset(header, sets))
 
 
 def end_with_parent(parent: int) -> None:
@@ -62,7 +109,11 @@ def end_with_parent(parent: int) -> None:
         raise CommandError("The process that started this one has ended.")
 
 
-def _prctl(option: int, argument: object) -> None:
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+def _prctl(option: int, *arguments: object) -> None:
+    _check(_libc.prctl(option, *arguments, *[0] * (4 - len(arguments))))
+
+
+def _check(answer: int) -> None:
+    if answer != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
