@@ -17,7 +17,7 @@ from api.waiting import choose_hosts
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
-from netlimit.records import HostStatus, State
+from netlimit.records import HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
 
@@ -35,6 +35,9 @@ class ExplainQuery(schemas.Strict):
     source_port: int | None = Field(None, ge=0, le=65535, description="Its source port.")
     in_interface: str | None = Field(None, alias="in", description="Where it enters; nowhere, if this host sends it.")
     out_interface: str | None = Field(None, alias="out", description="Where it leaves; nowhere, if it ends here.")
+    established: schemas.Flag = Field(
+        False, description="It belongs to a TCP connection that is open and has an end on this host."
+    )
     host: str | None = Field(None, description="Only the rules of this gateway.")
 
 
@@ -54,6 +57,7 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
         source_port=query.source_port,
         in_interface=query.in_interface,
         out_interface=query.out_interface,
+        established=query.established,
     )
     if packet.src.version != packet.dst.version:
         raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
@@ -61,7 +65,10 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     own = frozenset(address for host in hosts for address in host.own)
     rules = _find_rules(store, packet, query.host)
     refused = _find_refused(store, rules, hosts)
-    explanation = explain([rule for rule in rules if rule.id not in refused], packet, own, _merge_safe(hosts))
+    enforced = [rule for rule in rules if rule.id not in refused]
+    explanation = explain(
+        enforced, packet, own, _merge_safe(hosts), {port for host in hosts for port in host.management}
+    )
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     return _write(replace(explanation, steps=(*explanation.steps, *misses)))
 
@@ -92,8 +99,14 @@ def _find_refused(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> d
     return refused
 
 
-def _merge_safe(hosts: list[HostStatus]) -> tuple[str, ...]:
-    return tuple(sorted({network for host in hosts for network in host.safe}))
+def _merge_safe(hosts: list[HostStatus]) -> dict[str, str]:
+    """Every network that is safe on one of them, and why."""
+    unknown = SafeReason("said by its controller")
+    return {
+        network: host.safe_reasons.get(network, unknown).text
+        for host in reversed(hosts)
+        for network in sorted(host.safe)
+    }
 
 
 def _read_address(field: str, text: str) -> Address:

@@ -1,9 +1,10 @@
 """From limits to chains: where packets meet which limit, in which order.
 
-Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery), rules that
-name a protected address, the safe set, allow and block from the longest prefix to the shortest, then the limits: hosts
-before the budgets that they share, the smaller budget before the larger. Few packets have an end that is safe, allowed
-or blocked: one look for each end tells, and the others go to the limits at once.
+Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery, open
+connections by which this host is managed), rules that name a protected address, the safe set, allow and block from the
+longest prefix to the shortest, then the limits: hosts before the budgets that they share, the smaller budget before the
+larger. Few packets have an end that is safe, allowed or blocked: one look for each end tells, and the others go to the
+limits at once.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from netlimit.state import (
     AddTo,
     ChainId,
     ChainRule,
+    Continues,
     Crowded,
     Effect,
     Enters,
     Has,
+    HasSocket,
     Icmp6,
     InSet,
     IpSet,
@@ -70,6 +73,9 @@ Hook = Literal["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]
 Numbers = Mapping[Group, Mapping[Profile, int]]
 Few = Mapping[str, tuple[str, ...]]
 """The keys of sets that have so few that asking for each costs less than a look into the set."""
+
+MOST_PORTS = 15
+"""So many ports fit into one rule (xt_multiport)."""
 
 RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
 _NEIGHBOUR_DISCOVERY = range(133, 138)
@@ -223,8 +229,22 @@ class _Family:
         if self.family == 6:
             for number in _NEIGHBOUR_DISCOVERY:
                 yield chain_rule(RETURN, Is("ipv6-icmp"), Icmp6(number))
+        yield from self._keep_managed(hook)
         if table == "mangle" and hook in ("INPUT", "FORWARD") and self._rejects():
             yield chain_rule(RETURN, self._rejected())
+
+    def _keep_managed(self, hook: Hook) -> Iterator[ChainRule]:
+        """Let pass what belongs to an open connection by which this host is managed: by its socket, for a `block from`
+        stands where connections are not tracked yet. No packet that opens a connection has one, so whoever is blocked
+        stays out; and it is the connection alone that passes, for it does not prove who is at its other end."""
+        six = "6" if self.family == 6 else ""
+        if any(self.facts.capabilities.get(f"{name}{six}") for name in ("socket", "multiport")):
+            return
+        ports = tuple((port, port) for port in self.facts.management[:MOST_PORTS])
+        if ports and hook in ("PREROUTING", "INPUT"):
+            yield chain_rule(RETURN, Is("tcp"), Continues(), Ports(ports), HasSocket())
+        if ports and hook == "OUTPUT":
+            yield chain_rule(RETURN, Is("tcp"), Continues(), Ports(ports, "src"))
 
     def _levels(self, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
         """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""

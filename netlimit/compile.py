@@ -237,6 +237,8 @@ class Compilation:
 
     def protect(self, facts: Facts) -> None:
         """Take new facts; limits whose target is protected now, or no longer, must be put again by the caller."""
+        if facts.management != self.facts.management:
+            self._structure = None
         self.facts = facts
         self.shaping.relocate(facts)
         for family in (4, 6):

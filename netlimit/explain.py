@@ -5,7 +5,7 @@ Speaks of rules, not of chains: it says what `chains` makes the kernel do, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from netlimit.chains import precedence
@@ -49,12 +49,20 @@ class Explanation:
         return "\n".join((first, *map(str, self.steps)))
 
 
-def explain(rules: Iterable[Rule], packet: Packet, own: Iterable[str] = (), safe: Iterable[str] = ()) -> Explanation:
-    """Explain what rules in force do to a packet on a host with these own addresses and this safe set.
+def explain(
+    rules: Iterable[Rule],
+    packet: Packet,
+    own: Iterable[str] = (),
+    safe: Mapping[str, str] | None = None,
+    management: Iterable[int] = (),
+) -> Explanation:
+    """Explain what rules in force do to a packet on a host with these own addresses, this safe set (why each network is
+    in it), and these ports by which it is managed.
 
     An interface that is None is not known; a rule that names one then does not hit, and says so.
     """
-    facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
+    reasons = safe or {}
+    facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(reasons)), management=tuple(management))
     if _is_loopback(packet):
         return Explanation("passes", (Step(None, False, "Loopback is never touched."),))
     device = find_exit(packet, facts)
@@ -65,7 +73,7 @@ def explain(rules: Iterable[Rule], packet: Packet, own: Iterable[str] = (), safe
         if is_cap(rule, device):
             caps.append(rule)
             continue
-        reason = _find_mismatch(rule, packet, device) or _find_exemption(rule, packet, facts, device)
+        reason = _find_mismatch(rule, packet, device) or _find_exemption(rule, packet, facts, device, reasons)
         if reason:
             misses.append(Step(rule, False, reason))
         else:
@@ -186,14 +194,22 @@ def _find_mismatch(rule: Rule, packet: Packet, device: str | None) -> str | None
     return None
 
 
-def _find_exemption(rule: Rule, packet: Packet, facts: Facts, device: str | None) -> str | None:
-    """Why a rule that speaks of the packet may not touch it; a rule that names the exact address may."""
+def _find_exemption(
+    rule: Rule, packet: Packet, facts: Facts, device: str | None, reasons: Mapping[str, str]
+) -> str | None:
+    """Why a rule that speaks of the packet may not touch it; a rule that names the exact address may, unless this host
+    is managed by this connection."""
+    incoming = rule.action is Action.SHAPE and device == INGRESS_DEVICE
+    port = packet.port if packet.out_interface is None else packet.source_port
+    if packet.established and not packet.opens and port in facts.management and not incoming:
+        return f"it belongs to an open connection to port {port} of this host, by which it is managed"
     if rule.action is Action.ALLOW or facts.protects(rule.target):
         return None
-    incoming = rule.action is Action.SHAPE and device == INGRESS_DEVICE
     for end in (packet.src,) if incoming else (packet.src, packet.dst):
-        if any(end.version == net.version and end in net for net in facts.safe):
-            return f"{end} is in the safe set, and the rule does not name it"
+        for net, (text, reason) in zip(facts.safe, reasons.items(), strict=True):
+            if end.version == net.version and end in net:
+                where = str(end) if net.prefixlen == net.max_prefixlen else f"{end} (in {text})"
+                return f"{where} is in the safe set ({reason}), and the rule does not name it"
     end = packet.src if rule.direction is Direction.FROM else packet.dst
     if str(end) in facts.own:
         return f"{end} is this host's own address, and the rule does not name it"

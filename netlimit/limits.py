@@ -29,7 +29,8 @@ from netlimit.tree import Topology
 class Facts:
     """What compiling needs to know of a host.
 
-    `own` are its addresses and `safe` what no rule may touch, both honoured unless a rule names the exact address.
+    `own` are its addresses and `safe` what no rule may touch, both honoured unless a rule names the exact address;
+    no rule at all touches connections that are open to its own TCP ports `management`.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
     qdisc of somebody else's (said as tc does), `hz` is the clock tick.
@@ -40,6 +41,7 @@ class Facts:
     set_size: int = 2**20
     own: frozenset[str] = frozenset()
     safe: tuple[Target, ...] = ()
+    management: tuple[int, ...] = ()
     capabilities: Mapping[str, str | None] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     foreign: Mapping[str, str] = field(default_factory=dict)

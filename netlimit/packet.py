@@ -16,8 +16,8 @@ class Packet:
     """One packet. `protocol` is "tcp", "udp", "icmp" (ICMPv6 in IPv6) or a name that no rule selects.
 
     `length` counts IP bytes. `opens` tells whether the packet opens a connection (a TCP SYN, the first datagram of a
-    flow); `icmp_type` matters for ICMPv6 only. `in_interface` is None for what this host sends, `out_interface`
-    for what ends on it.
+    flow), `established` whether it belongs to an open TCP connection that has an end on this host; `icmp_type` matters
+    for ICMPv6 only. `in_interface` is None for what this host sends, `out_interface` for what ends on it.
     """
 
     src: Address
@@ -30,3 +30,4 @@ class Packet:
     length: int = 60
     opens: bool = False
     icmp_type: int = 128
+    established: bool = False

@@ -133,6 +133,25 @@ class Syn:
 
 
 @dataclass(frozen=True, slots=True)
+class Continues:
+    """A TCP packet that neither asks for a connection nor grants one."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "tcp", "--tcp-flags", "SYN", "NONE"
+
+
+@dataclass(frozen=True, slots=True)
+class HasSocket:
+    """The packet is for a socket of this host (xt_socket): a connection, or a listener that is bound to this very
+    address. Only in PREROUTING and INPUT."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "socket"
+
+
+@dataclass(frozen=True, slots=True)
 class Opens:
     """The first packet of a flow: NEW, and not yet in the connection table.
 
@@ -232,7 +251,9 @@ class Crowded:
         return (*words, "--connlimit-saddr" if self.side == "src" else "--connlimit-daddr")
 
 
-Match = Has | Enters | Leaves | Is | Ports | Syn | Opens | Icmp6 | InSet | Marked | Above | Crowded
+Match = (
+    Has | Enters | Leaves | Is | Ports | Syn | Continues | HasSocket | Opens | Icmp6 | InSet | Marked | Above | Crowded
+)
 
 
 # -- and what it does with it ---------------------------------------------------------------------------------------

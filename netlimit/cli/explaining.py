@@ -23,11 +23,16 @@ def explain(
     source_port: SourcePort = None,
     enters: Annotated[str | None, typer.Option("--in", help="The interface where it enters.")] = None,
     leaves: Annotated[str | None, typer.Option("--out", help="The interface where it leaves.")] = None,
+    established: Annotated[
+        bool, typer.Option("--established", help="It belongs to an open TCP connection of this host.")
+    ] = False,
     host: Annotated[str | None, typer.Option("--host", help="Only the rules of this gateway.")] = None,
     json: bool = JSON,
 ) -> None:
     """Explain which rules hit a packet, in which order, and which do not and why."""
     query = {"src": src, "dst": dst, "protocol": protocol, "port": port, "source_port": source_port, "host": host}
+    if established:
+        query["established"] = "true"
     with open_client(context) as client:
         explanation = client.get("/explain", **query, **{"in": enters, "out": leaves})
     say(json, explanation, explanation["text"])

@@ -35,6 +35,7 @@ TRIALS: dict[str, tuple[str, str]] = {
     ),
     "connlimit": ("mangle", "-m connlimit --connlimit-above 1 --connlimit-mask 32 --connlimit-saddr -j RETURN"),
     "conntrack": ("mangle", "-m conntrack --ctstate NEW -j RETURN"),
+    "socket": ("raw", "-m socket -j RETURN"),
     "multiport": ("mangle", "-p tcp -m multiport --dports 80 -j RETURN"),
     "ipset": ("mangle", "-j SET --map-set nl-probe src --map-mark"),
     "reject": ("filter", "-p tcp -j REJECT --reject-with tcp-reset"),

@@ -89,7 +89,7 @@ RULES: dict[str, dict[str, object]] = {
 }
 SIX = {"10.1.0.2": "fd00:1::2", "10.1.0.0/16": "fd00:1::/112", "0.0.0.0/0": "::/0", "10.1.0.0/24": "fd00:1::/120"}
 LENGTHS = {"/24": "/124", "/16": "/20"}
-FACTS = Facts(own=frozenset({HERE}))
+FACTS = Facts(own=frozenset({HERE}), management=(22, 8750))
 
 
 def number(*wanted: dict[str, object]) -> list[Rule]:

@@ -62,7 +62,7 @@ LIMITS: tuple[dict[str, object], ...] = (
 EXHAUSTING = 4
 """A packet that is sent once more than this has found every bucket of LIMITS empty."""
 
-facts = Facts(own=own_addresses((*OWN[4], *OWN[6])), safe=parse_safe(SAFE))
+facts = Facts(own=own_addresses((*OWN[4], *OWN[6])), safe=parse_safe(SAFE), management=(22, 8750))
 
 
 @st.composite
@@ -127,17 +127,20 @@ def packets(draw: Callable[..., object]) -> Packet:
     )
     protocol = draw(st.sampled_from(["udp", "udp", "tcp", "icmp", "gre"]))
     ported = protocol in ("udp", "tcp")
+    opens = draw(st.booleans()) if ported else False
+    here = protocol == "tcp" and not opens and (enters is None or leaves is None)
     return Packet(
         src=ip_address(src),
         dst=ip_address(dst),
         protocol=protocol,
-        port=draw(st.sampled_from([53, 80, 9000])) if ported else None,
-        source_port=draw(st.sampled_from([1024, 5000, 40000])) if ported else None,
+        port=draw(st.sampled_from([53, 80, 9000, 22])) if ported else None,
+        source_port=draw(st.sampled_from([1024, 5000, 40000, 22])) if ported else None,
         in_interface=enters,
         out_interface=leaves,
         length=1500,
-        opens=draw(st.booleans()) if ported else False,
+        opens=opens,
         icmp_type=draw(st.sampled_from([128, 128, 135])),
+        established=here and (enters is None or bool(draw(st.booleans()))),
     )
 
 

@@ -44,7 +44,7 @@ def counted(compilation: Compilation, kernel: FakeKernel, which: int) -> set[int
 
 
 def ask(rules: list[Rule], packet: Packet) -> Explanation:
-    return explain(rules, packet, facts.own, map(str, facts.safe))
+    return explain(rules, packet, facts.own, dict.fromkeys(map(str, facts.safe), "settings"), facts.management)
 
 
 def counts_now(rule: Rule, packet: Packet) -> bool:

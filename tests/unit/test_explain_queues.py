@@ -24,7 +24,7 @@ LIMITING = limiting_rules(("10.1.0.2", "10.1.0.0/24", "10.2.0.2")).filter(
 
 
 def ask(rules: list[Rule], packet: Packet) -> Explanation:
-    return explain(rules, packet, gateway_facts.own, map(str, gateway_facts.safe))
+    return explain(rules, packet, gateway_facts.own, dict.fromkeys(map(str, gateway_facts.safe), "settings"))
 
 
 def climb(tree: Tree, number: int) -> list[int]:
