@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -139,6 +139,67 @@ class Actor:
     name: str
     address: str | None = None
     request: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A change of rules that can be undone: `action` is "add", "replace", "remove" or "rollback", `rules` how many rules
+    it touched, `returned_to` the revision that a rollback brought back."""
+
+    revision: int
+    at: datetime
+    actor: str
+    address: str | None
+    request: str | None
+    action: str
+    rules: int
+    returned_to: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A rule that two revisions do not have in common; None where it was not there."""
+
+    rule_id: int
+    before: Rule | None
+    after: Rule | None
+
+    @property
+    def kind(self) -> str:
+        """What has become of it: "added", "removed" or "changed"."""
+        return "added" if self.before is None else "removed" if self.after is None else "changed"
+
+
+class Outcome(StrEnum):
+    """How a window of confirmation ended."""
+
+    CONFIRMED = "confirmed"
+    EXPIRED = "expired"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of confirmation: unless it is confirmed within `seconds`, the rules of revision `base` come back, and the
+    gateways in `paused` are torn down again. Once it has an outcome, `revision` is the one that it left."""
+
+    base: int
+    opened_at: datetime
+    seconds: int
+    actor: str
+    paused: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    ended_at: datetime | None = None
+    revision: int | None = None
+
+    @property
+    def deadline(self) -> datetime:
+        """When it ends by itself."""
+        return self.opened_at + timedelta(seconds=self.seconds)
+
+    def left(self, now: datetime) -> float:
+        """Seconds until the deadline: never more than the window is long, whatever has become of the clock."""
+        return min(max((self.deadline - now).total_seconds(), 0.0), float(self.seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def note_rollback(
         for rule_id, old in before.items():
             new = after[rule_id]
             action = "replace" if old and new else "add" if new else "remove"
-            lines.append(_line(action, revision, old and old.rule, new and new.rule, actor, now))
+            lines.append(_line(action, revision, old.rule if old else None, new.rule if new else None, actor, now))
     connection.execute(insert(audit), lines)
 
 

@@ -45,6 +45,22 @@ class NotKept(NetlimitError):
         self.rule_id = rule_id
 
 
+class NoSuchRevision(NetlimitError):
+    """A revision that is not known: not yet, or not any more."""
+
+    def __init__(self, revision: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.revision = revision
+
+
+class WindowOpen(NetlimitError):
+    """A window of confirmation is open already."""
+
+
+class NoWindow(NetlimitError):
+    """No window of confirmation is open."""
+
+
 class TokenExists(NetlimitError):
     """A token of this name is kept already."""
 

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 from netlimit.errors import NetlimitError, RuleError
 from netlimit.records import Actor
 from netlimit.rules import Rule, Target, parse_target
-from netlimit.store import audit, tombstones
+from netlimit.store import audit, history, tombstones
 from netlimit.store.bulk import write
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
@@ -40,6 +40,7 @@ def add(connection: Connection, batch: Sequence[Rule], actor: Actor, now: dateti
     for number, other in find_conflicts(connection, revision, now).items():
         wrong.append((number - first, limited_already(kept[number - first], *other)))
     _refuse(wrong, len(batch))
+    history.note_added(connection, kept, actor, now)
     audit.note_added(connection, kept, actor, now)
     return kept
 
@@ -64,6 +65,7 @@ def replace(
     write_rules(connection, [kept], before.created_at, now)
     for other in find_conflicts(connection, revision, now).values():
         raise limited_already(kept, *other)
+    history.note_changed(connection, revision, "replace", before, actor, now)
     audit.note(connection, "replace", revision, before.rule, kept, actor, now)
     return Kept(kept, before.created_at, now)
 
@@ -74,10 +76,10 @@ def remove(connection: Connection, rule_id: int, actor: Actor, now: datetime, ex
     before = _get(connection, rule_id, expected_revision)
     revision, _ = take_revision(connection)
     connection.execute(delete(rules).where(rules.c.id == rule_id))
-    for table in (rule_states, counters):
-        connection.execute(delete(table).where(table.c.rule_id == rule_id))
-    tombstones.put(connection, rule_id, revision)
+    forget(connection, [rule_id])
+    tombstones.put(connection, [rule_id], revision)
     tombstones.prune(connection, now)
+    history.note_changed(connection, revision, "remove", before, actor, now)
     audit.note(connection, "remove", revision, before.rule, None, actor, now)
 
 
@@ -85,6 +87,14 @@ def erase(connection: Connection, rule_ids: Sequence[int]) -> None:
     """Take rows of rules away, with the tables by which they are searched; nothing is noted."""
     for start in range(0, len(rule_ids), _AT_ONCE):
         connection.execute(delete(rules).where(rules.c.id.in_(rule_ids[start : start + _AT_ONCE])))
+
+
+def forget(connection: Connection, rule_ids: Sequence[int]) -> None:
+    """Forget what gateways have said of rules that are gone."""
+    for start in range(0, len(rule_ids), _AT_ONCE):
+        some = rule_ids[start : start + _AT_ONCE]
+        for table in (rule_states, counters):
+            connection.execute(delete(table).where(table.c.rule_id.in_(some)))
 
 
 def find(connection: Connection, key: int | str) -> Kept | None:

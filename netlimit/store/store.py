@@ -65,9 +65,7 @@ class Store:
     share a store; processes must each make their own.
     """
 
-    def __init__(
-        self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS
-    ) -> None:
+    def __init__(self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS) -> None:
         self._database = Database(url)
         self._audit_length = audit_length
         self._revisions = revisions
@@ -188,7 +186,10 @@ class Store:
             return sorted(history.rules_at(connection, revision), key=lambda kept: kept.rule.id)
 
     def difference(self, one: int, other: int) -> list[Difference]:
-        """The rules that two revisions do not have in common, by id: before is what `one` has. Raises NoSuchRevision."""
+        """The rules that two revisions do not have in common, by id: before is what `one` has.
+
+        Raises NoSuchRevision.
+        """
         with self._database.reading() as connection:
             return history.differences(connection, one, other)
 

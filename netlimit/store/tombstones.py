@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -10,11 +11,21 @@ from netlimit.store.tables import clock, counters, hosts, rule_states, tombstone
 
 _FORGOTTEN = timedelta(days=1)
 """A gateway not seen for this long reads all rules anew when it comes back."""
+_AT_ONCE = 500
 
 
-def put(connection: Connection, rule_id: int, revision: int) -> None:
-    """Remember that a rule was removed at a revision."""
-    connection.execute(insert(tombstones).values(rule_id=rule_id, revision=revision))
+def put(connection: Connection, rule_ids: Iterable[int], revision: int) -> None:
+    """Remember that rules were removed at a revision."""
+    rows = [{"rule_id": rule_id, "revision": revision} for rule_id in rule_ids]
+    if rows:
+        connection.execute(insert(tombstones), rows)
+
+
+def take(connection: Connection, rule_ids: Sequence[int]) -> None:
+    """Take tombstones away: these rules are back."""
+    for start in range(0, len(rule_ids), _AT_ONCE):
+        some = tombstones.c.rule_id.in_(rule_ids[start : start + _AT_ONCE])
+        connection.execute(delete(tombstones).where(some))
 
 
 def prune(connection: Connection, now: datetime) -> None:

@@ -1,0 +1,211 @@
+"""Revisions that can be returned to: every change keeps what it replaced, in its own transaction.
+
+What the rules were at a revision are the present ones, with every change after it undone, the newest first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from netlimit.records import Actor, Difference, Revision
+from netlimit.rules import Rule
+from netlimit.store.bulk import write
+from netlimit.store.errors import NoSuchRevision
+from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, from_row, kept_from_row, to_row, with_number
+from netlimit.store.tables import EPOCH, clock, revisions, rules, to_microseconds, undo, windows
+
+KEPT_REVISIONS = 1000
+"""How many changes can be undone, unless the settings say otherwise."""
+
+_AT_ONCE = 500
+_NAMES = [column.name for column in WRITTEN_COLUMNS]
+_READ = [column.name for column in RULE_COLUMNS]
+Row = Mapping[str, Any]
+"""A rule as a change keeps it: the values of its row by column, times as microseconds."""
+
+
+def note_added(connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime) -> None:
+    """Keep that rules were added, whose ids follow each other."""
+    revision = batch[0].revision
+    _note(connection, revision, "add", len(batch), actor, now)
+    absent = {"revision": revision, "first_rule": batch[0].id, "last_rule": batch[-1].id, "before": None}
+    connection.execute(insert(undo), [absent])
+
+
+def note_changed(connection: Connection, revision: int, action: str, before: Kept, actor: Actor, now: datetime) -> None:
+    """Keep what a rule was before it was replaced or removed."""
+    _note(connection, revision, action, 1, actor, now)
+    rule_id = before.rule.id
+    row = {"revision": revision, "first_rule": rule_id, "last_rule": rule_id, "before": _write_row(before)}
+    connection.execute(insert(undo), [row])
+
+
+def note_rollback(
+    connection: Connection,
+    revision: int,
+    before: Mapping[int, Kept | None],
+    returned_to: int,
+    actor: Actor,
+    now: datetime,
+) -> None:
+    """Keep what each of these rules was before a rollback; None for one that was not there."""
+    _note(connection, revision, "rollback", len(before), actor, now, returned_to)
+    write(connection, tuple(undo.c), _rows(revision, before))
+
+
+def check(connection: Connection, revision: int) -> None:
+    """Raise NoSuchRevision unless the rules of a revision are known."""
+    newest, oldest = connection.execute(select(clock.c.revision, clock.c.oldest)).one()
+    if revision > newest:
+        raise NoSuchRevision(revision, f"There is no revision {revision} yet; the newest is {newest}.")
+    if revision < oldest:
+        raise NoSuchRevision(
+            revision,
+            f"Revision {revision} is not known any more; the oldest that can be returned to is {oldest}. "
+            "The setting NETLIMIT_REVISIONS says how many are kept.",
+        )
+
+
+def past(connection: Connection, revision: int) -> dict[int, Kept | None]:
+    """The rules that have changed after a revision, as they were then; None for one that was not there.
+
+    Raises NoSuchRevision.
+    """
+    check(connection, revision)
+    changed = select(undo.c.first_rule, undo.c.last_rule, undo.c.before).where(undo.c.revision > revision)
+    found: dict[int, Row | None] = {}
+    for first, last, before in connection.execute(changed.order_by(undo.c.revision.desc())):
+        found.update(dict.fromkeys(range(first, last + 1), before))
+    return {rule_id: _read_row(row) if row else None for rule_id, row in found.items()}
+
+
+def present(connection: Connection, rule_ids: Iterable[int]) -> dict[int, Kept]:
+    """Those of these rules that are kept now."""
+    asked = list(rule_ids)
+    found: dict[int, Kept] = {}
+    for start in range(0, len(asked), _AT_ONCE):
+        some = rules.c.id.in_(asked[start : start + _AT_ONCE])
+        rows = connection.execute(select(*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at).where(some))
+        found.update((row.id, kept_from_row(row)) for row in rows)
+    return found
+
+
+def rules_at(connection: Connection, revision: int) -> Iterator[Kept]:
+    """Every rule of a revision, in no order. Raises NoSuchRevision."""
+    changed = past(connection, revision)
+    wanted = select(*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
+    for row in connection.execute(wanted):
+        if row.id not in changed:
+            yield kept_from_row(row)
+    yield from filter(None, changed.values())
+
+
+def differences(connection: Connection, one: int, other: int) -> list[Difference]:
+    """The rules that two revisions do not have in common, by id: before is what `one` has. Raises NoSuchRevision."""
+    before, after = past(connection, one), past(connection, other)
+    touched = sorted(before.keys() | after.keys())
+    now = present(connection, touched)
+    pairs = ((rule_id, before.get(rule_id, now.get(rule_id)), after.get(rule_id, now.get(rule_id)))
+             for rule_id in touched)  # fmt: skip
+    return [
+        Difference(rule_id, old.rule if old else None, new.rule if new else None)
+        for rule_id, old, new in pairs
+        if not same(old, new)
+    ]
+
+
+def same(one: Kept | None, other: Kept | None) -> bool:
+    """Whether two states of a rule say the same; since which revision does not matter."""
+    if one is None or other is None:
+        return one is other
+    return with_number(one.rule, 0, 0) == with_number(other.rule, 0, 0)
+
+
+def listed(connection: Connection, limit: int, before: int | None) -> list[Revision]:
+    """The changes that can be undone, the newest first; `before` is the revision of the last one already seen."""
+    wanted = select(revisions).order_by(revisions.c.revision.desc()).limit(limit)
+    if before is not None:
+        wanted = wanted.where(revisions.c.revision < before)
+    return [Revision(**row) for row in connection.execute(wanted).mappings()]
+
+
+def find(connection: Connection, revision: int) -> Revision:
+    """Who made a revision, and what it was. Raises NoSuchRevision."""
+    row = connection.execute(select(revisions).where(revisions.c.revision == revision)).mappings().one_or_none()
+    if row is None:
+        check(connection, revision)
+        raise NoSuchRevision(
+            revision, f"Who made revision {revision} is not known any more; it can still be returned to."
+        )
+    return Revision(**row)
+
+
+def prune(connection: Connection, most: int) -> None:
+    """Forget all but the last `most` changes, and those since an open window of confirmation began."""
+    base = select(func.min(windows.c.base)).where(windows.c.outcome.is_(None)).scalar_subquery()
+    newest, oldest, needed = connection.execute(select(clock.c.revision, clock.c.oldest, base)).one()
+    oldest_kept = min(newest - most, newest if needed is None else needed)
+    if oldest_kept <= oldest:
+        return
+    connection.execute(update(clock).values(oldest=oldest_kept))
+    for table in (undo, revisions):
+        connection.execute(delete(table).where(table.c.revision <= oldest_kept))
+
+
+def _note(
+    connection: Connection,
+    revision: int,
+    action: str,
+    count: int,
+    actor: Actor,
+    now: datetime,
+    returned_to: int | None = None,
+) -> None:
+    row = {
+        "revision": revision,
+        "at": now,
+        "actor": actor.name,
+        "address": actor.address,
+        "request": actor.request,
+        "action": action,
+        "rules": count,
+        "returned_to": returned_to,
+    }
+    connection.execute(insert(revisions), [row])
+
+
+def _rows(revision: int, before: Mapping[int, Kept | None]) -> Iterator[tuple[int, int, int, str | None]]:
+    """Rows of `undo`; rules that were not there and whose ids follow each other are one."""
+    absent: list[int] = []
+    for rule_id in [*sorted(before), -1]:
+        missing = before.get(rule_id, True) is None
+        if absent and not (missing and rule_id == absent[-1] + 1):
+            yield revision, absent[0], absent[-1], None
+            absent = []
+        if missing:
+            absent.append(rule_id)
+        elif kept := before.get(rule_id):
+            yield revision, rule_id, rule_id, json.dumps(_write_row(kept))
+
+
+def _write_row(kept: Kept) -> Row:
+    times = {"created_at": to_microseconds(kept.created_at), "updated_at": to_microseconds(kept.updated_at)}
+    return dict(zip(_NAMES, to_row(kept.rule), strict=True)) | times
+
+
+def _read_row(row: Row) -> Kept:
+    moments = {name: _read_moment(row[name]) for name in ("expires_at", "created_at", "updated_at")}
+    rule = from_row([moments[name] if name in moments else row[name] for name in _READ])
+    created, updated = moments["created_at"], moments["updated_at"]
+    assert created is not None
+    assert updated is not None
+    return Kept(rule, created, updated)
+
+
+def _read_moment(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)

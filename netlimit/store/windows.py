@@ -1,0 +1,138 @@
+"""The window of confirmation: changes made in it are undone unless somebody confirms them in time.
+
+There is one at a time, for all rules. The row stays when the window has ended, and says how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from netlimit.records import Actor, Outcome, Window
+from netlimit.store import audit, clock, history, hosts
+from netlimit.store.errors import NoWindow, WindowOpen
+from netlimit.store.rollback import roll_back
+from netlimit.store.tables import pauses, windows
+
+OPENED = "open-window"
+ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: "expire-window", Outcome.ABANDONED: "abandon-window"}
+"""What the audit calls the beginning of a window, and its ends."""
+
+_ONLY = 1
+
+
+def begin(
+    connection: Connection, seconds: int, actor: Actor, now: datetime, base: int | None, paused: Collection[str]
+) -> Window:
+    """Open a window. `base` is what comes back, the present revision by default; besides the gateways that are paused
+    now, those in `paused` will be again. Raises WindowOpen, NoSuchRevision."""
+    clock.lock(connection)
+    other = last(connection)
+    if other is not None and other.outcome is None:
+        raise WindowOpen(
+            f"{other.actor} has opened a window of confirmation already, at {_clock_time(other.opened_at)} for "
+            f"{other.seconds} seconds: confirm that one first, or abandon it (`netlimit confirm`, `netlimit rollback`)."
+        )
+    if base is None:
+        base = clock.revision(connection)
+    history.check(connection, base)
+    asleep = {*connection.scalars(select(pauses.c.host)), *paused}
+    window = Window(base, now, seconds, actor.name, tuple(sorted(asleep)))
+    connection.execute(delete(windows))
+    connection.execute(insert(windows), [_write(window)])
+    audit.note_other(connection, OPENED, actor, now, after=_describe(window))
+    return window
+
+
+def last(connection: Connection) -> Window | None:
+    """The window that was opened last, whether it is open or has ended."""
+    row = connection.execute(select(windows)).one_or_none()
+    if row is None:
+        return None
+    return Window(
+        row.base, row.opened_at, row.seconds, row.actor, tuple(row.paused),
+        Outcome(row.outcome) if row.outcome else None, row.ended_at, row.revision,
+    )  # fmt: skip
+
+
+def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:
+    """End the window, and keep what was changed in it. Raises NoWindow."""
+    clock.lock(connection)
+    return _end(connection, _get_open(connection), Outcome.CONFIRMED, clock.revision(connection), actor, now)
+
+
+def abandon(connection: Connection, actor: Actor, now: datetime) -> Window:
+    """End the window, and undo what was changed in it. Raises NoWindow."""
+    clock.lock(connection)
+    return _undo(connection, _get_open(connection), Outcome.ABANDONED, actor, now)
+
+
+def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datetime) -> Window | None:
+    """End the window of that time and undo what was changed in it, unless it has ended already: then None.
+
+    Of several guards that come at once, one does it.
+    """
+    clock.lock(connection)
+    window = last(connection)
+    if window is None or window.outcome is not None or window.opened_at != opened_at:
+        return None
+    return _undo(connection, window, Outcome.EXPIRED, actor, now)
+
+
+def _get_open(connection: Connection) -> Window:
+    window = last(connection)
+    if window is None:
+        raise NoWindow("No window of confirmation is open, and none has been.")
+    if window.outcome is None:
+        return window
+    assert window.ended_at is not None
+    became = {
+        Outcome.CONFIRMED: "was confirmed",
+        Outcome.EXPIRED: f"was not confirmed in time, so that revision {window.base} came back",
+        Outcome.ABANDONED: f"was abandoned, so that revision {window.base} came back",
+    }
+    raise NoWindow(
+        f"No window of confirmation is open. The last one ended at {_clock_time(window.ended_at)}: "
+        f"it {became[window.outcome]}."
+    )
+
+
+def _undo(connection: Connection, window: Window, outcome: Outcome, actor: Actor, now: datetime) -> Window:
+    for host in window.paused:
+        hosts.pause(connection, host, True)
+    revision = roll_back(connection, window.base, actor, now)
+    return _end(connection, window, outcome, revision, actor, now)
+
+
+def _end(
+    connection: Connection, window: Window, outcome: Outcome, revision: int, actor: Actor, now: datetime
+) -> Window:
+    connection.execute(update(windows).values(outcome=outcome.value, ended_at=now, revision=revision))
+    audit.note_other(connection, ENDED[outcome], actor, now, after=_describe(window))
+    return replace(window, outcome=outcome, ended_at=now, revision=revision)
+
+
+def _describe(window: Window) -> Mapping[str, Any]:
+    return {"base": window.base, "seconds": window.seconds, "opened_by": window.actor}
+
+
+def _write(window: Window) -> Mapping[str, Any]:
+    return {
+        "id": _ONLY,
+        "base": window.base,
+        "opened_at": window.opened_at,
+        "seconds": window.seconds,
+        "actor": window.actor,
+        "paused": list(window.paused),
+        "outcome": None,
+        "ended_at": None,
+        "revision": None,
+    }
+
+
+def _clock_time(moment: datetime) -> str:
+    return f"{moment:%H:%M:%S} UTC"

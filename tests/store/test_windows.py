@@ -1,0 +1,133 @@
+"""The window of confirmation in the database."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from netlimit.records import Actor, Outcome, Window
+from netlimit.store import NoSuchRevision, NoWindow, Store, WindowOpen
+from tests.store.examples import NOW, keep
+
+SOON = NOW + timedelta(seconds=60)
+ADMIN = Actor("admin", "192.0.2.1", "request-7")
+
+
+def actions(store: Store) -> list[str]:
+    return [entry.action for entry in reversed(store.audit())]
+
+
+def test_what_is_not_confirmed_is_undone(store: Store) -> None:
+    keep(store)
+    window = store.open_window(60, ADMIN, NOW)
+    assert store.window() == window == Window(1, NOW, 60, "admin")
+    keep(store, "10.0.0.2")
+    store.remove(1, "test", NOW)
+    ended = store.expire(window, "guard", SOON)
+    assert ended == store.window() == Window(1, NOW, 60, "admin", (), Outcome.EXPIRED, SOON, 4)
+    assert [each.rule.id for each in store.select()[0]] == [1]
+    assert actions(store) == ["add", "open-window", "add", "remove", "rollback", "add", "remove", "expire-window"]
+    opened = store.audit()[-2]
+    assert (opened.actor, opened.address, opened.request, opened.revision) == ("admin", "192.0.2.1", "request-7", 1)
+    assert opened.after == {"base": 1, "seconds": 60, "opened_by": "admin"}
+
+
+def test_what_is_confirmed_stays(store: Store) -> None:
+    window = store.open_window(60, "test", NOW)
+    keep(store)
+    ended = store.confirm(ADMIN, SOON)
+    assert (ended.outcome, ended.revision) == (Outcome.CONFIRMED, 1)
+    assert store.expire(window, "guard", SOON) is None
+    assert store.revision() == 1
+    assert actions(store) == ["open-window", "add", "confirm-window"]
+    assert store.open_window(60, "test", SOON).base == 1
+
+
+def test_it_can_be_abandoned(store: Store) -> None:
+    store.open_window(60, "test", NOW)
+    keep(store)
+    assert store.abandon("test", SOON).revision == 2
+    assert store.select()[1] == 0
+
+
+def test_nothing_to_undo_makes_no_revision(store: Store) -> None:
+    keep(store)
+    window = store.open_window(60, "test", NOW)
+    ended = store.expire(window, "guard", SOON)
+    assert ended is not None
+    assert ended.revision == store.revision() == 1
+
+
+def test_there_is_one_at_a_time(store: Store) -> None:
+    store.open_window(60, ADMIN, NOW)
+    with pytest.raises(WindowOpen, match=r"admin has opened .* at 07:08:09 UTC for 60 seconds"):
+        store.open_window(30, "other", NOW)
+
+
+def test_who_comes_late_hears_what_has_happened(store: Store) -> None:
+    with pytest.raises(NoWindow, match="none has been"):
+        store.confirm("test", NOW)
+    window = store.open_window(60, "test", NOW)
+    store.expire(window, "guard", SOON)
+    with pytest.raises(NoWindow, match="ended at 07:09:09 UTC: it was not confirmed in time, so that revision 0 came"):
+        store.confirm("test", SOON)
+    store.open_window(60, "test", NOW)
+    store.confirm("test", NOW)
+    with pytest.raises(NoWindow, match="it was confirmed"):
+        store.abandon("test", SOON)
+
+
+def test_of_many_guards_one_undoes_it(store: Store) -> None:
+    window = store.open_window(60, "test", NOW)
+    keep(store)
+    with ThreadPoolExecutor(6) as pool:
+        ended = list(pool.map(lambda n: store.expire(window, f"guard{n}", SOON), range(6)))
+    assert sum(each is not None for each in ended) == 1
+    assert store.revision() == 2
+    assert actions(store).count("expire-window") == 1
+
+
+def test_a_guard_that_comes_late_does_not_end_the_next_window(store: Store) -> None:
+    window = store.open_window(60, "test", NOW)
+    store.confirm("test", NOW)
+    store.open_window(60, "test", SOON)
+    assert store.expire(window, "guard", SOON) is None
+
+
+def test_gateways_that_were_paused_are_paused_again(store: Store) -> None:
+    store.pause("gw1", True)
+    window = store.open_window(60, "test", NOW, paused=["gw2"])
+    assert window.paused == ("gw1", "gw2")
+    store.pause("gw1", False)
+    store.expire(window, "guard", SOON)
+    assert (store.paused("gw1"), store.paused("gw2"), store.paused("gw3")) == (True, True, False)
+
+
+def test_it_can_return_to_an_earlier_revision(store: Store) -> None:
+    keep(store)
+    keep(store, "10.0.0.2")
+    store.open_window(60, "test", NOW, base=1)
+    assert store.abandon("test", NOW).revision == 3
+    assert [each.rule.id for each in store.select()[0]] == [1]
+    with pytest.raises(NoSuchRevision):
+        store.open_window(60, "test", NOW, base=9)
+
+
+def test_the_time_left_is_never_more_than_the_window(store: Store) -> None:
+    window = store.open_window(60, "test", NOW)
+    assert window.left(NOW) == 60
+    assert window.left(NOW + timedelta(seconds=20)) == 40
+    assert window.left(NOW - timedelta(days=1)) == 60
+    assert window.left(NOW + timedelta(days=1)) == 0
+
+
+def test_guards_are_known_while_they_are_seen(store: Store) -> None:
+    assert store.guards(NOW) == []
+    store.guarded("gw2", NOW)
+    store.guarded("gw1", NOW - timedelta(seconds=14))
+    assert store.guards(NOW) == ["gw1", "gw2"]
+    assert store.guards(NOW + timedelta(seconds=2)) == ["gw2"]
+    store.unguarded("gw2")
+    assert store.guards(NOW) == ["gw1"]
