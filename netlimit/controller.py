@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
+from netlimit.account import tell
 from netlimit.compile import Compilation
 from netlimit.counting import Tally
 from netlimit.drift import Histogram, Repairs, describe
@@ -24,11 +26,12 @@ from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.outage import Outage
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff, drifted, same_place
 from netlimit.presence import IDLE, Presence
+from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
 from netlimit.rules import OnFailure, Rule
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
-from netlimit.tree import Queues, SavedRoot, Topology
+from netlimit.tree import Queues, SavedRoot, Topology, Tree
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Replica, Store, Watch
@@ -109,9 +112,10 @@ class Controller:
         self._where = Addresses((), ())
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
+        self._sound: Mapping[str, Tree] | None = None
         self._presence = Presence(setup.idle)
         self._sweep: Iterator[tuple[str, ...]] = iter(())
-        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "trees", "newcomers", "queues"), 0.0)
+        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
 
     # -- running
 
@@ -176,6 +180,14 @@ class Controller:
         self._load()
         self._expire()
         return self._diff_all()
+
+    def account(self) -> tuple[Plan, list[str]]:
+        """The plan, and what it does in words. Raises as `sync`."""
+        self._load()
+        self._expire()
+        plan, found = self._compare()
+        applied, former = find_former(self._store, self._setup.host) if plan else (None, [])
+        return plan, tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
 
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
@@ -373,7 +385,7 @@ class Controller:
         else:
             self._adopt()  # another process may have given out classes since this one looked
             plan = self._diff_all()
-        self._in_step = False
+        self._in_step, self._sound = False, None
         self._apply(plan)
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
@@ -392,10 +404,14 @@ class Controller:
             self._numbered = dict(numbering)
 
     def _diff_all(self) -> Plan:
+        return self._compare()[0]
+
+    def _compare(self) -> tuple[Plan, KernelState]:
+        """The plan, and what the kernel was found to hold."""
         desired = self._compiled.state
         found = observe(self._kernel, (lane.name for lane in (desired.ingress.lanes if desired.ingress else ())))
         transition = self._compiled.transition(found.structure)
-        return diff(desired, found, transition, put_back=self._saved_roots())
+        return diff(desired, found, transition, put_back=self._saved_roots()), found
 
     def _apply(self, plan: Plan) -> None:
         """Take the steps. A device that refuses its queues must not keep what others have, and what polices, from what
@@ -457,8 +473,9 @@ class Controller:
     def _check_drift(self) -> None:
         if self._is_due("structure", STRUCTURE_SECONDS):
             began = time.monotonic()
-            self._repair(self._find_drift())
+            drift = self._find_drift()
             self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
+            self._repair(drift)
             self._make_peace()
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
@@ -474,21 +491,28 @@ class Controller:
             drift["sets"] = "the sets"
         if (found.chains, found.hooks) != (desired.structure.chains, desired.structure.hooks):
             drift["chains"] = "the chains"
-        if not len(self._compiled.shaping) or not self._is_due("trees", STRUCTURE_SECONDS):
+        if not len(self._compiled.shaping):
             return drift
-        began = time.monotonic()
         queues = self._kernel.queues()
         foreign = self._find_foreign(queues)
         if foreign != self._foreign:
             self._foreign = foreign
             self._compiled.protect(self._facts())
-        device = drifted(desired.trees, queues.trees)
-        self._due["trees"] += SWEEP_SHARE * (time.monotonic() - began)
+        device = self._find_drifted(queues.trees)
         if device is not None:
             drift["queues"] = f"the queues of {device}"
         if self._kernel.ingress() != desired.programs:
             drift["ingress"] = "the programs on the ingress"
         return drift
+
+    def _find_drifted(self, trees: Mapping[str, Tree]) -> str | None:
+        """The first device whose tree is not as it should be. A tree that is the same object as the last time is as it
+        was: of a thousand classes that is seen at once."""
+        if trees == self._sound:
+            return None
+        device = drifted(self._compiled.state.trees, trees)
+        self._sound = trees if device is None else None
+        return device
 
     def _sweep_one(self) -> None:
         """Read the sets of one kind of limit: are their entries as they should be, and what have they counted?"""
@@ -590,7 +614,7 @@ class Controller:
         self._topology, self._foreign = topology, self._find_foreign(self._kernel.queues())
         with self._wholly():
             self._compiled.protect(self._facts())
-        self._due["structure"] = self._due["trees"] = 0.0  # a device that was away has lost its tree
+        self._due["structure"] = 0.0  # a device that was away has lost its tree
 
     def _find_foreign(self, queues: Queues) -> Mapping[str, str]:
         """The devices with a root qdisc of somebody else, but for those that may be taken over as they are now."""
@@ -658,14 +682,28 @@ class Controller:
 
     def _answer(self, question: Request) -> dict[str, object]:
         if question.kind == "plan":
-            plan = self.plan()
-            return {"text": str(plan), "steps": list(plan.lines())}
+            plan, words = self.account()
+            return {"words": words, "text": str(plan), "steps": list(plan.lines())}
+        if question.kind == "preview":
+            return self._preview(question.argument)
         if question.kind == "offenders":
             return {"items": self._offenders()}
         if question.kind == "counters" and self._compilation is not None:
             asked = question.argument["rules"]
             self._count(map(int, asked if isinstance(asked, list) else ()))
         return {}
+
+    def _preview(self, argument: Mapping[str, object]) -> dict[str, object]:
+        """What a rule would do; all that this may change is to take in what the next pass would."""
+        if self._store.paused(self._setup.host):
+            return {"error": "A teardown has paused the controller; `netlimit apply` goes on."}
+        self._load()
+        compiled, (_, rules) = self._compiled, self._store.load(self._setup.host)
+        numbering, lanes = dict(compiled.numbers.kept), (lane.name for lane in compiled.shaping.lanes)
+        held = {name: dict(compiled.entries.get(name, {})) for name in lanes}
+        host, backend, saved = self._setup.host, self._setup.backend, self._saved_roots()
+        ground = Ground(host, backend, compiled.facts, tuple(rules), numbering, held, saved)
+        return answer(argument, ground, self._now())
 
     def _offenders(self) -> list[dict[str, object]]:
         found = self._kernel.readings([f"{OFFENDER_PREFIX}{family}" for family in (4, 6)])
@@ -738,8 +776,7 @@ class Controller:
         """Seconds until something is due."""
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return STRUCTURE_SECONDS
-        # Trees are looked at together with the structure: waiting for them alone would be no rest at all.
-        idle = {"trees"} if self._compilation.shaping.seen_sets else {"trees", "newcomers"}
+        idle = set() if self._compilation.shaping.seen_sets else {"newcomers"}
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._expiries:
             wake = min(wake, self._expiries[0][0] - self._now().timestamp())
