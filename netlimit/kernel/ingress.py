@@ -91,9 +91,10 @@ def read_ingress() -> dict[str, str]:
     not up. One that was left out has the digest of the others, as long as nothing could be attached there: the
     controller, which compares this with what it wants, would else never be done."""
     names, target = dict(socket.if_nameindex()), _find_target()
-    shared = {names.get(index) for index in _find_shared()}
+    qdiscs = _read_clsacts()
+    shared = {names.get(index) for index in _find_shared(qdiscs)}
     found: dict[str, str] = {}
-    for each in _find_filters():
+    for each in _find_filters(qdiscs):
         works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
         digest = _read_digest(each.program) if works else ""
         found |= dict.fromkeys((name for name in each.left_out if name in shared), digest)
@@ -197,7 +198,7 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
 
 def _leave_out(indices: dict[str, int]) -> list[str]:
     """Take away devices on which no filter can be put, for it would be one of many devices; tell an operator."""
-    shared = _find_shared()
+    shared = _find_shared(_read_clsacts())
     left_out = [device for device, index in indices.items() if index in shared]
     for device in left_out:
         kind = shared[indices.pop(device)]
@@ -246,8 +247,13 @@ def _has_filters(index: int, parent: int) -> bool:
     return any(True for _ in rtnetlink.read_all(rtnetlink.GET_FILTER, index, parent))
 
 
-def _find_filters() -> Iterator[_Filter]:
-    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS):
+def _read_clsacts() -> list[TcMessage]:
+    """The qdiscs that hold what looks at incoming packets."""
+    return rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS)
+
+
+def _find_filters(qdiscs: Iterable[TcMessage] | None = None) -> Iterator[_Filter]:
+    for qdisc in _read_clsacts() if qdiscs is None else qdiscs:
         kind = _read_text(qdisc.attributes[_KIND])
         if kind in ("clsact", "ingress"):
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
@@ -260,13 +266,9 @@ def _find_filters() -> Iterator[_Filter]:
                     yield _Filter(qdisc.device, kind, each.info, program, target, tuple(left_out.split()))
 
 
-def _find_shared() -> dict[int, str]:
+def _find_shared(qdiscs: Iterable[TcMessage]) -> dict[int, str]:
     """The devices whose ingress has a block that is shared, with the kind of qdisc it hangs on."""
-    return {
-        qdisc.device: _read_text(qdisc.attributes[_KIND])
-        for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=_CLSACTS)
-        if _INGRESS_BLOCK in qdisc.attributes
-    }
+    return {qdisc.device: _read_text(qdisc.attributes[_KIND]) for qdisc in qdiscs if _INGRESS_BLOCK in qdisc.attributes}
 
 
 def _read_target(actions: bytes) -> int:
