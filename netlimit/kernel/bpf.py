@@ -13,12 +13,14 @@ from netlimit.errors import KernelError
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD = 5
+_PIN, _GET_PINNED = 6, 7
 _PROG_GET_FD = 13
 _GET_INFO = 15
 _SCHED_CLS = 3
 _LICENSE = b"GPL"
 _LOG_BYTES = 1 << 18
 _MOST_MAPS = 64
+_READ_ONLY = 1 << 3
 
 
 class ProgramInfo(NamedTuple):
@@ -47,6 +49,18 @@ def load_program(instructions: bytes, name: str) -> int:
         except OSError as error:
             words = log.value.decode(errors="replace").strip()[-500:]
             raise KernelError(f"load the eBPF program {name}", words or _explain(error)) from refused
+
+
+def pin(fd: int, path: str) -> None:
+    """Give a program a name in a file system of the kind bpf. Raises OSError."""
+    name = ctypes.create_string_buffer(path.encode())
+    call(_PIN, bytearray(struct.pack("=QII", ctypes.addressof(name), fd, 0)))
+
+
+def open_pinned(path: str) -> int:
+    """Open a program by its name; its file must be readable, nothing else. Raises OSError."""
+    name = ctypes.create_string_buffer(path.encode())
+    return call(_GET_PINNED, bytearray(struct.pack("=QII", ctypes.addressof(name), 0, _READ_ONLY)))
 
 
 def read_program(number: int) -> ProgramInfo:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,7 +33,12 @@ from netlimit.tree import (
 )
 
 _FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
-_BPF_FD, _BPF_NAME = 6, 7
+PINNED = "/sys/fs/bpf/netlimit/nl_root"
+"""Where the program of root filters is pinned for a controller that may not load it."""
+
+_BPF_CLASSID, _BPF_FD, _BPF_NAME, _BPF_FLAGS = 3, 6, 7, 8
+_DIRECT = 1
+"""TCA_BPF_FLAG_ACT_DIRECT: the program itself writes the minor of the class."""
 _EVERY_PROTOCOL = 3
 """ETH_P_ALL."""
 
@@ -109,10 +115,12 @@ def _lead_to_children(step: WriteTree) -> None:
     root = queues.read_root(index)
     if root is None or major(root.handle) != step.handle or queues.is_filtered(root):
         return
-    program = bpf.load_program(_lead(major(root.handle)), "nl_root")
+    program = open_lead()
     try:
         options = rtnetlink.encode(_BPF_FD, program.to_bytes(4, sys.byteorder))
         options += rtnetlink.encode(_BPF_NAME, f"{queues.FILTER}\0".encode())
+        options += rtnetlink.encode(_BPF_CLASSID, (root.handle & 0xFFFF0000).to_bytes(4, sys.byteorder))
+        options += rtnetlink.encode(_BPF_FLAGS, _DIRECT.to_bytes(4, sys.byteorder))
         attributes = {queues.KIND: b"bpf\0", queues.OPTIONS: options}
         # Priority 1, for every protocol.
         message = TcMessage(index, 1, root.handle, 1 << 16 | socket.htons(_EVERY_PROTOCOL), attributes)
@@ -121,21 +129,43 @@ def _lead_to_children(step: WriteTree) -> None:
         os.close(program)
 
 
-def _lead(root: int) -> bytes:
+def open_lead() -> int:
+    """The program for root filters, as a file descriptor that the caller closes: loaded, or the one that root has
+    pinned for those who may not load any. Raises KernelError."""
+    try:
+        return bpf.load_program(_lead(), "nl_root")
+    except KernelError:
+        with suppress(OSError):
+            return bpf.open_pinned(PINNED)
+        raise
+
+
+def pin_lead() -> None:
+    """Leave the program where a controller that has no CAP_BPF finds it; as root. Raises KernelError, OSError."""
+    program = bpf.load_program(_lead(), "nl_root")
+    try:
+        bpf.pin(program, PINNED)
+    finally:
+        os.close(program)
+
+
+def _lead() -> bytes:
     """From the handle of a child HTB, the upper half of `skb->priority`, to the class on which it hangs.
 
-    7001: hangs on 6e01:1, 7002: on 6e01:2, and so on. Other packets go on (0).
+    7001: hangs on 6e01:1, 7002: on 6e01:2, and so on; the filter knows the root's handle, so that one program does for
+    all. Other packets go on.
     """
     r0, r1, r2 = 0, 1, 2
     return b"".join(
         [
             bpf.ins(0x61, r2, r1, off=32),  # r2 = skb->priority
-            bpf.ins(0x77, r2, imm=16),  # r2 >>= 16
-            bpf.ins(0xB4, r0, imm=0),  # r0 = 0
-            bpf.ins(0x17, r2, imm=FIRST_CHILD),  # r2 -= 0x7001
-            bpf.ins(0x25, r2, off=2, imm=LAST_CHILD - FIRST_CHILD),  # if r2 > 0xffe: return r0
-            bpf.ins(0xB4, r0, imm=classid(root, 1)),  # r0 = root:1
-            bpf.ins(0x0F, r0, r2),  # r0 += r2
+            bpf.ins(0x74, r2, imm=16),  # r2 >>= 16
+            bpf.ins(0xB4, r0, imm=0xFFFFFFFF),  # r0 = TC_ACT_UNSPEC
+            bpf.ins(0x04, r2, imm=1 - FIRST_CHILD),  # r2 -= 0x7000
+            bpf.ins(0x16, r2, off=3, imm=0),  # if r2 == 0: return r0
+            bpf.ins(0x26, r2, off=2, imm=LAST_CHILD - FIRST_CHILD + 1),  # if r2 > 0xfff: return r0
+            bpf.ins(0x63, r1, r2, off=72),  # skb->tc_classid = r2
+            bpf.ins(0xB4, r0, imm=0),  # r0 = TC_ACT_OK
             bpf.ins(0x95),  # return r0
         ]
     )
