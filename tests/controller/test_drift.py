@@ -1,0 +1,114 @@
+"""What others change is repaired, counted and told; a fight is not fought at full speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
+from netlimit.store.repairs import MOST
+from tests.controller.conftest import Site
+
+
+def look(site: Site) -> None:
+    """One turn of the controller in which everything is due."""
+    site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+    site.controller.tick()
+
+
+def test_what_was_found_is_told(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    look(site)
+    chain = next(name for name in site.kernel.chains if name.table == "mangle" and name.family == 4)
+    del site.kernel.chains[chain]
+    look(site)
+    (host,) = site.store.hosts()
+    assert (host.drift, host.repairs, host.drifted, host.last_error) == (1, {"chains": 1}, 0, None)
+    (repair,) = site.store.repairs("gw", 10)
+    assert repair.kind == "chains"
+    assert f"iptables -t mangle -N {chain.name}" in repair.found
+    assert repair.took > 0
+
+
+def test_sets_and_entries_are_other_kinds(site: Site) -> None:
+    site.add(target="10.0.0.1", action="block")
+    look(site)
+    name = next(name for name, held in site.kernel.elements.items() if "10.0.0.1" in held)
+    del site.kernel.elements[name]["10.0.0.1"]
+    for _ in range(20):
+        look(site)
+    assert site.store.hosts()[0].repairs == {"entries": 1}
+    assert site.send("10.0.0.1") == ["drop"]
+
+
+def test_a_fight_is_told_and_fought_more_slowly(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    look(site)
+    for _ in range(MOST_REPAIRS + 1):
+        site.kernel.chains.clear()
+        look(site)
+        assert site.kernel.chains
+    site.kernel.chains.clear()
+    look(site)
+    assert not site.kernel.chains, "it rests"
+    (host,) = site.store.hosts()
+    assert (host.drifted, host.repairs) == (1, {"chains": MOST_REPAIRS + 1})
+    assert host.last_error is not None
+    assert "Another program undoes the chains of netlimit over and over: 6 repairs so far" in host.last_error
+    site.controller._repairs._times["chains"][-1] -= FIRST_REST
+    look(site)
+    assert site.kernel.chains
+    (host,) = site.store.hosts()
+    assert (host.drifted, host.repairs["chains"]) == (0, MOST_REPAIRS + 2)
+    assert host.last_error is not None
+    site.controller._repairs._times["chains"][-1] -= CALM_SECONDS + LAST_REST
+    look(site)
+    assert site.store.hosts()[0].last_error is None
+
+
+def test_repairs_that_are_far_apart_are_no_fight() -> None:
+    repairs = Repairs()
+    for turn in range(50):
+        now = turn * (CALM_SECONDS / MOST_REPAIRS + 0.1)
+        assert repairs.note("sets", now) is None
+        assert repairs.rest("sets", now) == 0
+
+
+def test_a_rest_doubles_up_to_its_longest_and_ends_with_calm() -> None:
+    repairs, now, rests = Repairs(), 0.0, []
+    for _ in range(MOST_REPAIRS + 8):
+        fight = repairs.note("sets", now)
+        rests.append(round(repairs.rest("sets", now), 6))
+        now += rests[-1] + 0.1
+        assert (fight is not None) == (rests[-1] > 0)
+    assert rests == [0.0] * MOST_REPAIRS + [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert repairs.calm(now + CALM_SECONDS / 2) == []
+    assert repairs.calm(now + CALM_SECONDS + 1) == ["sets"]
+    assert repairs.note("sets", now + CALM_SECONDS + 1) is None
+
+
+def test_only_the_newest_repairs_are_kept(site: Site) -> None:
+    for number in range(MOST + 5):
+        site.store.repaired("gw", "sets", f"number {number}", 0.1, site.clock())
+    kept = site.store.repairs("gw", 1000)
+    assert (len(kept), kept[0].found, kept[-1].found) == (MOST, f"number {MOST + 4}", "number 5")
+
+
+def test_passes_are_counted_by_how_long_they_took(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    site.add(target="10.0.0.2", rate="5 packets/s")
+    site.controller.sync()
+    (host,) = site.store.hosts()
+    assert host.applying["+Inf"] == 2
+    assert 0 < host.applying["sum"] < 10
+    counts = [count for bound, count in host.applying.items() if bound != "sum"]
+    assert counts == sorted(counts)
+
+
+@pytest.mark.parametrize(("seconds", "bounds"), [(0.005, 13), (0.2, 8), (31, 1)])
+def test_a_histogram_counts_what_took_no_longer(seconds: float, bounds: int) -> None:
+    passes = Histogram()
+    passes.observe(seconds)
+    read = dict(passes.read())
+    assert read.pop("sum") == seconds
+    assert sum(read.values()) == bounds

@@ -1,0 +1,202 @@
+"""The database is gone: what was applied stays, is repaired and ends in time; what asks for it is out of force."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from netlimit.controller import Controller, Setup
+from netlimit.errors import StoreError
+from netlimit.store import Replica, Store, open_replica
+from tests.controller.conftest import Site
+
+PATIENCE = 10.0
+
+
+class Away:
+    """The database of a site, which can be taken away and brought back; its controller keeps a copy."""
+
+    def __init__(self, site: Site, directory: Path) -> None:
+        self.site = site
+        self.file = directory / "netlimit.db"
+        self.hidden = directory / "hidden.db"
+        self.directory = directory / "controller"
+        self.replica = open_replica(self.directory, "gw")
+        self.failure_seconds = 60.0
+        self.controller = self.restart()
+
+    def restart(self) -> Controller:
+        """Another controller; it knows what kernel, database and copy hold."""
+        setup = Setup("gw", "fake", failure_seconds=self.failure_seconds)
+        self.controller = Controller(self.site.store, self.site.kernel, setup, self.site.clock, self.replica)
+        return self.controller
+
+    def take_away(self) -> None:
+        self.site.store.close()  # else the latest changes would stay behind, in the log beside the file
+        self.file.rename(self.hidden)
+
+    def bring_back(self) -> None:
+        self.hidden.rename(self.file)
+
+    def run(self, until: str | None = None) -> None:
+        """Let the controller run as the process does, until its log or its status says so, or for half a second."""
+        end = time.monotonic() + (PATIENCE if until else 0.5)
+
+        def stopped() -> bool:
+            outage, lifted = self.controller._outage is not None, bool(self.controller._lifted)
+            return {"alone": outage, "lifted": lifted, "back": not outage, None: False}[until] or time.monotonic() > end
+
+        self.controller.run(stopped)
+        assert until is None or time.monotonic() < end, f"it is not {until} after {PATIENCE} seconds"
+
+
+@pytest.fixture
+def away(site: Site, tmp_path: Path) -> Iterator[Away]:
+    away = Away(site, tmp_path)
+    yield away
+    away.replica.close()
+
+
+def test_what_was_applied_stays_and_is_repaired(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    kept = dict(away.site.kernel.chains)
+    away.site.kernel.chains.clear()
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run()
+    assert away.site.kernel.chains == kept
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def test_a_controller_that_starts_without_its_database_begins_with_what_was_applied_last(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    away.take_away()
+    away.site.kernel.chains.clear()
+    away.site.kernel.hooks.clear()
+    away.site.kernel.sets.clear()
+    away.site.kernel.elements.clear()
+    away.restart()
+    away.run("alone")
+    away.run()
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def test_a_controller_that_knows_nothing_touches_nothing(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.controller.sync()
+    away.replica.close()
+    for file in away.directory.iterdir():
+        file.unlink()
+    away.replica = open_replica(away.directory, "gw")
+    away.take_away()
+    away.restart()
+    away.run()
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def test_what_changed_meanwhile_is_taken_in_when_the_database_is_back(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    other = Store(f"sqlite:///{away.hidden}")
+    rule = replace(other.load("gw")[1].__next__(), enabled=False)
+    other.replace(rule.id, rule, "another gateway", datetime.now(UTC))
+    other.close()
+    away.bring_back()
+    away.run("back")
+    away.run()
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 8
+    (host,) = away.site.store.hosts()
+    assert (host.applied_revision, host.last_error) == (away.site.store.revision(), None)
+
+
+def test_a_rule_ends_in_time_without_the_database(away: Away) -> None:
+    away.site.add(target="10.0.0.1", action="block", ttl="10s")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    away.site.clock.pass_by(seconds=11)
+    away.run()
+    assert away.site.send("10.0.0.1") == ["accept"]
+
+
+def test_a_rule_that_fails_open_is_out_of_force_until_the_database_is_back(away: Away) -> None:
+    away.failure_seconds = 0.0
+    away.restart()
+    away.site.add(target="10.0.0.1", action="block", on_failure="open")
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    assert (away.site.send("10.0.0.1"), away.site.send("10.0.0.2")) == (["drop"], ["drop"])
+    away.take_away()
+    away.run("lifted")
+    away.run()
+    assert (away.site.send("10.0.0.1"), away.site.send("10.0.0.2")) == (["accept"], ["drop"])
+    (said,) = away.replica.hosts()
+    assert (said.desired, said.enforced, said.lifted) == (2, 1, 1)
+    away.bring_back()
+    away.run("back")
+    away.run()
+    assert (away.site.send("10.0.0.1"), away.site.send("10.0.0.2")) == (["drop"], ["drop"])
+    (host,) = away.site.store.hosts()
+    assert (host.desired, host.enforced, host.lifted) == (2, 2, 0)
+
+
+def test_rules_that_fail_open_stay_for_a_while(away: Away) -> None:
+    away.site.add(target="10.0.0.1", action="block", on_failure="open")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    away.run()
+    assert away.site.send("10.0.0.1") == ["drop"]
+
+
+def test_the_copy_follows_every_change(away: Away) -> None:
+    first = away.site.add(target="10.0.0.1", rate="5 packets/s", name="first", hosts=["gw"])
+    away.site.add(target="10.0.0.9", rate="5 packets/s", hosts=["another"])
+    away.controller.sync()
+    second = away.site.add(target="10.0.0.2", rate="50 connections", labels={"why": "test"})
+    away.controller.sync()
+    assert _rules(away.replica) == _rules(away.site.store) == {first.id: first, second.id: second}
+    assert away.replica.numbering("gw") == away.site.store.numbering("gw")
+    away.site.store.remove(first.id, "test", away.site.clock())
+    away.site.store.pause("gw", True)
+    away.replica.follow(away.site.store)
+    assert _rules(away.replica) == {second.id: second}
+    assert away.replica.paused("gw")
+    assert away.replica.numbering("gw") == away.site.store.numbering("gw")
+
+
+def test_a_damaged_copy_is_begun_anew(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.controller.sync()
+    away.replica.close()
+    path = away.directory / "applied.db"
+    path.write_bytes(b"\0" * 5000)
+    away.replica = open_replica(away.directory, "gw")
+    assert away.replica.revision() == 0
+    away.restart().sync()
+    assert _rules(away.replica) == _rules(away.site.store) != {}
+    assert (path.stat().st_mode & 0o077, away.directory.stat().st_mode & 0o777) == (0o060, 0o700)
+
+
+def test_a_copy_that_cannot_be_written_keeps_nobody_from_limiting(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_source: Store) -> None:
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(away.replica, "follow", refuse)
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.controller.sync()
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def _rules(store: Store | Replica) -> dict[int, object]:
+    return {rule.id: rule for rule in store.load("gw")[1]}
