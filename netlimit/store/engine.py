@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
@@ -15,14 +19,46 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 
 from netlimit.errors import StoreError
 from netlimit.store import files
+from netlimit.store.faults import BUSY_SECONDS, Undone, explain_fault
 from netlimit.store.tables import SCHEMA
 
-BUSY_SECONDS = 20
-"""How long a writer of SQLite waits for its turn; the longest change, 100,000 rules, takes about two."""
 CHANNEL = "netlimit"
 """What PostgreSQL's NOTIFY is sent on after each change that somebody may wait for."""
+MIGRATION_LOCK_SECONDS = 5
+"""How long a migration waits for those who read a table; meanwhile everybody else waits behind it."""
+CHECK_SECONDS = 10.0
+"""How long a file is looked through at most; 100,000 rules take a fraction of it."""
 
 _BEGIN = "netlimit_begin"
+_ATTEMPTS = 5
+_CHECK_STEPS = 100_000
+_PATIENCE = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+"""How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
+
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
+
+
+def again(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
+    """Make a transaction again, a few times, when the server has undone it to let another one pass."""
+
+    @wraps(method)
+    def attempt(self: Owner, /, *arguments: P.args, **named: P.kwargs) -> Result:
+        for number in range(1, _ATTEMPTS):
+            try:
+                return method(self, *arguments, **named)
+            except Undone:
+                time.sleep(0.01 * number)
+        return method(self, *arguments, **named)
+
+    return attempt
 
 
 class Database:
@@ -30,7 +66,8 @@ class Database:
 
     `reading()` and `writing()` are transactions; each sees one consistent snapshot. SQLite's writers take their turn
     at the start (BEGIN IMMEDIATE): a transaction that reads first and then writes would fail at once when another
-    process has written in between.
+    process has written in between. Those of one process queue up before that, for SQLite knows no queue: who waits
+    looks again now and then, and with many of them some would wait for ever.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,6 +81,7 @@ class Database:
         self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         self._checked = False
         self._place: files.Place | None = None
+        self._turn = threading.Lock()
 
     def __str__(self) -> str:
         return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
@@ -59,14 +97,20 @@ class Database:
     def writing(self, wake: bool = True) -> Iterator[Connection]:
         """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
         self._check()
-        with self._in_words(), self._writer.connect() as connection, connection.begin():
+        with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
+            place = self._place
             yield connection
+            if self.find_place() != place:
+                raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
             if wake and not self.is_sqlite:
                 connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """A writing transaction on a database in whatever state, alone: a second one waits here for the first."""
+        """A writing transaction on a database in whatever state, alone: a second one waits here for the first.
+
+        One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
+        """
         if self.path:
             files.make_file(self.path)
             files.check_file(self.path)
@@ -77,8 +121,28 @@ class Database:
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
+                    connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS}s'"))
                 self._refuse_newer(schema(connection) or "")
                 yield connection
+
+    def check_pages(self) -> None:
+        """Look through a SQLite file for damage, as far as that goes in some seconds. Raises Damaged."""
+        if not self.path or not self.path.exists() or not self.path.stat().st_size:
+            return
+        end = time.monotonic() + CHECK_SECONDS
+        with self._in_words():
+            connection = sqlite3.connect(_address(self.path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+            connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_STEPS)
+            try:
+                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_INTERRUPT":
+                    raise
+                return
+            finally:
+                connection.close()
+        if found != "ok":
+            raise self.explain(_describe_damage(found))
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""
@@ -86,10 +150,9 @@ class Database:
         with self._in_words():
             return self.engine.raw_connection()
 
-    def say(self, error: BaseException | None) -> str:
-        """Say what an error of the driver means, and what helps."""
-        lines = str(error).strip().splitlines()
-        return self._say(lines[0] if lines else type(error).__name__)
+    def explain(self, error: BaseException) -> StoreError:
+        """What an error of the driver means."""
+        return explain_fault(error, str(self))
 
     def close(self) -> None:
         """Close every connection."""
@@ -108,13 +171,14 @@ class Database:
         """Raise StoreError unless the database is there and at the schema that this code was written for.
 
         Asked for every transaction: a file that was moved away would be written to for ever, by whoever has it open.
+        After an error the schema is looked at again, for somebody may have brought the database to another.
         """
         place = self.find_place()
-        if self._checked and place == self._place:
-            return
-        if self._checked:
+        if self._place not in (None, place):
             self._checked = False
             self.close()
+        if self._checked:
+            return
         if self.path:
             if self._place not in (None, place):
                 files.check_exchange(self.path)
@@ -139,28 +203,30 @@ class Database:
             )
 
     @contextmanager
+    def _taking_turns(self) -> Iterator[None]:
+        """Wait for the other threads that write to the same SQLite file; a server has locks of its own."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._turn.acquire(timeout=BUSY_SECONDS):
+            raise StoreError(f"The database {self} was busy for {BUSY_SECONDS} seconds; try again.")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
     def _in_words(self) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:
-            raise StoreError(self.say(error.orig)) from error
+            self._checked = False
+            raise self.explain(error.orig or error) from error
         except self.driver_error as error:
-            raise StoreError(self.say(error)) from error
+            self._checked = False
+            raise self.explain(error) from error
         except SQLAlchemyError as error:
             raise StoreError(f"The database {self} cannot do this: {error}") from error
-
-    def _say(self, reason: str) -> str:
-        if "is locked" in reason:
-            return f"The database {self} was busy for {BUSY_SECONDS} seconds; another process holds it, try again."
-        if "not a database" in reason or "malformed" in reason:
-            return f"The database {self} is damaged ({reason}); restore a backup, or move it away and begin anew."
-        if "unable to open" in reason or "readonly" in reason:
-            return f"The database {self} cannot be opened for writing ({reason}); look at the rights of its directory."
-        if "disk is full" in reason or "No space left" in reason:
-            return f"The database {self} cannot grow: {reason}; make room on its disk."
-        if "connection" in reason:
-            return f"The database {self} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server."
-        return f"The database {self} refused: {reason}."
 
 
 def schema(connection: Connection) -> str | None:
@@ -188,18 +254,29 @@ def _parse_url(text: str) -> URL:
 
 
 def _open_sqlite(path: Path) -> Engine:
-    """`mode=rw` keeps SQLite from making the file, which it would make readable to all."""
-    address = f"file:{quote(str(path))}?mode=rw"
+    address = _address(path)
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(
             address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
         )
 
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=8, max_overflow=56)
+    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 56}
+    engine = create_engine("sqlite://", creator=connect, hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _address(path: Path) -> str:
+    """`mode=rw` keeps SQLite from making the file, which it would make readable to all."""
+    return f"file:{quote(str(path))}?mode=rw"
+
+
+def _describe_damage(found: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(" ".join(found.split()))
+    error.sqlite_errorname = "SQLITE_CORRUPT"
+    return error
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
@@ -214,9 +291,19 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _open_postgres(url: URL) -> Engine:
+    patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
-        return create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=56)
+        engine = create_engine(
+            url, connect_args=patience, hide_parameters=True, pool_pre_ping=True, pool_size=8, max_overflow=56
+        )
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
+    event.listen(engine, "connect", _prepare_postgres)
+    return engine
+
+
+def _prepare_postgres(connection: Any, _entry: ConnectionPoolEntry) -> None:
+    connection.execute(f"SET lock_timeout = '{BUSY_SECONDS}s'")
+    connection.commit()

@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from netlimit.errors import StoreError
 from netlimit.store.engine import CHANNEL, Database
 
 POLL_SECONDS = 0.01
@@ -77,7 +76,7 @@ class SqliteWatch(Watch):
             cursor = self._connection.cursor()
             return int(cursor.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
-            raise StoreError(self._database.say(error)) from error
+            raise self._database.explain(error) from error
 
 
 class PostgresWatch(Watch):
@@ -97,7 +96,7 @@ class PostgresWatch(Watch):
             return bool(list(self._connection.driver_connection.notifies(timeout=timeout, stop_after=1)))
         except self._database.driver_error as error:
             self.close()
-            raise StoreError(self._database.say(error)) from error
+            raise self._database.explain(error) from error
 
     def close(self) -> None:
         """Give the connection back."""

@@ -113,7 +113,7 @@ def test_what_is_no_database_is_said(store: Store, path: Path) -> None:
     path.parent.mkdir()
     path.write_text("not a database at all, but long enough to be looked at " * 100)
     for use in (store.revision, store.upgrade):
-        with pytest.raises(StoreError, match=r"is damaged \(file is not a database\); restore a backup"):
+        with pytest.raises(StoreError, match=r"is damaged \(file is not a database\)\. .*`netlimit restore FILE`"):
             use()
 
 

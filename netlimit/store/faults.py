@@ -1,0 +1,59 @@
+"""What the errors of the databases' drivers mean to an operator, and what helps."""
+
+from __future__ import annotations
+
+from netlimit.errors import StoreError
+
+BUSY_SECONDS = 20
+"""How long a writer waits for its turn, and a statement for a lock; the longest change, 100,000 rules, takes about
+two."""
+
+
+class Damaged(StoreError):
+    """The SQLite file is not what SQLite has written."""
+
+
+class Undone(StoreError):
+    """The server undid a transaction that stood in the way of another: it can be made again."""
+
+
+_SENTENCES = {
+    "SQLITE_BUSY": "{name} was busy for {seconds} seconds; another process holds it, try again.",
+    "SQLITE_LOCKED": "{name} was busy for {seconds} seconds; another process holds it, try again.",
+    "SQLITE_CORRUPT": "{name} is damaged ({reason}).",
+    "SQLITE_NOTADB": "{name} is damaged ({reason}).",
+    "SQLITE_FULL": "{name} cannot grow: {reason}; make room on its disk.",
+    "SQLITE_IOERR": "{name} cannot be read or written ({reason}); look whether its disk has room, and is sound.",
+    "SQLITE_CANTOPEN": "{name} cannot be opened for writing ({reason}); look at the rights of its directory.",
+    "SQLITE_READONLY": "{name} cannot be opened for writing ({reason}); look at the rights of its directory.",
+    "08": "{name} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server.",
+    "25006": "{name} takes no changes ({reason}); let NETLIMIT_DATABASE_URL name the primary server.",
+    "40001": "{name} undid this, for another change was in its way ({reason}); try again.",
+    "40P01": "{name} undid this, for another change was in its way ({reason}); try again.",
+    "42501": "{name} does not let this user do that ({reason}); its tables must belong to the user of the URL.",
+    "53100": "{name} cannot grow: {reason}; make room on its disk.",
+    "53300": "{name} has no connection to spare ({reason}); raise its max_connections.",
+    "55P03": "{name} was busy for {seconds} seconds; another session holds a lock on it, try again.",
+    "57P0": "{name} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server.",
+    "connection": "{name} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server.",
+    "": "{name} refused: {reason}.",
+}
+"""By how a code begins: SQLite's by name, or SQLSTATE (PostgreSQL, appendix A), which errors of connecting lack."""
+_RESCUE = (
+    " What is in the kernel stays. Stop netlimit and bring back a backup with `netlimit restore FILE`, or move the "
+    "file away and begin anew with `netlimit db upgrade`."
+)
+
+
+def explain_fault(error: BaseException, name: str) -> StoreError:
+    """The error to raise for one of a driver; `name` is the database's, without any password."""
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    code = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None)
+    if not code and "connection" in reason:
+        code = "connection"
+    kind = next(kind for kind in _SENTENCES if (code or "").startswith(kind))
+    sentence = _SENTENCES[kind].format(name=f"The database {name}", reason=reason, seconds=BUSY_SECONDS)
+    if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        return Damaged(sentence + _RESCUE)
+    return Undone(sentence) if kind.startswith("40") else StoreError(sentence)
