@@ -52,6 +52,7 @@ MOST_OFFENDERS = 100
 CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 _MOST_RETRIED = 100
+_MOST_TOLD = 20
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 
@@ -105,6 +106,7 @@ class Controller:
         self._passes = Histogram()
         self._tally = Tally()
         self._rewritten: set[int] = set()
+        self._news: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
         self._in_step = False
         self._numbered: dict[tuple[str, str], int] = {}
@@ -133,10 +135,10 @@ class Controller:
                 self._stop_watching()
                 if self._go_on_without(error):
                     continue
-                log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry)
+                log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry, extra=self._say())
                 retry = self._back_off(retry, stopped)
             except KernelError as error:
-                log.error("%s Trying again in %.1f s.", error, retry)
+                log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
                 self._in_step = False
                 self._topology = Topology()  # devices and their qdiscs may be others than those that are known
                 self._try_report(last_error=str(error))
@@ -216,10 +218,11 @@ class Controller:
     def _look_for_database(self, outage: Outage) -> None:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
         if outage.over():
-            log.warning("The database answers again after %.1f s.", outage.seconds)
+            log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
             self._outage, self._store = None, self._database
             if self._lifted is not None:
-                log.warning("%d rules with on_failure=open come back into force.", len(self._lifted))
+                said = self._say(self._lifted)
+                log.warning("%d rules with on_failure=open come back into force.", len(self._lifted), extra=said)
                 self._lifted, self._compilation = None, None
             self._status = replace(self._status, last_error=None)
         elif self._lifted is None and outage.seconds >= self._setup.failure_seconds and self._compilation is not None:
@@ -236,6 +239,7 @@ class Controller:
                 "back.",
                 self._setup.failure_seconds,
                 len(self._lifted),
+                extra=self._say(self._lifted),
             )
 
     def _heed_clock(self) -> None:
@@ -340,6 +344,7 @@ class Controller:
         self._compiled.put(rule)
 
     def _forget(self, rule_id: int) -> None:
+        self._news.add(rule_id)
         self._ending.pop(rule_id, None)
         self._open.discard(rule_id)
 
@@ -392,7 +397,12 @@ class Controller:
         compilation.settle()
         self._keep_numbers()
         self._in_step = True
-        self._passes.observe(time.monotonic() - began)
+        took = time.monotonic() - began
+        self._passes.observe(took)
+        if plan:
+            said = self._say(self._news) | {"seconds": took}
+            log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps), extra=said)
+        self._news.clear()
         return plan
 
     def _keep_numbers(self) -> None:
@@ -429,8 +439,6 @@ class Controller:
                 self._store.forget_root(self._setup.host, step.device)
         if refusal is not None:
             raise refusal
-        if plan:
-            log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps))
 
     def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
@@ -440,8 +448,18 @@ class Controller:
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
             self._exceptional = exceptional
+            self._tell_worse(changed)
         self._report(applied_revision=self._revision, last_error=self._find_error())
         self._copy()
+
+    def _tell_worse(self, changed: Iterable[Exceptional]) -> None:
+        """Of rules that are not enforced as they say, one line for each reason."""
+        reasons: dict[tuple[State, str], list[int]] = {}
+        for each in changed:
+            if each.state is not State.APPLIED:
+                reasons.setdefault((each.state, each.message), []).append(each.rule_id)
+        for (state, message), rules in list(reasons.items())[:_MOST_TOLD]:
+            log.warning("Rules in state %s: %s", state, message, extra=self._say(rules))
 
     def _copy(self) -> None:
         """Bring the copy up to date; without one, the rules are no less in force."""
@@ -559,15 +577,15 @@ class Controller:
             plan = self._enforce()
         now = time.monotonic()
         log.warning(
-            "Drift: %s differed from what was applied; repaired in %.3f s:\n%s",
+            "Drift: %s differed from what was applied; repaired in %.3f s.",
             " and ".join(drift.values()),
             now - began,
-            describe(plan),
+            extra=self._say() | {"kinds": [*drift], "seconds": now - began, "found": describe(plan)},
         )
         for kind in drift:
             fight = self._repairs.note(kind, now)
             if fight is not None:
-                log.error("%s", fight)
+                log.error("%s", fight, extra={"kinds": [kind]})
             self._store.repaired(self._setup.host, kind, describe(plan), now - began, self._now())
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
@@ -741,6 +759,11 @@ class Controller:
             self._store.count(self._setup.host, counts)
 
     # -- reporting
+
+    def _say(self, rule_ids: Iterable[int] = ()) -> dict[str, object]:
+        """The fields of a line in the log: the revision, and the rules that it is about."""
+        rules = sorted(rule_ids)
+        return {"revision": self._revision, **({"rules": rules} if rules else {})}
 
     def _report(self, **changes: object) -> None:
         facts = self._host_facts
