@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, delete, func, select
 
 from netlimit.records import Counts, RuleCounters
 from netlimit.store.tables import counters, rules
 from netlimit.store.upsert import upsert
 
 _AT_ONCE, _ASKED = 5000, 500
-_KEPT = select(counters).join(rules, rules.c.id == counters.c.rule_id)
+_GONE = 0
+"""No rule's id: what rules have counted that are gone."""
+_EVERY = select(counters)
+_KEPT = _EVERY.join(rules, rules.c.id == counters.c.rule_id)
+_COUNTED = ("matched_packets", "matched_bytes", "dropped_packets", "dropped_bytes", "delayed")
+_SUM = select(counters.c.host, *(func.sum(counters.c[name]) for name in _COUNTED))
 
 
 def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -> None:
@@ -43,6 +48,26 @@ def of_named(connection: Connection, most: int) -> list[tuple[str, str, RuleCoun
     named = _KEPT.add_columns(rules.c.name).where(rules.c.name.is_not(None))
     rows = connection.execute(named.order_by(counters.c.rule_id, counters.c.host).limit(most)).mappings()
     return [(row["name"], row["host"], _from_row(row)) for row in rows]
+
+
+def totals(connection: Connection) -> dict[str, Counts]:
+    """What all rules of each gateway have counted, those that are gone too: no total ever becomes smaller."""
+    kept = counters.c.rule_id.in_(select(rules.c.id)) | (counters.c.rule_id == _GONE)
+    rows = connection.execute(_SUM.where(kept).group_by(counters.c.host))
+    return {row.host: Counts(*map(int, row[1:])) for row in rows}
+
+
+def retire(connection: Connection, rule_ids: Sequence[int]) -> None:
+    """Forget the counters of rules that are gone, all but their part in the totals."""
+    gone = counters.c.rule_id.in_(rule_ids)
+    sums = _SUM.add_columns(func.min(counters.c.since), func.max(counters.c.as_of))
+    for host, *numbers, since, as_of in connection.execute(sums.where(gone).group_by(counters.c.host)).all():
+        former = (
+            connection.execute(_EVERY.where(counters.c.host == host, counters.c.rule_id == _GONE)).mappings().first()
+        )
+        total = Counts(*map(int, numbers)) + (_from_row(former).total if former else Counts())
+        count(connection, host, [RuleCounters(_GONE, total, Counts(), former["since"] if former else since, as_of)])
+    connection.execute(delete(counters).where(gone))
 
 
 def by_rule(connection: Connection, host: str) -> dict[int, RuleCounters]:

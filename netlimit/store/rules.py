@@ -13,13 +13,13 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 from netlimit.errors import NetlimitError, RuleError
 from netlimit.records import Actor
 from netlimit.rules import Rule, Target, parse_target
-from netlimit.store import audit, history, tombstones
+from netlimit.store import audit, counters, history, tombstones
 from netlimit.store.bulk import write
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
 from netlimit.store.errors import ManyErrors, NotKept, Stale, limited_already, name_taken
 from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, kept_from_row, to_row, with_number
-from netlimit.store.tables import LARGEST, counters, rule_hosts, rule_labels, rule_states, rules, to_microseconds
+from netlimit.store.tables import LARGEST, rule_hosts, rule_labels, rule_states, rules, to_microseconds
 
 _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
 _AT_ONCE = 500
@@ -93,8 +93,8 @@ def forget(connection: Connection, rule_ids: Sequence[int]) -> None:
     """Forget what gateways have said of rules that are gone."""
     for start in range(0, len(rule_ids), _AT_ONCE):
         some = rule_ids[start : start + _AT_ONCE]
-        for table in (rule_states, counters):
-            connection.execute(delete(table).where(table.c.rule_id.in_(some)))
+        connection.execute(delete(rule_states).where(rule_states.c.rule_id.in_(some)))
+        counters.retire(connection, some)
 
 
 def find(connection: Connection, key: int | str) -> Kept | None:

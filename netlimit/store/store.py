@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from netlimit.records import (
     Actor,
     Changes,
+    Counts,
     Difference,
     Exceptional,
     HostStatus,
@@ -342,6 +343,11 @@ class Store:
 
     def repairs(self, host: str, limit: int) -> list[Repair]:
         """The newest repairs of a gateway, the last one first."""
+    def total_counters(self) -> dict[str, Counts]:
+        """What all rules of each gateway have counted, those that are gone too."""
+        with self._database.reading() as connection:
+            return counters.totals(connection)
+
         with self._database.reading() as connection:
             return repairs.newest(connection, host, limit)
 

@@ -131,6 +131,23 @@ def test_counters_of_rules_that_have_a_name(store: Store) -> None:
     assert store.named_counters(1) == [("one", "gw1", reading(one.id, 10))]
 
 
+def test_totals_never_shrink_when_rules_go(store: Store) -> None:
+    assert store.total_counters() == {}
+    one, two, three = (keep(store, f"10.0.0.{n}").id for n in (1, 2, 3))
+    store.count("gw1", [reading(one, 10), reading(two, 20), reading(three, 30)])
+    store.count("gw2", [reading(one, 5)])
+    before = store.total_counters()
+    assert before == {"gw1": reading(0, 60).total, "gw2": reading(0, 5).total}
+    for number in (one, two):
+        store.remove(number, "test", NOW)
+        assert store.total_counters() == before
+    store.count("gw1", [reading(one, 99)])  # a gateway that has not heard of it yet
+    assert store.total_counters() == before
+    store.count("gw1", [reading(three, 31)])
+    assert store.total_counters()["gw1"].matched_packets == 61
+    assert store.raw_counters("gw1").keys() == {three}
+
+
 def test_a_note_on_a_rule_that_is_applied(store: Store) -> None:
     one, two = (keep(store, f"10.0.0.{n}").id for n in (1, 2))
     store.report(replace(STATUS, applied_revision=store.revision()), NOW)
