@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from itertools import groupby
 
 from sqlalchemy import Connection
 
@@ -13,7 +12,7 @@ from netlimit.store import audit, history, tombstones
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rows import Kept, with_number
-from netlimit.store.rules import erase, forget, write_rules
+from netlimit.store.rules import erase, forget, write_kept
 
 
 def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime) -> int:
@@ -30,27 +29,26 @@ def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime
         return newest_revision(connection)
     number, _ = take_revision(connection)
     history.note_rollback(connection, number, before, revision, actor, now)
-    after = {rule_id: _renew(then[rule_id], number, now) for rule_id in before}
-    _exchange(connection, before, after, number)
+    after = {rule_id: renew(then[rule_id], number, now) for rule_id in before}
+    exchange(connection, before, after, number)
     audit.note_rollback(connection, number, revision, before, after, actor, now)
     return number
 
 
-def _renew(kept: Kept | None, revision: int, now: datetime) -> Kept | None:
+def renew(kept: Kept | None, revision: int, now: datetime) -> Kept | None:
     """The rule as it comes back: controllers know by its revision that it has changed."""
     return kept and Kept(with_number(kept.rule, kept.rule.id, revision), kept.created_at, now)
 
 
-def _exchange(
+def exchange(
     connection: Connection, before: Mapping[int, Kept | None], after: Mapping[int, Kept | None], revision: int
 ) -> None:
-    """Take all rules away before any is written: they may have exchanged their names."""
+    """Put rules in the place of others, by id. All are taken away before any is written: they may have exchanged their
+    names."""
     erase(connection, [rule_id for rule_id, kept in before.items() if kept])
     gone = [rule_id for rule_id, kept in after.items() if kept is None]
     forget(connection, gone)
     tombstones.put(connection, gone, revision)
-    back = sorted(filter(None, after.values()), key=lambda kept: (kept.created_at, kept.rule.id))
+    back = [kept for kept in after.values() if kept]
     tombstones.take(connection, [kept.rule.id for kept in back])
-    for created, some in groupby(back, key=lambda kept: kept.created_at):
-        batch = list(some)
-        write_rules(connection, [kept.rule for kept in batch], created, batch[0].updated_at)
+    write_kept(connection, back)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import datetime
 from ipaddress import ip_network
+from itertools import repeat
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
@@ -45,15 +46,21 @@ def add(connection: Connection, batch: Sequence[Rule], actor: Actor, now: dateti
     return kept
 
 
-def replace(
-    connection: Connection, rule_id: int, rule: Rule, actor: Actor, now: datetime, expected_revision: int | None
+def change(
+    connection: Connection,
+    rule_id: int,
+    alter: Callable[[Rule], Rule],
+    actor: Actor,
+    now: datetime,
+    expected_revision: int | None,
 ) -> Kept:
-    """Put a rule in the place of the kept one; the same rule again changes nothing, not even the revision.
+    """Put what `alter` makes of a kept rule in its place; the same rule again changes nothing, not even the revision.
 
-    Raises NotKept, Stale, Conflict, NameTaken.
+    Nobody else can change it in between. Raises NotKept, Stale, Conflict, NameTaken, and what `alter` raises.
     """
     lock(connection)
     before = _get(connection, rule_id, expected_revision)
+    rule = alter(before.rule)
     if with_number(rule, rule_id, before.rule.revision) == before.rule:
         return before
     revision, _ = take_revision(connection)
@@ -169,13 +176,23 @@ def _get(connection: Connection, rule_id: int, expected_revision: int | None) ->
 def write_rules(connection: Connection, batch: Sequence[Rule], created: datetime, updated: datetime) -> list[str]:
     """Write rules that have their ids, with the tables by which they are searched; gives back their identities."""
     times = (to_microseconds(created), to_microseconds(updated))
+    return _write(connection, batch, repeat(times))
+
+
+def write_kept(connection: Connection, batch: Sequence[Kept]) -> None:
+    """Write rules that have their ids and their times."""
+    times = ((to_microseconds(kept.created_at), to_microseconds(kept.updated_at)) for kept in batch)
+    _write(connection, [kept.rule for kept in batch], times)
+
+
+def _write(connection: Connection, batch: Sequence[Rule], times: Iterable[tuple[int, int]]) -> list[str]:
     identities = []
 
     def rows() -> Iterator[tuple[Any, ...]]:
-        for rule in batch:
+        for rule, moments in zip(batch, times, strict=False):
             row = to_row(rule)
             identities.append(row[-1])
-            yield row + times
+            yield row + moments
 
     write(connection, (*WRITTEN_COLUMNS, rules.c.created_at, rules.c.updated_at), rows())
     hosts = [(host, rule.id) for rule in batch for host in rule.hosts]

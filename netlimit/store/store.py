@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ from netlimit.store import (
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.census import Alike, take_census
-from netlimit.store.engine import Database
+from netlimit.store.engine import Database, again
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch, watch
@@ -79,7 +79,9 @@ class Store:
         self._database.close()
 
     def upgrade(self) -> None:
-        """Make the database if it is not there, and bring it to the schema of this code."""
+        """Make the database if it is not there, and bring it to the schema of this code. A SQLite file is looked
+        through for damage first."""
+        self._database.check_pages()
         with self._database.migrating() as connection:
             migrate.upgrade(connection)
 
@@ -96,6 +98,7 @@ class Store:
 
     def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime) -> list[Rule]:
         """Keep all rules of the batch as one change, or none; they come back with id and revision.
+    @again
 
         Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one.
         """
@@ -110,10 +113,26 @@ class Store:
         Raises NotKept, Conflict, NameTaken, and Stale if the kept one is not at `expected_revision`.
         """
         with self._changing() as connection:
-            return rules.replace(connection, rule_id, rule, as_actor(actor), now, expected_revision)
+            return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision)
+        return self.change(rule_id, lambda before: rule, actor, now, expected_revision)
+
+    @again
+    def change(
+        self,
+        rule_id: int,
+        alter: Callable[[Rule], Rule],
+        actor: Actor | str,
+        now: datetime,
+        expected_revision: int | None = None,
+    ) -> Kept:
+        """Put what `alter` makes of a kept rule in its place; nobody else can change it in between.
+
+        Raises as `replace` does, and what `alter` raises.
+        """
 
     def remove(self, rule_id: int, actor: Actor | str, now: datetime, expected_revision: int | None = None) -> None:
         """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
+    @again
         with self._changing() as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
 
@@ -167,6 +186,7 @@ class Store:
 
     def rollback(self, revision: int, actor: Actor | str, now: datetime) -> int:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
+    @again
         was nothing to change. Raises NoSuchRevision."""
         with self._changing() as connection:
             return rollback.roll_back(connection, revision, as_actor(actor), now)
@@ -276,6 +296,7 @@ class Store:
 
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
         """Keep the states of rules that are not simply applied on a gateway, and forget those of `cleared`."""
+    @again
         with self._database.writing() as connection:
             states.mark(connection, host, exceptional, cleared)
 
@@ -301,6 +322,7 @@ class Store:
 
     def count(self, host: str, counts: Sequence[RuleCounters]) -> None:
         """Keep counters of a gateway in place of the former ones of the same rules. Wakes nobody on PostgreSQL."""
+    @again
         with self._database.writing(wake=False) as connection:
             counters.count(connection, host, counts)
 
