@@ -27,7 +27,7 @@ from netlimit.outage import Outage
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff, drifted, same_place
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
-from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State
+from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
 from netlimit.rules import OnFailure, Rule
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
@@ -92,6 +92,7 @@ class Controller:
         self._watch: Watch | None = None
         self._outage: Outage | None = None
         self._lifted: set[int] | None = None
+        self._undone: Window | None = None
         self._kernel = kernel
         self._setup = setup
         self._now = now
@@ -161,6 +162,8 @@ class Controller:
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._protect()
             self._report()
+            if self._replica is not None and self._replica.copied != self._revision:
+                self._copy()
 
     def sync(self) -> None:
         """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError."""
@@ -210,6 +213,7 @@ class Controller:
             return False
         status = self._status
         log.error("%s Going on without it: what was applied last is kept in force.", error)
+        self._undone = self._replica.window()
         self._outage = Outage(lambda: self._database.report(status))
         self._store = self._replica
         self._try_report(last_error=str(error))
@@ -227,6 +231,12 @@ class Controller:
             self._status = replace(self._status, last_error=None)
         elif self._lifted is None and outage.seconds >= self._setup.failure_seconds and self._compilation is not None:
             self._lift()
+
+    def _was_undone(self) -> bool:
+        """Whether the guard has put the copy back, since the last look, to what was before a window that nobody has
+        confirmed."""
+        before, self._undone = self._undone, self._store.window()
+        return self._undone != before
 
     def _lift(self) -> None:
         """Take rules that would rather not limit than go on unattended out of force."""
@@ -264,6 +274,8 @@ class Controller:
         """Take in what changed since the last pass; everything, the first time. Without the database nothing changes:
         what is known may be newer than the copy."""
         if self._compilation is not None and self._outage is not None:
+            if self._was_undone():
+                self._load_all()
             return self._revision
         if self._compilation is not None:
             changes = self._store.changes(self._revision, self._setup.host)
@@ -462,8 +474,12 @@ class Controller:
             log.warning("Rules in state %s: %s", state, message, extra=self._say(rules))
 
     def _copy(self) -> None:
-        """Bring the copy up to date; without one, the rules are no less in force."""
+        """Bring the copy up to date, but not while a window of confirmation is open: a machine that starts again then
+        returns to what was before. Without a copy, the rules are no less in force."""
         if self._replica is None or self._outage is not None:
+            return
+        window = self._database.window()
+        if window is not None and window.outcome is None:
             return
         try:
             self._replica.follow(self._database)

@@ -143,8 +143,8 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A change of rules that can be undone: `action` is "add", "replace", "remove" or "rollback", `rules` how many rules
-    it touched, `returned_to` the revision that a rollback brought back."""
+    """A change of rules that can be undone: `action` is "add", "replace", "remove" or "rollback", `rules` how many it
+    touched, `returned_to` the revision that a rollback brought back."""
 
     revision: int
     at: datetime
@@ -180,8 +180,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of confirmation: unless it is confirmed within `seconds`, the rules of revision `base` come back, and the
-    gateways in `paused` are torn down again. Once it has an outcome, `revision` is the one that it left."""
+    """A window of confirmation: unless it is confirmed within `seconds`, the rules of revision `base` come back, and
+    the gateways in `paused` are torn down again. Once it has an outcome, `revision` is the one that it left."""
 
     base: int
     opened_at: datetime

@@ -61,6 +61,7 @@ def apply(context: typer.Context, take_over: TakeOver = None, last: Last = False
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed}
     say(json, document, f"{steps}\n{summary}" if steps else summary)
+    return None
 
 
 def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
@@ -80,25 +81,20 @@ def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
     summary = f"Revision {revision} is back: {count(enforced, 'rule')} in force here"
     summary += f", {failed} in error." if failed else "."
     say(json, {"steps": list(steps.lines()), "revision": revision}, f"{steps}\n{summary}" if steps else summary)
+    return None
 
 
 def teardown(context: typer.Context, json: bool = JSON) -> None:
     """Take everything of netlimit's out of the kernel, and keep the controller off until `netlimit apply`."""
     from netlimit.kernel.base import observe
-    from netlimit.plan import diff
-    from netlimit.state import State
+    from netlimit.teardown import tear_down
 
     settings = read_settings(context)
     kernel = make_kernel(settings)
     saved = _pause(settings)
-    with kernel.exclusive():
-        found = observe(kernel)
-        if saved is None:
-            _warn_of_loss(found.trees)
-        steps = diff(State(), found, put_back=saved)
-        for step in steps.steps:
-            kernel.apply(step)
-        left = diff(State(), observe(kernel))
+    if saved is None:
+        _warn_of_loss(observe(kernel).trees)
+    steps, left = tear_down(kernel, saved)
     if left:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
     if saved:

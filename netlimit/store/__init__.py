@@ -12,7 +12,7 @@ from netlimit.store.errors import (
     TokenExists,
     WindowOpen,
 )
-from netlimit.store.replica import Replica, open_replica
+from netlimit.store.replica import Replica, Snapshot, open_replica, take_snapshot
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.store.tokens import Token
@@ -29,6 +29,7 @@ __all__ = [
     "NoWindow",
     "NotKept",
     "Replica",
+    "Snapshot",
     "Stale",
     "Store",
     "Token",
@@ -36,4 +37,5 @@ __all__ = [
     "Watch",
     "WindowOpen",
     "open_replica",
+    "take_snapshot",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -11,13 +12,31 @@ from pathlib import Path
 from sqlalchemy import Connection, delete, update
 
 from netlimit.errors import StoreError
-from netlimit.records import Exceptional, HostStatus, Request, RuleCounters
+from netlimit.records import Exceptional, HostStatus, Request, RuleCounters, Window
 from netlimit.rules import Rule
-from netlimit.store import hosts, numbers, roots, rules, tables
+from netlimit.store import hosts, numbers, roots, rules, tables, windows
 from netlimit.store.store import Store
+from netlimit.tree import SavedRoot
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 5000
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rules of one gateway at a revision, and what a controller must know to write the very same objects again."""
+
+    revision: int
+    rules: tuple[Rule, ...]
+    numbering: Mapping[tuple[str, str], int]
+    roots: Mapping[str, SavedRoot]
+    paused: bool
+
+
+def take_snapshot(store: Store, host: str, revision: int, paused: bool) -> Snapshot:
+    """The rules of a revision that concern a gateway. Raises StoreError, NoSuchRevision."""
+    here = tuple(k.rule for k in store.rules_at(revision) if not k.rule.hosts or host in k.rule.hosts)
+    return Snapshot(revision, here, store.numbering(host), store.saved_roots(host), paused)
 
 
 class Replica(Store):
@@ -61,6 +80,23 @@ class Replica(Store):
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, paused)
         self._copied = revision
+
+    def hold(self, snapshot: Snapshot, window: Window) -> None:
+        """Hold what a snapshot says, instead of all else: the rules from before a window that has expired. A controller
+        that runs on this copy hears of it by `window`. Raises StoreError."""
+        with self._database.writing() as connection:
+            connection.execute(delete(tables.rules))
+            self._write(connection, snapshot.rules)
+            held = {"revision": snapshot.revision, "pruned": snapshot.revision, "oldest": snapshot.revision}
+            connection.execute(update(tables.clock).values(held))
+            connection.execute(delete(tables.numbers))
+            numbers.number(connection, self._host, snapshot.numbering, ())
+            connection.execute(delete(tables.saved_roots))
+            for device, root in snapshot.roots.items():
+                roots.save(connection, self._host, device, root)
+            hosts.pause(connection, self._host, snapshot.paused)
+            windows.write(connection, window)
+        self._copied = -1
 
     def report(self, status: HostStatus, now: datetime | None = None) -> None:
         """Keep what the controller says of itself, if that is possible."""

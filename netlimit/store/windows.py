@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
@@ -42,8 +42,7 @@ def begin(
     history.check(connection, base)
     asleep = {*connection.scalars(select(pauses.c.host)), *paused}
     window = Window(base, now, seconds, actor.name, tuple(sorted(asleep)))
-    connection.execute(delete(windows))
-    connection.execute(insert(windows), [_write(window)])
+    write(connection, window)
     audit.note_other(connection, OPENED, actor, now, after=_describe(window))
     return window
 
@@ -83,6 +82,23 @@ def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datet
     return _undo(connection, window, Outcome.EXPIRED, actor, now)
 
 
+def write(connection: Connection, window: Window) -> None:
+    """Keep a window, in place of the one before."""
+    row = {
+        "id": _ONLY,
+        "base": window.base,
+        "opened_at": window.opened_at,
+        "seconds": window.seconds,
+        "actor": window.actor,
+        "paused": list(window.paused),
+        "outcome": window.outcome and window.outcome.value,
+        "ended_at": window.ended_at,
+        "revision": window.revision,
+    }
+    connection.execute(delete(windows))
+    connection.execute(insert(windows), [row])
+
+
 def _get_open(connection: Connection) -> Window:
     window = last(connection)
     if window is None:
@@ -111,27 +127,14 @@ def _undo(connection: Connection, window: Window, outcome: Outcome, actor: Actor
 def _end(
     connection: Connection, window: Window, outcome: Outcome, revision: int, actor: Actor, now: datetime
 ) -> Window:
-    connection.execute(update(windows).values(outcome=outcome.value, ended_at=now, revision=revision))
+    ended = replace(window, outcome=outcome, ended_at=now, revision=revision)
+    write(connection, ended)
     audit.note_other(connection, ENDED[outcome], actor, now, after=_describe(window))
-    return replace(window, outcome=outcome, ended_at=now, revision=revision)
+    return ended
 
 
 def _describe(window: Window) -> Mapping[str, Any]:
     return {"base": window.base, "seconds": window.seconds, "opened_by": window.actor}
-
-
-def _write(window: Window) -> Mapping[str, Any]:
-    return {
-        "id": _ONLY,
-        "base": window.base,
-        "opened_at": window.opened_at,
-        "seconds": window.seconds,
-        "actor": window.actor,
-        "paused": list(window.paused),
-        "outcome": None,
-        "ended_at": None,
-        "revision": None,
-    }
 
 
 def _clock_time(moment: datetime) -> str:

@@ -1,0 +1,102 @@
+"""`netlimit guard`: the process that undoes what is not confirmed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import typer
+
+from netlimit.cli.errors import CommandError
+from netlimit.cli.logs import log_to_stderr
+from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
+from netlimit.errors import KernelError
+from netlimit.kernel.lock import is_locked, locked
+from netlimit.settings import Settings
+
+START_SECONDS = 15.0
+"""How long a guard may take to begin."""
+_PURPOSE = "be the guard of this host"
+_UMASK = 0o007
+
+log = logging.getLogger(__name__)
+
+
+def guard(
+    context: typer.Context,
+    once: bool = typer.Option(False, "--once", help="End as soon as no window of confirmation is open."),
+) -> None:
+    """Undo what is not confirmed in time; until SIGTERM, but never while a window of confirmation is open."""
+    settings = read_settings(context)
+    check_backend(settings)
+    run_guard(settings, once)
+
+
+def run_guard(settings: Settings, once: bool = False) -> None:
+    """Be the guard until SIGTERM or SIGINT (or until no window is open) and the window is closed that is open then.
+
+    A second one waits here until the first has ended.
+    """
+    from netlimit.guard import Guard
+
+    os.umask(_UMASK)
+    log_to_stderr("guard", settings)
+    stopping = [signal.SIGTERM] if once else []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: stopping.append(signal.Signals(received)))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    lock = _find_lock(settings)
+    while True:
+        try:
+            with locked(lock, _PURPOSE, keep=False, patience=0), open_store(settings) as store:
+                Guard(
+                    store,
+                    settings.host,
+                    lambda: make_kernel(settings),
+                    lambda source, kernel: make_controller(settings, source, kernel),
+                    lambda: open_copy(settings),
+                ).run(lambda: bool(stopping))
+        except KernelError:
+            if stopping:
+                return
+            time.sleep(1.0)
+            continue
+        # A window that was opened while it ended has seen it alive: it is the guard's own.
+        if not _is_window_open(settings):
+            return
+
+
+def guard_lives(settings: Settings) -> bool:
+    """Whether this host has a guard."""
+    return is_locked(_find_lock(settings), "look for the guard")
+
+
+def ensure_guard(settings: Settings, config: Path | None) -> None:
+    """Start a guard, unless there is one, that outlives this process and its terminal. Raises CommandError."""
+    if guard_lives(settings):
+        return
+    chosen = ("--config", str(config.resolve())) if config else ()
+    command = (sys.executable, "-m", "netlimit.cli.main", *chosen, "guard", "--once")
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+    child = os.posix_spawn(sys.executable, command, os.environ, file_actions=nowhere, setsid=True)
+    end = time.monotonic() + START_SECONDS
+    while not guard_lives(settings):
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        if ended or time.monotonic() > end:
+            raise CommandError("The guard that would undo what is not confirmed does not start; see `netlimit guard`.")
+        time.sleep(0.02)
+
+
+def _find_lock(settings: Settings) -> str:
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(settings.state / "guard.lock")
+
+
+def _is_window_open(settings: Settings) -> bool:
+    with open_store(settings) as store:
+        window = store.window()
+        return window is not None and window.outcome is None

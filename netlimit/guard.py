@@ -1,0 +1,255 @@
+"""The guard: a process of its own that undoes what nobody has confirmed, whatever has become of the controller and of
+the database.
+
+It holds the rules that may have to come back in memory, and goes by a clock that nobody sets. The database is spoken
+to in a thread: an answer that does not come must not keep the kernel from being put right.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypeVar
+
+from netlimit.errors import KernelError, NetlimitError, StoreError
+from netlimit.records import Actor, Outcome, Window
+from netlimit.store.replica import Replica, Snapshot, take_snapshot
+from netlimit.teardown import tear_down
+
+if TYPE_CHECKING:  # for the types alone: a guard is given its store
+    from netlimit.controller import Controller
+    from netlimit.kernel.base import Kernel
+    from netlimit.store import Store
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+HEARTBEAT_SECONDS = 5.0
+LOOK_SECONDS = 0.25
+"""How often it is looked for whether a window is open."""
+RECORD_SECONDS = 3.0
+"""How long the database may take to undo before the kernel is put right without it."""
+CONTROLLER_SECONDS = 2.0
+"""How long the controller may take to apply what came back."""
+PASS_SECONDS = 20.0
+"""How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
+
+
+class Guard:
+    """Guards one gateway. `make_kernel` and `make_controller` make what a pass over the kernel needs; `open_copy` opens
+    the copy on which a controller runs that has lost the database."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        make_kernel: Callable[[], Kernel],
+        make_controller: Callable[[Store, Kernel], Controller],
+        open_copy: Callable[[], AbstractContextManager[Replica | None]],
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._actor = Actor(f"guard of {host}")
+        self._make_kernel = make_kernel
+        self._make_controller = make_controller
+        self._open_copy = open_copy
+        self._database = ThreadPoolExecutor(1, "database")
+        self._beat_at = 0.0
+        self._complaint = ""
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Guard until `stopped`, but never end while a window is open."""
+        while True:
+            window = self._look()
+            if window is not None:
+                self._watch_over(window)
+            elif stopped():
+                break
+            else:
+                time.sleep(LOOK_SECONDS)
+        self._try(lambda: self._store.unguarded(self._host))
+        self._database.shutdown()
+
+    # -- a window
+
+    def _look(self) -> Window | None:
+        """The open window, if there is one and the database tells."""
+
+        def look() -> Window | None:
+            self._beat()
+            window = self._store.window()
+            return window if window is not None and window.outcome is None else None
+
+        return self._try(look)
+
+    def _watch_over(self, window: Window) -> None:
+        """Wait until the window has ended; see to it that what was not confirmed is undone."""
+        end = _now() + window.left(datetime.now(UTC))
+        snapshot = self._try(lambda: self._remember(window))
+        if snapshot is None:
+            time.sleep(min(LOOK_SECONDS, max(0.0, end - _now())))
+            if _now() < end:
+                return  # and try again
+        log.info("%s has opened a window of confirmation: revision %d comes back in %.0f s unless it is confirmed.",
+                 window.actor, window.base, end - _now())  # fmt: skip
+        ended = self._wait_for_end(window, end)
+        if ended is None or ended.outcome is not Outcome.CONFIRMED:
+            self._undo(window, snapshot)
+        log.info("The window of confirmation has ended.")
+
+    def _remember(self, window: Window) -> Snapshot:
+        paused = self._host in window.paused
+        return take_snapshot(self._store, self._host, window.base, paused)
+
+    def _wait_for_end(self, window: Window, end: float) -> Window | None:
+        """How the window has ended; None if nobody has ended it until the deadline."""
+        looking: Future[Window | None] | None = None
+        while (left := end - _now()) > 0:
+            looking = looking or self._database.submit(self._find_end, window)
+            wait([looking], min(left, LOOK_SECONDS))
+            if not looking.done():
+                continue
+            ended = self._try(looking.result)
+            if ended is not None:
+                return ended
+            looking = None
+            time.sleep(max(0.0, min(LOOK_SECONDS, end - _now())))
+        return None
+
+    def _find_end(self, window: Window) -> Window | None:
+        self._beat()
+        last = self._store.window()
+        if last is None or last.opened_at != window.opened_at:
+            return None  # a database that was restored knows nothing of it; then the deadline counts
+        return last if last.outcome is not None else None
+
+    # -- undoing
+
+    def _undo(self, window: Window, snapshot: Snapshot | None) -> None:
+        """Bring the rules back, in the database and in the kernel; in the kernel first if the database does not do its
+        part. Ends when both are done."""
+        restored = False
+        while True:
+            undoing = self._database.submit(self._expire, window)
+            try:
+                revision = undoing.result(None if restored else RECORD_SECONDS)
+                settling = self._database.submit(self._settle, revision)
+                settling.result(None if restored else CONTROLLER_SECONDS + PASS_SECONDS)
+                return
+            except KernelError as error:
+                log.error("%s Trying again.", error)
+            except (StoreError, TimeoutError) as error:
+                self._complain(error)
+                if snapshot is not None and not restored:
+                    restored = self._restore(window, snapshot)
+            time.sleep(LOOK_SECONDS)
+
+    def _expire(self, window: Window) -> int | None:
+        """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if
+        it may stay as it is. Raises StoreError."""
+        ended = self._store.expire(window, self._actor, datetime.now(UTC)) or self._store.window()
+        if ended is None or ended.opened_at != window.opened_at or ended.outcome is Outcome.CONFIRMED:
+            return None
+        log.warning("Revision %d has come back as revision %s: the window of confirmation was %s.",
+                    ended.base, ended.revision, ended.outcome)  # fmt: skip
+        return ended.revision
+
+    def _settle(self, revision: int | None) -> None:
+        """See to it that the kernel holds a revision: wait for the controller, then do it here. Raises StoreError,
+        KernelError."""
+        if revision is None:
+            return
+        if self._store.paused(self._host):
+            self._tear_down(self._store)
+            return
+        end = _now() + CONTROLLER_SECONDS
+        while not self._applied(revision):
+            if _now() >= end:
+                log.warning("The controller has not applied revision %d; doing it here.", revision)
+                self._make_controller(self._store, self._make_kernel()).sync()
+                return
+            time.sleep(0.05)
+
+    def _applied(self, revision: int) -> bool:
+        return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())
+
+    def _restore(self, window: Window, snapshot: Snapshot) -> bool:
+        """Put the kernel right from memory; whether that went well. A controller that runs without the database hears
+        of it by its copy; if that cannot be written, there is one in memory for this pass."""
+        ended = replace(window, outcome=Outcome.EXPIRED, ended_at=datetime.now(UTC), revision=snapshot.revision)
+        log.error("The database does not answer: revision %d comes back from memory.", snapshot.revision)
+        try:
+            try:
+                with self._open_copy() as copy:
+                    if copy is None:
+                        raise StoreError("There is no copy of the applied rules.")
+                    self._hold(copy, snapshot, ended)
+            except StoreError as error:
+                log.error("%s", error)
+                with TemporaryDirectory(dir=_find_memory()) as directory:
+                    copy = Replica(Path(directory) / "base.db", self._host)
+                    copy.upgrade()
+                    self._hold(copy, snapshot, ended)
+                    copy.close()
+        except (NetlimitError, OSError) as error:
+            log.error("%s Trying again.", error)
+            return False
+        return True
+
+    def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window) -> None:
+        copy.hold(snapshot, ended)
+        if snapshot.paused:
+            self._tear_down(copy)
+        else:
+            self._make_controller(copy, self._make_kernel()).sync()
+
+    def _tear_down(self, store: Store) -> None:
+        """The gateway had nothing of ours in its kernel before."""
+        saved = store.saved_roots(self._host)
+        steps, left = tear_down(self._make_kernel(), saved)
+        for device in saved:
+            store.forget_root(self._host, device)
+        if steps:
+            log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
+        if left:
+            raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")
+
+    # -- the database
+
+    def _beat(self) -> None:
+        if _now() >= self._beat_at:
+            self._store.guarded(self._host, datetime.now(UTC))
+            self._beat_at = _now() + HEARTBEAT_SECONDS
+
+    def _try(self, ask: Callable[[], T]) -> T | None:
+        """Ask the database; None if it does not answer, and a line in the log the first time."""
+        try:
+            answer = ask()
+        except NetlimitError as error:
+            self._complain(error)
+            return None
+        self._complaint = ""
+        return answer
+
+    def _complain(self, error: BaseException) -> None:
+        sentence = str(error) or "The database does not answer in time."
+        if sentence != self._complaint:
+            log.error("%s", sentence)
+        self._complaint = sentence
+
+
+def _now() -> float:
+    """Seconds since the machine started, asleep or awake: no wall clock, which may be set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _find_memory() -> str | None:
+    """A directory that needs no disk, where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  only root can read what is made there
