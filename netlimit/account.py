@@ -112,13 +112,14 @@ class _Account:
     def _sort_removed(self, removed: Collection[_Place]) -> None:
         purposes = self._read_purposes()
         known = {
-            (purpose_sets(fragment.purpose, self.wanted.facts)[0].name, key): rule
+            (ipset.name, key): rule
             for rule in self.former.values()
             if rule.action is not Action.SHAPE
             for fragment in [compile_rule(rule, self.wanted.facts)]
+            for ipset in purpose_sets(fragment.purpose, self.wanted.facts)
             for key in fragment.keys
         }
-        gone: dict[tuple[str, str], Rule] = {}
+        gone: list[Rule] = []
         for name, key in sorted(removed):
             rule = known.get((name, key)) or self._read_removed(purposes, name, key)
             if rule is None:
@@ -127,8 +128,8 @@ class _Account:
             if rule.id and (rule.id in self.change or (rule.id in self.wanted and rule.id not in self.wanted.problems)):
                 self.change.setdefault(rule.id, rule)
             else:
-                gone[name, str(rule.target)] = rule
-        self.go += _join_halves(gone.values())
+                gone.append(rule)
+        self.go += _join_halves(gone)
 
     def _sort_others(self, added: Collection[_Place], removed: Collection[_Place]) -> None:
         """What no rule explains: entries that somebody took out or put in, and who is safe."""
@@ -243,14 +244,14 @@ class _Account:
         queues = [each for each in self.queues if each not in self.come and each not in self.change]
         named = [sorted(each)[:MOST_NAMED] for each in (self.come, changed, queues)]
         rules = find({rule_id for some in named for rule_id in some})
-        come, change, share = ([rules[each] for each in some if each in rules] for some in named)
-        again = applied is not None
-        yield from (say_comes(rule, again and rule.revision <= (applied or 0)) for rule in come)
+        come, change, share = ([(each, rules[each]) for each in some if each in rules] for some in named)
+        newest = -1 if applied is None else applied
+        yield from (say_comes(rule, 0 < rule.revision <= newest) for _, rule in come)
         yield from _say_more(len(self.come) - len(named[0]), "comes into force", "come into force")
-        yield from (self._say_change(self.change[rule.id], rule) for rule in change)
+        yield from (self._say_change(self.change[rule_id], rule) for rule_id, rule in change)
         yield from _say_more(len(changed) - len(named[1]), "changes", "change")
-        for rule in share:
-            yield from (f"What {title(rule)} is sure of {text}." for text in self.queues[rule.id])
+        for rule_id, rule in share:
+            yield from (f"What {title(rule)} is sure of {text}." for text in self.queues[rule_id])
         yield from _say_more(len(queues) - len(named[2]), "gets another share", "get another share")
         yield from (say_goes(rule) for rule in self.go[:MOST_NAMED])
         yield from _say_more(len(self.go) - MOST_NAMED, "is lifted", "are lifted")
