@@ -13,6 +13,7 @@ from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import is_locked, locked
+from netlimit.kernel.notices import LINKS, QUEUES, Watched
 from netlimit.kernel.topology import TopologyWatch
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
@@ -25,7 +26,8 @@ class LinuxKernel:
     def __init__(self) -> None:
         self._watch = TopologyWatch()
         self._tables = iptables.TableReader()
-        self._queues = queues.QueueReader()
+        self._queues = Watched(LINKS | QUEUES, queues.QueueReader().read)
+        self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
@@ -81,7 +83,7 @@ class LinuxKernel:
     def queues(self) -> Queues:
         """Read our trees, and who else has a root qdisc."""
         with _translated("read queues"):
-            return self._queues.read()
+            return self._queues.get()
 
     def usages(self, device: str) -> dict[int, Usage]:
         """Read what the classes of a device have counted."""
@@ -96,7 +98,7 @@ class LinuxKernel:
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
         with _translated("read what is on the ingress"):
-            return ingress.read_ingress()
+            return self._ingress.get()
 
     def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of lanes with their counters."""
