@@ -16,7 +16,7 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
-from netlimit.cli.privileges import USER, become, find_user, is_root
+from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.settings import Listen, Settings
 
 if TYPE_CHECKING:
@@ -29,14 +29,18 @@ UMASK = 0o007
 GRACE_SECONDS = 5
 """How long the API waits for answers that are under way when it is told to end."""
 
+_LATE_IN_CONTROLLER = ("netlimit.controller", "netlimit.store", "netlimit.kernel.linux", "encodings.idna")
 _LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
 
 log = logging.getLogger(__name__)
 
 
-def controller(context: typer.Context) -> None:
+def controller(
+    context: typer.Context,
+    user: str | None = typer.Option(None, "--user", help="Whom to become, with two capabilities, when root starts it."),
+) -> None:
     """Keep this host's kernel as the rules say, until SIGTERM. The rules stay in the kernel."""
-    run_controller(read_settings(context))
+    run_controller(read_settings(context), user)
 
 
 def api(
@@ -56,8 +60,8 @@ def collect_seldom() -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
-def run_controller(settings: Settings) -> None:
-    """Run the controller until SIGTERM or SIGINT."""
+def run_controller(settings: Settings, user: str | None = None) -> None:
+    """Run the controller until SIGTERM or SIGINT; root becomes `user`, if that is given, and keeps two capabilities."""
     collect_seldom()
     os.umask(UMASK)
     log_to_stderr("controller", settings)
@@ -65,11 +69,24 @@ def run_controller(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
     kernel = make_kernel(settings)
+    if user is not None and is_root():
+        _keep_network(settings, user)
     with kernel.sole(), open_store(settings) as store, open_copy(settings) as replica:
         running = make_controller(settings, store, kernel, replica)
         log.info("Keeping the rules of %s in its kernel.", settings.host)
         running.run(lambda: bool(stopping))
     log.info("Stopped; the rules stay in the kernel.")
+
+
+def _keep_network(settings: Settings, user: str) -> None:
+    """Become another user, who may change the network and nothing else."""
+    from netlimit.cli.preparing import give_state, prepare_host
+
+    give_state(settings, find_user(user))
+    prepare_host(find_user(user))
+    for module in _LATE_IN_CONTROLLER:
+        importlib.import_module(module)
+    become(find_user(user), NETWORK)
 
 
 def run_api(settings: Settings, user: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from netlimit.cli import daemons, database, doctor, explaining, host, rules, serve, standing, top
+from netlimit.cli import daemons, database, doctor, explaining, host, preparing, rules, serve, standing, top
 from netlimit.cli.errors import Sentences
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ def netlimit(
 app.command()(serve.serve)
 app.command()(daemons.controller)
 app.command()(daemons.api)
+app.command()(preparing.prepare)
 app.add_typer(rules.app, name="rule")
 app.command()(host.plan)
 app.command()(host.apply)

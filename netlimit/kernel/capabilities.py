@@ -5,18 +5,23 @@ from __future__ import annotations
 import ctypes
 import gzip
 import json
+import multiprocessing
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from netlimit.kernel import iptables, tc
+from netlimit.kernel import ingress, iptables, tc
 from netlimit.kernel.base import HostFacts
 from netlimit.plan import WriteTree
 from netlimit.tree import FIRST_CHILD, FIRST_ROOT, INGRESS_DEVICE, QueueClass, Tree, classid
+
+FINDINGS = Path("/run/netlimit/capabilities.json")
+"""What root has found out for a controller that may not make namespaces to try it in."""
 
 _CLONE_NEWNET = 0x40000000
 _PROBE_SECONDS = 30
@@ -81,9 +86,8 @@ def read_hz() -> int:
 
 
 def _try_rules() -> dict[str, str | None]:
-    if os.geteuid() != 0:
-        reason = "netlimit needs root, or CAP_NET_ADMIN and CAP_NET_RAW, to reach the kernel; run it with sudo."
-        return dict.fromkeys(NAMES, reason)
+    if os.geteuid() != 0 or FINDINGS.exists():  # what root enforces, the controller must be able to keep
+        return _recall()
     done = subprocess.run(
         [sys.executable, "-m", "netlimit.kernel.capabilities"],
         capture_output=True,
@@ -99,12 +103,44 @@ def _try_rules() -> dict[str, str | None]:
     return found
 
 
-def _probe_here() -> dict[str, str | None]:
+def _recall() -> dict[str, str | None]:
+    try:
+        found: dict[str, str | None] = json.loads(FINDINGS.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = (
+            f"netlimit needs root, or that root has run `netlimit prepare` before, which left no {FINDINGS}: {error}."
+        )
+        return dict.fromkeys(NAMES, reason)
+    return found
+
+
+def find_out_as(give_up: Callable[[], None]) -> dict[str, str | None]:
+    """What a process can do that has given up rights by calling `give_up`. As root; leaves no trace on the host."""
+    iptables.load()  # who has given up rights may not be able to read it
+    context = multiprocessing.get_context("fork")
+    answer, asked = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(asked, give_up))
+    process.start()
+    asked.close()
+    try:
+        found: dict[str, str | None] = answer.recv()
+    except EOFError:
+        found = dict.fromkeys(NAMES, "the probe of this host ended without an answer")
+    process.join(_PROBE_SECONDS)
+    return found
+
+
+def _answer(asked: Connection, give_up: Callable[[], None]) -> None:
+    asked.send(_probe_here(give_up))
+
+
+def _probe_here(give_up: Callable[[], None] = lambda: None) -> dict[str, str | None]:
     """Try every rule in a namespace of this process's own."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
         reason = f"no network namespace can be made to probe in: {os.strerror(ctypes.get_errno())}"
         return dict.fromkeys(NAMES, reason)
+    give_up()
     found: dict[str, str | None] = {"iptables": _try_tool(4), "ip6tables": _try_tool(6)}
     missing = _try_set()
     for family, tool, suffix in ((4, "iptables", ""), (6, "ip6tables", "6")):
@@ -158,9 +194,22 @@ def _try_queues() -> dict[str, str | None]:
     holder = QueueClass(classid(FIRST_ROOT, 0), rate=1000, ceil=1000, burst=2000, cburst=2000, quantum=1500)
     nested = WriteTree("lo", root.handle, root, {top: holder}, {FIRST_CHILD: top})
     found["bpf"] = found["htb"] or _try_tree("eBPF", nested, "cls_bpf")
-    ingress = WriteTree(INGRESS_DEVICE, root.handle, root)
-    found["ifb"] = found["htb"] or _try_tree("IFB device", ingress, "ifb")
+    below = WriteTree(INGRESS_DEVICE, root.handle, root)
+    found["ifb"] = found["htb"] or _try_tree("IFB device", below, "ifb") or _try_ingress()
     return found
+
+
+def _try_ingress() -> str | None:
+    try:
+        ingress.try_ingress("lo")
+    except PermissionError as error:
+        return (
+            f"This controller may not load eBPF programs and open their maps ({error.strerror}), as shaping what "
+            "ends on this host takes: it has not CAP_BPF and CAP_SYS_ADMIN. docs/install.md tells how to give them."
+        )
+    except Exception as error:
+        return f"This host has no eBPF program on the ingress: {getattr(error, 'reason', error)}."
+    return None
 
 
 def _try_queue(name: str, words: str) -> str | None:

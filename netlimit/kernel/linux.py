@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyroute2 import NetlinkError
 
@@ -18,6 +19,9 @@ from netlimit.kernel.topology import TopologyWatch
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+
+LOCKS = Path("/run/netlimit")
+"""Where the locks between netlimit's own processes are, named by the network namespace that they are for."""
 
 
 class LinuxKernel:
@@ -127,7 +131,8 @@ class LinuxKernel:
 def _find_lock(name: str) -> str:
     """The lock file of this network namespace."""
     with _translated("find the lock"):
-        return f"/run/netlimit-{os.stat('/proc/self/ns/net').st_ino}.{name}"
+        LOCKS.mkdir(mode=0o750, exist_ok=True)
+        return str(LOCKS / f"{os.stat('/proc/self/ns/net').st_ino}.{name}")
 
 
 @contextmanager

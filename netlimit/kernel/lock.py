@@ -44,7 +44,8 @@ def _try_lock(path: str, purpose: str) -> int | None:
     """The open file that is locked now; None if somebody else has it."""
     try:
         # Nobody else may open it: whoever can, can keep it.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _share(descriptor, Path(path).parent)
     except OSError as error:
         raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}") from None
     try:
@@ -56,3 +57,10 @@ def _try_lock(path: str, purpose: str) -> int | None:
         pass
     os.close(descriptor)
     return None
+
+
+def _share(descriptor: int, directory: Path) -> None:
+    """What root makes in the directory of a controller without root belongs to that one, too."""
+    owner = directory.stat().st_uid
+    if os.geteuid() == 0 and os.fstat(descriptor).st_uid != owner:
+        os.fchown(descriptor, owner, -1)

@@ -121,4 +121,4 @@ class Service:
 def remove_lock(namespace: Namespace) -> None:
     """Removes the lock file of a netlimit that ran in a namespace; it is named for it, and means nothing without it."""
     with contextlib.suppress(FileNotFoundError):
-        Path(RUN, f"netlimit-{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()
+        Path(RUN, "netlimit", f"{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()

@@ -1,0 +1,106 @@
+"""`netlimit prepare`: what root does for a controller that is not root, before it starts."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+from pathlib import Path
+
+import typer
+
+from netlimit.cli.errors import CommandError
+from netlimit.cli.parts import check_backend, open_copy, read_settings
+from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
+from netlimit.settings import Backend, Settings
+
+_BPF_FILES = Path("/sys/fs/bpf")
+_BPF_MAGIC = 0xCAFE4A11
+_STATFS_BYTES = 256
+
+
+def prepare(
+    context: typer.Context,
+    user: str = typer.Option(CONTROLLER, "--user", help="Whom the controller runs as."),
+    more: bool = typer.Option(False, "--bpf", help="It has CAP_BPF and CAP_SYS_ADMIN as well."),
+) -> None:
+    """Let a controller that is not root find what it needs: what this host can do, locks, a program. As root."""
+    settings = read_settings(context)
+    check_backend(settings)
+    if not is_root():
+        raise CommandError("Only root can prepare a host for a controller that is not root: run this as root.")
+    owner = find_user(user)
+    give_state(settings, owner)
+    if settings.backend is not Backend.FAKE:
+        prepare_host(owner, (*NETWORK, Capability.BPF, Capability.SYS_ADMIN) if more else NETWORK)
+
+
+def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
+    """Make the controller's directory and copy of the rules, and let them be this user's. Raises OSError."""
+    with open_copy(settings):
+        pass
+    if settings.state.is_dir():
+        for path in (settings.state, *settings.state.iterdir()):
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
+def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:
+    """Do so for a controller that runs as this user, with these capabilities. Raises OSError."""
+    from netlimit.kernel import iptables, linux
+    from netlimit.kernel.capabilities import FINDINGS, find_out_as
+    from netlimit.plan import WriteIngress
+
+    linux.LOCKS.mkdir(mode=0o750, exist_ok=True)
+    _give(linux.LOCKS, 0o750, user.pw_uid, user.pw_gid)
+    _let_lock(Path(iptables.LOCK))
+    _pin_program(user)
+    if Capability.BPF not in capabilities:
+        linux.LinuxKernel().apply(WriteIngress(drop=True))  # this controller could neither read nor change it
+    found = find_out_as(lambda: become(user, capabilities))
+    fresh = FINDINGS.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
+        os.fchown(file.fileno(), 0, user.pw_gid)
+        json.dump(found, file)
+    fresh.replace(FINDINGS)
+
+
+def _let_lock(path: Path) -> None:
+    """The lock of iptables: root's group may take it as well."""
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
+    _give(path, 0o640, 0, 0)
+
+
+def _pin_program(user: pwd.struct_passwd) -> None:
+    """Leave the program of root filters where the controller may open it. Where that cannot be, the probe says why
+    nobody shapes."""
+    from netlimit.errors import KernelError
+    from netlimit.kernel import tc
+
+    place = Path(tc.PINNED)
+    try:
+        _mount_bpf_files()
+        place.parent.mkdir(mode=0o750, exist_ok=True)
+        place.unlink(missing_ok=True)
+        tc.pin_lead()
+        _give(place.parent, 0o750, 0, user.pw_gid)
+        _give(place, 0o640, 0, user.pw_gid)
+    except (OSError, KernelError) as error:
+        typer.echo(f"netlimit: The program for queues cannot be pinned in {place.parent}: {error}", err=True)
+
+
+def _mount_bpf_files() -> None:
+    """Where systemd runs, it has done so at boot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if libc.statfs(bytes(_BPF_FILES), buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _BPF_MAGIC:
+        return
+    if libc.mount(b"bpf", bytes(_BPF_FILES), b"bpf", 0, b"mode=0711"):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{_BPF_FILES} cannot be mounted ({os.strerror(number)})")
+
+
+def _give(path: Path, mode: int, user: int, group: int) -> None:
+    os.chown(path, user, group, follow_symlinks=False)
+    path.chmod(mode)
