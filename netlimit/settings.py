@@ -198,6 +198,8 @@ class Settings(BaseSettings):
     """Requests a second that a token, or an address without one, may send to the API; twice as many at once."""
     audit_length: Annotated[int, BeforeValidator(_parse_count)] = 100_000
     """So many lines of the audit are kept, or a few more."""
+    revisions: Annotated[int, BeforeValidator(_parse_count)] = 1000
+    """So many changes of rules can be undone."""
     url: Annotated[str, BeforeValidator(_parse_url)] = "http://127.0.0.1:8750"
     """Where the command line finds the API."""
     token: SecretStr | None = None
