@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -133,12 +134,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def _new_site(fresh: Path) -> Iterator[Site]:
-    copied = shutil.copy(fresh, fresh.with_name("copy.db"))
-    store = Store(f"sqlite:///{copied}")
-    site = Site(store)
-    site.kernel.routes = ROUTES
-    yield site
-    store.close()
+    with TemporaryDirectory() as directory:
+        store = Store(f"sqlite:///{shutil.copy(fresh, directory)}")
+        site = Site(store)
+        site.kernel.routes = ROUTES
+        yield site
+        store.close()
 
 
 @settings(max_examples=25)

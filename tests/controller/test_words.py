@@ -88,7 +88,8 @@ def test_what_others_did_is_told_as_what_it_is(site: Site) -> None:
     del kernel.elements[limits]["10.2.0.0/16"]
     kernel.elements["nl-safe4"].clear()
     assert words(site) == [
-        "Rule 2 comes into force again: at most 100 packets/s from each address of 10.2.0.0/16; what exceeds is dropped.",
+        "Rule 2 comes into force again: at most 100 packets/s from each address of 10.2.0.0/16; what exceeds is "
+        "dropped.",
         "1 entry of the set nl-safe4 is put right.",
         f"1 entry of no rule leaves the set {limits}.",
         "The place of netlimit in mangle PREROUTING (IPv4) is restored.",
