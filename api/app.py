@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from api import audit, bulk, counters, explain, health, metrics, offenders, plan, rules, status
-from api.auth import Doorkeeper, authorized
+from api import audit, bulk, counters, explain, health, metrics, offenders, plan, rules, status, tokens
+from api.access import Access
+from api.admission import Admission
+from api.auth import authorized
+from api.doorkeeper import Doorkeeper
+from api.meter import Meter
 from api.openapi import describe_api
 from api.problems import answer_problems
+from api.visitors import Visitors
 from api.waiting import Waiting
 from netlimit.settings import Settings
 from netlimit.store import Store
 
 PREFIX = "/api/v1"
-_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, audit)
+_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, audit, tokens)
 """`bulk` before `rules`, whose names it would be one of."""
 
 
-def create_app(settings: Settings, store: Store) -> FastAPI:
-    """The admin API over a store. The caller opens the store, upgrades it and closes it."""
+def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> FastAPI:
+    """The admin API over a store. The caller opens the store, upgrades it and closes it. `notes` are what `/status`
+    says of the API itself."""
     app = FastAPI(
         title="netlimit",
         version=_find_version(),
@@ -32,23 +38,23 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     )
     app.state.settings = settings
     app.state.store = store
-    app.state.doorkeeper = Doorkeeper(store)
+    app.state.notes = tuple(notes)
+    given = settings.bootstrap_token.get_secret_value() if settings.bootstrap_token else None
+    app.state.doorkeeper = Doorkeeper(store, given)
+    app.state.visitors = Visitors(store, settings.host)
     app.state.waiting = Waiting(store)
-    app.state.metrics = metrics.make_registry(store)
+    app.state.metrics = metrics.make_registry(store, app.version)
     guarded = APIRouter(prefix=PREFIX, dependencies=[Depends(authorized)])
     for resource in _RESOURCES:
         guarded.include_router(resource.router)
     app.include_router(guarded)
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[] if _is_loopback(settings.listen.host) else [Depends(authorized)])
+    app.include_router(metrics.router, dependencies=[Depends(authorized)] if settings.is_open else [])
     answer_problems(app)
+    app.add_middleware(Admission, doorkeeper=app.state.doorkeeper, rate=settings.request_rate)
+    app.add_middleware(Access, meter=Meter(app.state.metrics), prefix=PREFIX)
     app.openapi = partial(describe_api, app)  # type: ignore[method-assign]
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this host can connect there."""
-    return host == "localhost" or ((host[0].isdigit() or ":" in host) and ip_address(host).is_loopback)
 
 
 def _find_version() -> str:

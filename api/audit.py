@@ -6,21 +6,29 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from api import schemas
 from api.context import StoreOf
 from api.cursors import read_cursor, write_cursor
 from api.problems import responses
 from api.representation import write_time
-from netlimit.store import AuditEntry
+from netlimit.store import AuditEntry, AuditFilter
 
-router = APIRouter(tags=["rules"])
+router = APIRouter(tags=["access"])
+
+Moment = Annotated[AwareDatetime | None, Field(examples=["2030-01-31T18:00:00Z"])]
 
 
 class AuditQuery(schemas.Strict):
     """The parameters of the audit."""
 
+    actor: str | None = Field(None, description="Only what this token, or user of a gateway, has done.")
+    action: str | None = Field(None, description="Only this kind of change, such as `remove`.")
+    rule: int | None = Field(None, ge=1, description="Only changes of the rule of this id.")
+    request: str | None = Field(None, description="Only what the request of this `X-Request-ID` has done.")
+    since: Moment = Field(None, description="Only from this time on.")
+    until: Moment = Field(None, description="Only before this time.")
     limit: int = Field(100, ge=1, le=1000, description="The most entries in the answer.")
     cursor: str | None = Field(None, description="`next` of the page before.")
 
@@ -32,8 +40,10 @@ class AuditQuery(schemas.Strict):
     responses={200: {"model": schemas.AuditPage}, **responses(401, 403, 422, 503)},
 )
 def list_audit(query: Annotated[AuditQuery, Query()], store: StoreOf) -> dict[str, Any]:
-    """Every change of a rule, the latest first: by whose token, what was before and what after."""
-    entries = store.audit(query.limit + 1, read_cursor(query.cursor))
+    """Every change, the latest first: by whom, from where, what was before and what after. All the filters that are
+    given must match."""
+    which = AuditFilter(query.actor, query.action, query.rule, query.request, query.since, query.until)
+    entries = store.audit(query.limit + 1, read_cursor(query.cursor), which)
     page, more = entries[: query.limit], len(entries) > query.limit
     return {"items": [_write(entry) for entry in page], "next": write_cursor(page[-1].id) if more else None}
 
@@ -43,6 +53,8 @@ def _write(entry: AuditEntry) -> Mapping[str, Any]:
         "id": entry.id,
         "at": write_time(entry.at),
         "actor": entry.actor,
+        "address": entry.address,
+        "request": entry.request,
         "revision": entry.revision,
         "action": entry.action,
         "rule": entry.rule_id,

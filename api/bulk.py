@@ -20,7 +20,7 @@ from api.problems import Problem, find_problem, list_problems, responses
 from api.representation import read_rule
 from api.standing import find_worst
 from netlimit.errors import RuleError
-from netlimit.records import State
+from netlimit.records import Actor, State
 from netlimit.rules import Rule
 from netlimit.store import Conflict, ManyErrors, Store
 
@@ -100,7 +100,7 @@ async def add_rules(
 
     Lines are numbered from 1; in an array, an item is a line.
     """
-    kept = await run_in_threadpool(_add, store, sent, caller.name)
+    kept = await run_in_threadpool(_add, store, sent, caller.actor)
     revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
     if wait is not None:
         await waiting.applied(revision, wait)
@@ -132,7 +132,7 @@ def read_batch(sent: Sent, now: datetime) -> Batch:
     return batch
 
 
-def _add(store: Store, sent: Sent, actor: str) -> list[Rule]:
+def _add(store: Store, sent: Sent, actor: Actor) -> list[Rule]:
     now = datetime.now(UTC)
     batch = read_batch(sent, now)
     if batch.wrong:

@@ -24,6 +24,8 @@ controller puts them into the kernel, usually within a tenth of a second, and re
 * Errors are problem documents (RFC 9457): `detail` says what is wrong and what would be accepted, `field` names it.
 * `Prefer: wait=5` (RFC 7240) delays the answer to a change until the kernel holds it.
 * `ETag` and `If-Match` keep two clients from overwriting each other's changes.
+* Every answer has an `X-Request-ID`: the one that was sent (1 to 64 of `A-Za-z0-9._-`), or a new one. The audit has it.
+* Whoever asks too much, or too slowly, gets 429 or 408; `Retry-After` says when to come back.
 * Parameters and fields that are not known are refused: a word that is misspelt must not go unheard.
 """
 
@@ -72,5 +74,6 @@ def describe_api(app: FastAPI) -> dict[str, Any]:
 TAGS = [
     {"name": "rules", "description": "Who may send or receive how much."},
     {"name": "kernel", "description": "What the gateways hold, and what they would do."},
+    {"name": "access", "description": "Who may do what, and who did."},
     {"name": "health", "description": "For load balancers and monitoring."},
 ]

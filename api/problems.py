@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from api.origin import HEADER, origin_of
 from netlimit.errors import NetlimitError, RuleError, StoreError
-from netlimit.store import Conflict, ManyErrors, NotKept, Stale
+from netlimit.store import Conflict, ManyErrors, NotKept, Stale, TokenExists
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -24,11 +25,13 @@ TITLES = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    408: "Request Timeout",
     409: "Conflict",
     412: "Precondition Failed",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
+    429: "Too Many Requests",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -38,12 +41,18 @@ MEANINGS = {
     403: "The token's role may not do this.",
     404: "There is no such thing.",
     405: "The method does not exist here; `Allow` names those that do.",
+    408: "The body came too slowly.",
     409: "A rule that is in force limits the very same traffic already, or the name is taken; the other rule is named.",
     412: "The rule has changed since: `If-Match` does not name its present revision.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
     422: "A value is wrong; `field` names it, `detail` says what would be accepted.",
+    429: "Too many requests, too many at once, or too many bad tokens; `Retry-After` says when to come back.",
     503: "Something that is needed does not answer; `detail` says what.",
+}
+EXAMPLES = {
+    408: "The body comes too slowly: after 10 seconds, 65536 bytes a second are the least.",
+    429: "Too many bad tokens came from 192.0.2.7; try again in 6 seconds.",
 }
 _LONGEST_DETAIL = 1000
 
@@ -94,6 +103,8 @@ def find_problem(error: NetlimitError) -> Problem:
         case Conflict():
             other = {"id": error.rule_id, "name": error.name} if error.rule_id is not None else None
             return Problem(409, sentence, rule=other)
+        case TokenExists():
+            return Problem(409, sentence, field="name")
         case Stale():
             return Problem(412, sentence)
         case NotKept():
@@ -124,11 +135,20 @@ def describe_line(line: int, problem: Problem) -> dict[str, object]:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error answers of an operation, for its OpenAPI description."""
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {
-        status: {"description": MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
-    }
+    """The error answers of an operation, for its OpenAPI description; every one can be too much, a body too slow."""
+    every = {*statuses, 429, 503} | ({408} if 413 in statuses else set())
+    return {status: _describe_response(status) for status in sorted(every)}
+
+
+def _describe_response(status: int) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    if status in EXAMPLES:
+        content["example"] = Problem(status, EXAMPLES[status]).document()
+    described: dict[str, Any] = {"description": MEANINGS[status], "content": {MEDIA_TYPE: content}}
+    if status == 429:
+        seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}}
+        described["headers"] = {"Retry-After": seconds}
+    return described
 
 
 def answer_problems(app: FastAPI) -> None:
@@ -192,4 +212,5 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return Problem(500, "This is a fault of netlimit's own; its log says more.").response()
+    headers = {HEADER: origin_of(request).request}
+    return Problem(500, "This is a fault of netlimit's own; its log says more.", headers=headers).response()

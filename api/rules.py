@@ -22,14 +22,13 @@ from api.problems import Problem, responses
 from api.representation import merge, read_rule, without_read_only, write_draft, write_kept
 from api.standing import find_state, judge
 from netlimit.errors import RuleError
-from netlimit.records import State
-from netlimit.rules import Action
-from netlimit.store import Kept, Stale, Store
+from netlimit.records import Actor, State
+from netlimit.rules import Action, Rule
+from netlimit.store import Kept, Store
 
 router = APIRouter(prefix="/rules", tags=["rules"])
 MOST = 1000
 """The most rules on one page."""
-_ATTEMPTS = 5
 _KEY = re.compile(r"[0-9]{1,18}|[a-z][a-z0-9._-]{0,62}")
 
 Key = Annotated[str, Path(alias="key", description="The rule's id, or its name.", examples=["1", "office-hosts"])]
@@ -86,7 +85,7 @@ async def add_rule(
     rule = read_rule(sent, now)
     if query.dry_run:
         return JSONResponse(write_draft(rule))
-    (kept,) = await run_in_threadpool(store.add, [rule], caller.name, now)
+    (kept,) = await run_in_threadpool(store.add, [rule], caller.actor, now)
     where = {"Location": f"/api/v1/rules/{kept.id}"}
     return await _answer(Kept(kept, now, now), store, waiting, wait, 201, where)
 
@@ -154,7 +153,7 @@ async def replace_rule(
     before = await run_in_threadpool(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
     expected = expect_revision(if_match, before.rule)
-    kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.name, now, expected)
+    kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.actor, now, expected)
     return await _answer(kept, store, waiting, wait)
 
 
@@ -178,7 +177,7 @@ async def change_rule(
     if_match: IfMatch = None,
 ) -> Response:
     """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
-    kept = await run_in_threadpool(_change, store, key, changes, caller.name, if_match)
+    kept = await run_in_threadpool(_change, store, key, changes, caller.actor, if_match)
     return await _answer(kept, store, waiting, wait)
 
 
@@ -196,7 +195,7 @@ async def remove_rule(
     now = datetime.now(UTC)
     kept = await run_in_threadpool(find_kept, store, key)
     expected = expect_revision(if_match, kept.rule)
-    await run_in_threadpool(store.remove, kept.rule.id, caller.name, now, expected)
+    await run_in_threadpool(store.remove, kept.rule.id, caller.actor, now, expected)
     if wait is not None:
         await waiting.applied(await run_in_threadpool(store.revision), wait)
     return Response(status_code=204, headers=preference_applied(wait))
@@ -239,19 +238,16 @@ async def _answer(
     return JSONResponse(described, status, {**(headers or {}), "ETag": etag(kept.rule), **preference_applied(wait)})
 
 
-def _change(store: Store, key: str, changes: Mapping[str, object], actor: str, if_match: str | None) -> Kept:
-    """Read, merge and write; once more if somebody else wrote in between, unless the client forbids that."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        now = datetime.now(UTC)
-        before = find_kept(store, key)
-        rule = read_rule(merge(before.rule, changes), now)
-        expect_revision(if_match, before.rule)
-        try:
-            return store.replace(before.rule.id, rule, actor, now, before.rule.revision)
-        except Stale:
-            if attempt == _ATTEMPTS:
-                raise
-    raise AssertionError("the last attempt returns or raises")
+def _change(store: Store, key: str, changes: Mapping[str, object], actor: Actor, if_match: str | None) -> Kept:
+    """Merge and write, with nobody in between."""
+    now = datetime.now(UTC)
+
+    def alter(rule: Rule) -> Rule:
+        altered = read_rule(merge(rule, changes), now)
+        expect_revision(if_match, rule)
+        return altered
+
+    return store.change(find_kept(store, key).rule.id, alter, actor, now)
 
 
 def _select_named(store: Store, name: str, state: State | None, wanted: Mapping[str, Any]) -> list[Kept]:

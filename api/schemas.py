@@ -381,14 +381,17 @@ class Offenders(Strict):
 class AuditEntry(Strict):
     """One change: who made it, when, and the fields of the rule before and after.
 
-    A large batch is one entry: `rule` is null, and `new` says how many rules, and the first and last id.
+    What is no change of one rule has a null `rule`; `old` and `new` say what there is to say. A large batch is one
+    entry, too: `new` says how many rules, and the first and last id.
     """
 
     id: int
     at: datetime
-    actor: str
-    revision: int
-    action: Literal["add", "replace", "remove"]
+    actor: str = Field(description="The name of a token; for what was done on a gateway itself, the user.")
+    address: str | None = Field(description="Where the request came from.")
+    request: str | None = Field(description="Its `X-Request-ID`.")
+    revision: int = Field(description="That of the rule set after it.")
+    action: str = Field(examples=["add", "replace", "remove", "create-token", "revoke-token", "apply", "pause"])
     rule: int | None
     old: dict[str, Any] | None
     new: dict[str, Any] | None
@@ -399,6 +402,46 @@ class AuditPage(Strict):
 
     items: list[AuditEntry]
     next: str | None
+
+
+RoleName = Literal["viewer", "operator", "admin"]
+
+
+class NewToken(Strict):
+    """A token as it is asked for."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(
+        description="Who is to have it; the audit names this. Never given twice.", examples=["ci"]
+    )
+    role: RoleName = Field(
+        description="`viewer` may look, `operator` may change rules, `admin` may also force rules and deal with tokens."
+    )
+    ttl: PositiveInt | Annotated[str, Field(pattern=r"^[0-9]+ ?(s|m|min|h|d|w)?$")] | None = Field(
+        None, description="How long it is good: seconds, or with a unit. By default until it is revoked."
+    )
+
+
+class Token(Strict):
+    """A token, without its text, which nobody knows."""
+
+    id: int
+    name: str
+    role: RoleName
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class MadeToken(Token):
+    """A token that was just made."""
+
+    token: str = Field(description="What to send: `Authorization: Bearer TOKEN`.")
+
+
+class TokenList(Strict):
+    """All tokens there ever were, by id."""
+
+    items: list[Token]
 
 
 class Health(Strict):
@@ -427,7 +470,7 @@ class Problem(BaseModel):
     rule: dict[str, Any] | None = Field(None, description="The other rule, for a conflict: its `id` and `name`.")
 
 
-SENT = (NewRule, RuleReplacement, RuleChanges, Problem)
+SENT = (NewRule, RuleReplacement, RuleChanges, NewToken, Problem)
 """Models that no answer names, so that the framework does not see them."""
 
 NEW_RULES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from api import schemas
 from api.context import StoreOf, no_query
@@ -26,7 +26,7 @@ router = APIRouter(tags=["kernel"])
     response_model=None,
     responses={200: {"model": schemas.Status}, **responses(401, 403, 422, 503)},
 )
-def get_status(store: StoreOf) -> dict[str, Any]:
+def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
     now, hosts = datetime.now(UTC), store.hosts()
     backends = {host.backend for host in hosts}
@@ -39,7 +39,7 @@ def get_status(store: StoreOf) -> dict[str, Any]:
         "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
         "rules": count_states(store, hosts, now),
         "hosts": [_write_host(host, now) for host in hosts],
-        "notes": _collect_notes(hosts, now),
+        "notes": [*request.app.state.notes, *_collect_notes(hosts, now)],
     }
 
 

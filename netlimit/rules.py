@@ -441,7 +441,7 @@ def _parse_expiry(fields: Mapping[str, object], now: datetime) -> datetime | Non
     if ttl is not None and at is not None:
         raise RuleError("ttl", "Give either `ttl` or `expires_at`, not both.")
     if ttl is not None:
-        return now + timedelta(seconds=_parse_ttl(ttl))
+        return now + timedelta(seconds=parse_ttl(ttl))
     if at is None:
         return None
     try:
@@ -460,7 +460,8 @@ def _moment_text(value: object) -> str:
     return value
 
 
-def _parse_ttl(value: object) -> int:
+def parse_ttl(value: object) -> int:
+    """Read a length of time: seconds, or a text with a unit, such as "90s", "10m", "30d". Raises RuleError (`ttl`)."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value) if abs(value) <= _LONGEST_TTL else "too long"
     match = _TTL.fullmatch(value.strip()) if isinstance(value, str) else None

@@ -15,6 +15,7 @@ import typer
 from netlimit.cli.database import find_token_file
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import read_settings
+from netlimit.cli.tls import trust
 from netlimit.settings import Settings
 
 ANSWER_SECONDS = 30.0
@@ -32,6 +33,7 @@ class Client:
             base_url=f"{settings.url}/api/v1",
             headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
             timeout=ANSWER_SECONDS,
+            verify=trust(settings),
             trust_env=not _is_loopback(settings.url),
         )
 

@@ -17,6 +17,7 @@ from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
+from netlimit.cli.tls import check_certificate
 from netlimit.settings import Listen, Settings
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 UMASK = 0o007
 """Controller and API share the database, and nobody else."""
-GRACE_SECONDS = 5
-"""How long the API waits for answers that are under way when it is told to end."""
 
 _LATE_IN_CONTROLLER = ("netlimit.controller", "netlimit.store", "netlimit.kernel.linux", "encodings.idna")
 _LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
@@ -94,23 +93,20 @@ def run_api(settings: Settings, user: str) -> None:
     import uvicorn
 
     from api.app import create_app
+    from api.server import configure
 
     collect_seldom()
     os.umask(UMASK)
     log_to_stderr("api", settings)
     for number in (signal.SIGTERM, signal.SIGINT):  # what uvicorn raises again once it has ended
         signal.signal(number, lambda received, frame: None)
+    warning = check_certificate(settings, datetime.now(UTC))
+    notes = [warning] if warning else []
+    for note in notes:
+        log.warning("%s", note)
     listening = listen(settings.listen)
     with open_store(settings) as store:
-        config = uvicorn.Config(
-            create_app(settings, store),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
+        config = configure(settings, create_app(settings, store, notes))
         if is_root():
             _drop_root(config, store, user)
         store.revision()
@@ -131,7 +127,7 @@ def _drop_root(config: uvicorn.Config, store: Store, user: str) -> None:
 
 def make_token(settings: Settings, store: Store) -> None:
     """See to it that there is an admin token."""
-    from api.auth import bootstrap_token
+    from api.bootstrap import bootstrap_token
 
     bootstrap_token(store, settings, datetime.now(UTC))
 
@@ -153,7 +149,8 @@ def listen(place: Listen) -> socket.socket:
 
 
 def check_parts(settings: Settings, user: str) -> None:
-    """Raise CommandError for what would keep the parts from running."""
+    """Raise CommandError or SettingsError for what would keep the parts from running."""
     check_backend(settings)
+    check_certificate(settings, datetime.now(UTC))
     if is_root():
         find_user(user)

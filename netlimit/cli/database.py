@@ -37,7 +37,7 @@ def find_file(database_url: str) -> Path | None:
 
 
 def find_token_file(database_url: str) -> Path:
-    """Where the first start has written its token: `api.auth.token_path`, whose import takes half a second."""
+    """Where the first start has written its token: `api.bootstrap.token_path`, whose import takes half a second."""
     path = find_file(database_url)
     return (path.parent if path else Path("/var/lib/netlimit")) / _TOKEN
 

@@ -65,7 +65,7 @@ class TokenExists(NetlimitError):
     """A token of this name is kept already."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"There is a token named {name!r} already; choose another name, or revoke that one first.")
+        super().__init__(f"There is a token named {name!r} already, or there was; choose another name.")
         self.name = name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netlimit.records import (
@@ -21,12 +22,14 @@ from netlimit.records import (
     State,
     Window,
 )
+from netlimit.roles import Role
 from netlimit.rules import Rule
 from netlimit.store import (
     audit,
     changes,
     clients,
     clock,
+    conflicts,
     counters,
     guards,
     history,
@@ -43,11 +46,15 @@ from netlimit.store import (
     windows,
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
+from netlimit.store.backup import Label, open_backup, write_backup
 from netlimit.store.census import Alike, take_census
 from netlimit.store.engine import Database, again
+from netlimit.store.faults import Damaged
+from netlimit.store.restore import Restored, restore
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch, watch
+from netlimit.tokens import hash_token, make_token
 from netlimit.tree import SavedRoot
 
 if TYPE_CHECKING:
@@ -85,6 +92,27 @@ class Store:
         with self._database.migrating() as connection:
             migrate.upgrade(connection)
 
+    def back_up(self, path: Path, now: datetime) -> Label:
+        """Write all that is kept at one moment to a new file. Raises OSError where that cannot be made."""
+        return write_backup(self._database, path, now)
+
+    def restore(self, path: Path, actor: Actor | str, now: datetime, force: bool = False) -> Restored:
+        """Bring back what a backup holds: everything, if nothing is kept here yet, else its rules, as one change.
+
+        With `force`, where there are rules, and a damaged SQLite file is put aside first. Raises NoBackup, InUse,
+        Damaged, and OSError where a file cannot be read.
+        """
+        with open_backup(path) as (label, backup):
+            try:
+                self.upgrade()
+            except Damaged:
+                if not force:
+                    raise
+                self._database.put_aside(now)
+                self.upgrade()
+            with self._changing() as connection:
+                return restore(connection, backup, label, as_actor(actor), now, force)
+
     def watch(self) -> Watch:
         """Begin to hear of changes."""
         return watch(self._database)
@@ -96,14 +124,19 @@ class Store:
         with self._database.reading() as connection:
             return clock.revision(connection)
 
+    @again
     def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime) -> list[Rule]:
         """Keep all rules of the batch as one change, or none; they come back with id and revision.
-    @again
 
         Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one.
         """
         with self._changing() as connection:
             return rules.add(connection, batch, as_actor(actor), now)
+
+    def check(self, rule: Rule, now: datetime) -> None:
+        """Raise what `add` would, or, for a rule with an id, `replace` (Conflict, NameTaken). Nothing is written."""
+        with self._database.reading() as connection:
+            conflicts.check(connection, rule, now)
 
     def replace(
         self, rule_id: int, rule: Rule, actor: Actor | str, now: datetime, expected_revision: int | None = None
@@ -112,8 +145,6 @@ class Store:
 
         Raises NotKept, Conflict, NameTaken, and Stale if the kept one is not at `expected_revision`.
         """
-        with self._changing() as connection:
-            return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision)
         return self.change(rule_id, lambda before: rule, actor, now, expected_revision)
 
     @again
@@ -129,10 +160,12 @@ class Store:
 
         Raises as `replace` does, and what `alter` raises.
         """
+        with self._changing() as connection:
+            return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision)
 
+    @again
     def remove(self, rule_id: int, actor: Actor | str, now: datetime, expected_revision: int | None = None) -> None:
         """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
-    @again
         with self._changing() as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
 
@@ -184,9 +217,9 @@ class Store:
 
     # Undoing
 
+    @again
     def rollback(self, revision: int, actor: Actor | str, now: datetime) -> int:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
-    @again
         was nothing to change. Raises NoSuchRevision."""
         with self._changing() as connection:
             return rollback.roll_back(connection, revision, as_actor(actor), now)
@@ -294,9 +327,9 @@ class Store:
         with self._database.writing(wake=False) as connection:
             numbers.number(connection, host, added, removed)
 
+    @again
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
         """Keep the states of rules that are not simply applied on a gateway, and forget those of `cleared`."""
-    @again
         with self._database.writing() as connection:
             states.mark(connection, host, exceptional, cleared)
 
@@ -320,9 +353,9 @@ class Store:
         with self._database.reading() as connection:
             return states.count_states(connection)
 
+    @again
     def count(self, host: str, counts: Sequence[RuleCounters]) -> None:
         """Keep counters of a gateway in place of the former ones of the same rules. Wakes nobody on PostgreSQL."""
-    @again
         with self._database.writing(wake=False) as connection:
             counters.count(connection, host, counts)
 
@@ -340,6 +373,11 @@ class Store:
         """The counters of rules that have a name, with name and gateway: at most so many, those of the oldest rules."""
         with self._database.reading() as connection:
             return counters.of_named(connection, most)
+
+    def total_counters(self) -> dict[str, Counts]:
+        """What all rules of each gateway have counted, those that are gone too."""
+        with self._database.reading() as connection:
+            return counters.totals(connection)
 
     def raw_counters(self, host: str) -> dict[int, RuleCounters]:
         """The counters of every rule on a gateway, by rule."""
@@ -365,11 +403,6 @@ class Store:
 
     def repairs(self, host: str, limit: int) -> list[Repair]:
         """The newest repairs of a gateway, the last one first."""
-    def total_counters(self) -> dict[str, Counts]:
-        """What all rules of each gateway have counted, those that are gone too."""
-        with self._database.reading() as connection:
-            return counters.totals(connection)
-
         with self._database.reading() as connection:
             return repairs.newest(connection, host, limit)
 
@@ -459,6 +492,14 @@ class Store:
         """Keep a new token. Raises TokenExists when the name is taken."""
         with self._changing() as connection:
             return tokens.add(connection, name, token_hash, role, now, expires_at, handle, as_actor(actor))
+
+    def issue_token(
+        self, name: str, role: Role, now: datetime, expires_at: datetime | None, actor: Actor | str
+    ) -> tuple[Token, str]:
+        """Make a token: how it is kept, and its text, which is nowhere else. Raises TokenExists."""
+        new = make_token()
+        kept = self.add_token(name, hash_token(new.text), role.value, now, expires_at, new.handle, actor)
+        return kept, new.text
 
     def token(self, key: int | str) -> Token | None:
         """The token of this id or name."""

@@ -12,7 +12,7 @@ import pytest
 
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import HASHES, Controller, connect, serve
+from tests.api.server import HANDLES, HASHES, Controller, connect, serve
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store(f"sqlite:///{path}")
     store.upgrade()
     for role, kept in HASHES.items():
-        store.add_token(role, kept, role, datetime.now(UTC))
+        store.add_token(role, kept, role, datetime.now(UTC), handle=HANDLES[role])
     store.close()
     return path
 

@@ -13,26 +13,29 @@ import httpx
 import uvicorn
 
 from api.app import create_app
-from api.auth import hash_token
+from api.server import configure
 from netlimit.records import HostStatus
 from netlimit.settings import Settings
 from netlimit.store import Store
+from netlimit.tokens import find_handle, hash_token
 
-TOKENS = {role: f"{role}-token" for role in ("admin", "operator", "viewer")}
+TOKENS = {role: f"nl_{role:0>12}_{role:-<43}" for role in ("admin", "operator", "viewer")}
 HASHES = {role: hash_token(token, cost=2) for role, token in TOKENS.items()}
+HANDLES = {role: find_handle(token) for role, token in TOKENS.items()}
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @contextmanager
 def serve(settings: Settings, store: Store) -> Iterator[str]:
     """Run the API until the block ends."""
-    config = uvicorn.Config(create_app(settings, store), port=0, log_level="warning", lifespan="off", ws="none")
+    config = configure(settings, create_app(settings, store))
+    config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import token_path
+from api.bootstrap import token_path
 from netlimit.cli.daemons import listen
 from netlimit.cli.database import find_token_file
 from netlimit.settings import Listen

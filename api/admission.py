@@ -1,0 +1,123 @@
+"""What the API limits of itself: how often, how many at once, how much and how slowly.
+
+A limiter that can be flooded through its own door would be a poor one. Whoever is refused is told when to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.buckets import Buckets
+from api.doorkeeper import Doorkeeper
+from api.origin import HEADER, find_origin
+from api.problems import Problem
+
+MOST_AT_ONCE = 512
+"""Requests under way, of all together; most of them wait for a controller, which costs next to nothing."""
+MOST_OF_ONE = 256
+"""Requests under way, of one token or address."""
+MOST_BYTES = 256 * 2**20
+"""Bodies that are held, of all together: four of the largest."""
+BODY_SECONDS = 10.0
+"""A body has so long to come, and longer only as it does come."""
+SLOWEST = 64 * 2**10
+"""Bytes a second: what came of a body gives it so much more time."""
+_CLIENTS = 8192
+
+
+class Admission:
+    """ASGI middleware: gives each request its id, and lets it in if there is room for it.
+
+    What is counted is the token, if it is known to be good, and else the address: nobody is kept out by what others
+    send from the same address.
+    """
+
+    def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper, rate: int) -> None:
+        self._app, self._doorkeeper = app, doorkeeper
+        self._buckets = Buckets(rate, 2 * rate, _CLIENTS)
+        self._under_way: Counter[object] = Counter()
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        origin = find_origin(scope)
+        scope.setdefault("state", {})["origin"] = origin
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = origin.request
+            await send(message)
+
+        client = self._find_client(scope, origin.place)
+        refused = self._refuse(client)
+        if refused is not None:
+            return await refused.response()(scope, receive, send_with_id)
+        self._under_way[client] += 1
+        body = _Body(receive)
+        try:
+            await self._app(scope, lambda: self._receive(body), send_with_id)
+        finally:
+            self._held -= body.size
+            self._under_way[client] -= 1
+            if not self._under_way[client]:
+                del self._under_way[client]
+
+    def _find_client(self, scope: Scope, place: str) -> object:
+        scheme, _, text = Headers(scope=scope).get("authorization", "").partition(" ")
+        token = self._doorkeeper.recall(text.strip()) if scheme.lower() == "bearer" else None
+        return token.id if token else place
+
+    def _refuse(self, client: object) -> Problem | None:
+        if self._under_way.total() >= MOST_AT_ONCE:
+            return _too_much(503, "The API has as many requests under way as it takes; try again.")
+        if self._under_way[client] >= MOST_OF_ONE:
+            return _too_much(429, f"You have {MOST_OF_ONE} requests under way, the most for one; await some answers.")
+        wait = self._buckets.take(client)
+        return _too_much(429, "You send more requests a second than the API takes from one.", wait) if wait else None
+
+    async def _receive(self, body: _Body) -> Message:
+        if self._held > MOST_BYTES:
+            raise _too_much(503, "The API holds as many large bodies as it can; try again.")
+        message = await body.receive()
+        self._held += len(message.get("body", b""))
+        return message
+
+
+class _Body:
+    """A body that must not take too long to come; `size` is what has come of it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._began: float | None = None
+        self._ended = False
+        self.size = 0
+
+    async def receive(self) -> Message:
+        """The next part. Raises Problem 408."""
+        if self._ended:
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        self._began = self._began or now
+        try:
+            async with asyncio.timeout_at(self._began + BODY_SECONDS + self.size / SLOWEST):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(
+                408,
+                f"The body comes too slowly: after {BODY_SECONDS:g} seconds, {SLOWEST} bytes a second are the least.",
+                headers={"Connection": "close"},
+            ) from None
+        self.size += len(message.get("body", b""))
+        self._ended = not message.get("more_body", False)
+        return message
+
+
+def _too_much(status: int, sentence: str, wait: float = 1.0) -> Problem:
+    return Problem(status, sentence, headers={"Retry-After": str(max(1, math.ceil(wait)))})

@@ -1,0 +1,60 @@
+"""The first token, without which nobody could make another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from netlimit.errors import StoreError
+from netlimit.settings import Settings
+from netlimit.store import Store
+from netlimit.tokens import BOOTSTRAP, hash_token, is_reserved, make_token, verify_token
+
+
+def bootstrap_token(store: Store, settings: Settings, now: datetime) -> None:
+    """See to it that there is an admin token.
+
+    One in the settings becomes the admin token, in place of an earlier one from there. Without one, the very first
+    start makes one, writes it to `admin.token` (0600) beside the database and shows it on a terminal.
+    Raises StoreError.
+    """
+    if settings.bootstrap_token:
+        _keep_given(store, settings.bootstrap_token.get_secret_value(), now)
+    elif not store.tokens_exist():
+        token = make_token()
+        path = token_path(settings.database_url)
+        _write_secret(path, token.text)
+        store.add_token(BOOTSTRAP, hash_token(token.text), "admin", now, handle=token.handle)
+        if sys.stdout.isatty():
+            print(f"The admin token is {token.text}\nIt is also in {path}; netlimit itself keeps only its hash.")
+
+
+def token_path(database_url: str) -> Path:
+    """Where the first start writes its token: beside a SQLite database, else in /var/lib/netlimit."""
+    scheme, _, rest = database_url.partition(":///")
+    directory = Path(rest.partition("?")[0]).parent if scheme.startswith("sqlite") else Path("/var/lib/netlimit")
+    return directory / "admin.token"
+
+
+def _keep_given(store: Store, text: str, now: datetime) -> None:
+    given = [token for token in store.active_tokens(now) if is_reserved(token.name)]
+    if any(verify_token(text, token.hash) for token in given):
+        return
+    for token in given:
+        store.revoke_token(token.id, now)
+    name = f"{BOOTSTRAP}-{len(store.tokens()) + 1}" if store.token(BOOTSTRAP) else BOOTSTRAP
+    store.add_token(name, hash_token(text), "admin", now)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise StoreError(
+            f"The admin token cannot be written to {path}: {error.strerror}. Set NETLIMIT_BOOTSTRAP_TOKEN instead."
+        ) from error

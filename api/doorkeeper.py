@@ -1,0 +1,108 @@
+"""Who knows tokens again, and who may try how often."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from fastapi.concurrency import run_in_threadpool
+
+from api.buckets import Buckets
+from api.problems import Problem
+from netlimit.store import Store, Token
+from netlimit.tokens import find_handle, verify_token
+
+FAILURES = 10
+"""So often a minute one place may show a token that is not good."""
+_PLACES = 4096
+_REMEMBERED = 1024
+_FRESH_SECONDS = 1.0
+_HASHING, _MOST_HASHING = 2, 32
+
+
+class Doorkeeper:
+    """Knows tokens again. Revocations and new tokens count within a second.
+
+    A hash takes long on purpose (50 ms and 16 MiB), so it must not be had for nothing:
+
+    - a good token is hashed once, and from then on remembered by its SHA-256;
+    - a token with a handle that is not known is hashed never, and one that has a known handle once, with that;
+    - whoever shows bad ones is soon told to wait. Good ones that are remembered pass all the same, and tokens that have
+      a handle are counted each by itself: nobody is locked out by what others try from the same address;
+    - two are hashed at a time, on threads of their own, and few may wait for that.
+    """
+
+    def __init__(
+        self, store: Store, given: str | None = None, verify: Callable[[str, str], bool] = verify_token
+    ) -> None:
+        self._store, self._verify = store, verify
+        self._given = _digest(given) if given else None
+        self._failures = Buckets(FAILURES / 60, FAILURES, _PLACES)
+        self._remembered: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        self._checking: dict[bytes, asyncio.Task[Token | None]] = {}
+        self._hashing = ThreadPoolExecutor(_HASHING, "hashing")
+        self._active: dict[int, Token] = {}
+        self._read_at = -_FRESH_SECONDS
+
+    async def find(self, text: str, place: str) -> Token | None:
+        """The active token that this is; `place` is where it was shown. Raises Problem 429, 503, and StoreError."""
+        if time.monotonic() - self._read_at >= _FRESH_SECONDS:
+            active = await run_in_threadpool(self._store.active_tokens, datetime.now(UTC))
+            self._active = {token.id: token for token in active}
+            self._read_at = time.monotonic()
+        known = self.recall(text)
+        if known is not None:
+            return known
+        digest = _digest(text)
+        task = self._checking.get(digest)
+        if task is None:  # who shows the same token meanwhile waits for the same answer
+            task = self._checking[digest] = asyncio.create_task(self._check(text, digest, place))
+            task.add_done_callback(lambda done: self._checking.pop(digest, None))
+        return await asyncio.shield(task)
+
+    def recall(self, text: str) -> Token | None:
+        """The active token that this is, if it was shown before. Asks nobody."""
+        kept = self._remembered.get(_digest(text))
+        token = self._active.get(kept[0]) if kept else None
+        if kept is None or token is None or token.hash != kept[1]:
+            return None
+        return token if token.expires_at is None or token.expires_at > datetime.now(UTC) else None
+
+    async def _check(self, text: str, digest: bytes, place: str) -> Token | None:
+        handle = find_handle(text)
+        candidates = [token for token in self._active.values() if token.handle == handle]
+        key = (place, handle if candidates else None)
+        wait = 0.0 if digest == self._given else self._failures.take(key)
+        if wait:
+            seconds = math.ceil(wait)
+            raise Problem(
+                429,
+                f"Too many bad tokens came from {place or 'there'}; try again in {seconds} seconds.",
+                headers={"Retry-After": str(seconds)},
+            )
+        for token in candidates:
+            if await self._hash(text, token.hash):
+                self._failures.give_back(key)
+                self._remember(digest, token)
+                return token
+        return None
+
+    async def _hash(self, text: str, kept: str) -> bool:
+        if len(self._checking) > _MOST_HASHING:
+            raise Problem(503, "Too many tokens are being looked at; try again.", headers={"Retry-After": "1"})
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, self._verify, text, kept)
+
+    def _remember(self, digest: bytes, token: Token) -> None:
+        self._remembered[digest] = (token.id, token.hash)
+        if len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
