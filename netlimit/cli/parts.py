@@ -40,7 +40,7 @@ def open_store(settings: Settings) -> Iterator[Store]:
     """The database, until the block ends."""
     from netlimit.store import Store
 
-    store = Store(settings.database_url, settings.audit_length)
+    store = Store(settings.database_url, settings.audit_length, settings.revisions)
     try:
         yield store
     finally:
