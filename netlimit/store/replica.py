@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import Connection, delete, update
 
@@ -15,11 +17,13 @@ from netlimit.errors import StoreError
 from netlimit.records import Exceptional, HostStatus, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
+from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.tree import SavedRoot
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 5000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Replica(Store):
         super().__init__(f"sqlite:///{path}")
         self._host = host
         self._copied = -1
+        self._paused = False
+        self._roots: dict[str, SavedRoot] = {}
 
     @property
     def copied(self) -> int:
@@ -79,7 +85,7 @@ class Replica(Store):
             for device, root in saved.items():
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, paused)
-        self._copied = revision
+        self._copied, self._paused, self._roots = revision, paused, saved
 
     def hold(self, snapshot: Snapshot, window: Window) -> None:
         """Hold what a snapshot says, instead of all else: the rules from before a window that has expired. A controller
@@ -98,19 +104,41 @@ class Replica(Store):
             windows.write(connection, window)
         self._copied = -1
 
+    # What a controller goes on with even when the copy is gone too: as it was known last, and what it says is lost.
+
+    def paused(self, host: str) -> bool:
+        """Whether the controller is to keep its hands off."""
+        self._paused = _try(partial(super().paused, host), self._paused)
+        return self._paused
+
+    def saved_roots(self, host: str) -> dict[str, SavedRoot]:
+        """The root qdiscs of others that are kept."""
+        self._roots = _try(partial(super().saved_roots, host), self._roots)
+        return self._roots
+
+    def window(self) -> Window | None:
+        """The window that has expired without the database, if its rule set is what is held here."""
+        return _try(super().window, None)
+
+    def find(self, key: int | str) -> Kept | None:
+        """A rule, unless the copy is older than it."""
+        return _try(partial(super().find, key), None)
+
     def report(self, status: HostStatus, now: datetime | None = None) -> None:
-        """Keep what the controller says of itself, if that is possible."""
-        try:
-            super().report(status, now or datetime.now(UTC))
-        except StoreError as error:
-            log.debug("%s", error)
+        """Keep what the controller says of itself."""
+        _try(partial(super().report, status, now or datetime.now(UTC)), None)
 
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
-        """Keep the states of rules, if that is possible."""
-        try:
-            super().mark(host, exceptional, cleared)
-        except StoreError as error:
-            log.debug("%s", error)
+        """Keep the states of rules."""
+        _try(partial(super().mark, host, exceptional, cleared), None)
+
+    def number(self, host: str, added: Mapping[tuple[str, str], int], removed: Iterable[tuple[str, str]]) -> None:
+        """Keep mark numbers. If that fails, the next controller that knows better writes entries anew."""
+        _try(partial(super().number, host, added, removed), None)
+
+    def repaired(self, host: str, kind: str, found: str, took: float, now: datetime) -> None:
+        """Keep what was put right."""
+        _try(partial(super().repaired, host, kind, found, took, now), None)
 
     def count(self, host: str, counts: Sequence[RuleCounters]) -> None:
         """Keep nothing: the database hears of the whole count once it is back."""
@@ -126,6 +154,15 @@ class Replica(Store):
         now, stream = datetime.now(UTC), iter(written)
         while some := list(islice(stream, _AT_ONCE)):
             rules.write_rules(connection, some, now, now)
+
+
+def _try(do: Callable[[], T], otherwise: T) -> T:
+    """What `do` gives, or something else when the copy cannot do its part."""
+    try:
+        return do()
+    except StoreError as error:
+        log.debug("%s", error)
+        return otherwise
 
 
 def open_replica(directory: Path, host: str) -> Replica:
