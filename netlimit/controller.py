@@ -40,13 +40,15 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 STRUCTURE_SECONDS = 1.0
+SWEEP_SECONDS = 40.0
+"""How long it may take to look at the entries of all sets in turn, unless it would cost too much."""
 NEWCOMER_SECONDS = 0.2
 """How often hosts are looked for that have appeared; until they have a class they share one."""
 NEWCOMER_SHARE = 10
 """Looking for them rests that many times as long as it took: there can be many that never get a class."""
 QUEUE_SECONDS = 10.0
 """How often the counters of classes are read, and idle hosts are looked for."""
-SWEEP_SHARE = 30
+SWEEP_SHARE = 50
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
 CLOCK_SLACK = 2.0
@@ -118,6 +120,7 @@ class Controller:
         self._sound: Mapping[str, Tree] | None = None
         self._presence = Presence(setup.idle)
         self._sweep: Iterator[tuple[str, ...]] = iter(())
+        self._stride = STRUCTURE_SECONDS
         self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
 
     # -- running
@@ -514,7 +517,7 @@ class Controller:
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
             self._sweep_one()
-            self._due["sweep"] = time.monotonic() + max(STRUCTURE_SECONDS, SWEEP_SHARE * (time.monotonic() - began))
+            self._due["sweep"] = time.monotonic() + max(self._stride, SWEEP_SHARE * (time.monotonic() - began))
 
     def _find_drift(self) -> dict[str, str]:
         """What of structure and trees is not as it was applied, by kind."""
@@ -554,7 +557,8 @@ class Controller:
         names = next(self._sweep, None)
         if names is None:
             others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
-            self._sweep = iter([*compilation.owners, *((name,) for name in sorted(others))])
+            turns = [*compilation.owners, *((name,) for name in sorted(others))]
+            self._sweep, self._stride = iter(turns), min(STRUCTURE_SECONDS, SWEEP_SECONDS / (1 + len(turns)))
             return
         if not compilation.structure.sets.keys() & set(names):
             self._sweep_ingress(names[0])
