@@ -126,9 +126,8 @@ class Guard:
     def _find_end(self, window: Window) -> Window | None:
         self._beat()
         last = self._store.window()
-        if last is None or last.opened_at != window.opened_at:
-            return None  # a database that was restored knows nothing of it; then the deadline counts
-        return last if last.outcome is not None else None
+        # A database that was restored may know nothing of it: then the deadline counts.
+        return None if last == window else last
 
     # -- undoing
 

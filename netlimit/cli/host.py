@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.parts import make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
+from netlimit.cli.undo import confirming, parse_length
 from netlimit.errors import StoreError
 from netlimit.settings import Settings
 
@@ -43,15 +45,34 @@ Last = Annotated[
 ]
 
 
-def apply(context: typer.Context, take_over: TakeOver = None, last: Last = False, json: bool = JSON) -> None:
+Confirm = Annotated[
+    str | None,
+    typer.Option(
+        "--confirm",
+        metavar="60s",
+        help="Undo this, and every change of rules until then, unless `netlimit confirm` comes in time.",
+    ),
+]
+
+
+def apply(
+    context: typer.Context,
+    take_over: TakeOver = None,
+    last: Last = False,
+    confirm: Confirm = None,
+    json: bool = JSON,
+) -> None:
     """Bring the kernel to what the rules say, once, and end the pause of a teardown."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     if last:
-        if take_over:
-            raise typer.BadParameter("What was applied last takes nothing over; leave out --take-over or --last.")
+        if take_over or confirm:
+            raise typer.BadParameter("What was applied last is only put back; leave out the other options, or --last.")
         return apply_last(settings, kernel, json)
-    with open_store(settings) as store:
+    with open_store(settings) as store, ExitStack() as window:
+        seconds = parse_length(confirm) if confirm else None
+        if seconds is not None:
+            window.enter_context(confirming(context, settings, store, kernel, seconds))
         controller = make_controller(settings, store, kernel)
         with taking_over(take_over or (), kernel, store, settings.host):
             steps = controller.plan()
@@ -59,7 +80,9 @@ def apply(context: typer.Context, take_over: TakeOver = None, last: Last = False
             controller.sync()
         enforced, failed = controller.standing()
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
-    document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed}
+    if seconds is not None:
+        summary += f"\nUnless `netlimit confirm` comes within {count(seconds, 'second')}, all of it is undone."
+    document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed, "confirm_within": seconds}
     say(json, document, f"{steps}\n{summary}" if steps else summary)
     return None
 

@@ -1,4 +1,4 @@
-"""`netlimit serve`: the controller and the API as two processes, watched by this one."""
+"""`netlimit serve`: controller, API and guard as three processes, watched by this one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from netlimit.cli.daemons import UMASK, check_parts, make_token, run_api, run_controller
 from netlimit.cli.database import find_file, share
 from netlimit.cli.errors import word
+from netlimit.cli.guard import run_guard
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
@@ -24,6 +25,8 @@ from netlimit.settings import Settings
 
 STOP_SECONDS = 8.0
 """How long the parts may take to end before they are killed; the controller may be, it remembers nothing."""
+GUARD_SECONDS = 2.0
+"""How long the guard is waited for: it ends at once, unless a window of confirmation is open."""
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ def serve(
     context: typer.Context,
     api_user: str = typer.Option(USER, "--api-user", help="Whom the API runs as when root starts this."),
 ) -> None:
-    """Run the controller and the API, until SIGTERM. The rules stay in the kernel."""
+    """Run the controller, the API and the guard, until SIGTERM. The rules stay in the kernel."""
     settings = read_settings(context)
     os.umask(UMASK)
     log_to_stderr("serve", settings)
@@ -44,8 +47,11 @@ def serve(
         _start("controller", lambda: run_controller(settings)),
         _start("api", lambda: run_api(settings, api_user)),
     ]
-    ended = _watch(parts)
-    _stop(parts)
+    guard = _start("guard", lambda: _run_guard(settings))
+    ended = _watch([*parts, guard])
+    _stop(parts, guard)
+    if guard.exitcode is None:
+        os._exit(1 if ended else 0)  # Python would wait for the guard
     raise typer.Exit(1 if ended else 0)
 
 
@@ -79,6 +85,12 @@ def _run(run: Callable[[], None], parent: int) -> None:
         sys.exit(1)
 
 
+def _run_guard(settings: Settings) -> None:
+    """In a session of its own: what ends all processes of a terminal must not end a guard that is needed."""
+    os.setsid()
+    run_guard(settings)
+
+
 def _watch(parts: list[ForkProcess]) -> ForkProcess | None:
     """Wait until one of the parts has ended, which it should not, or this process is told to end."""
     while signal.sigwait(_HEARD) == signal.SIGCHLD:
@@ -89,8 +101,9 @@ def _watch(parts: list[ForkProcess]) -> ForkProcess | None:
     return None
 
 
-def _stop(parts: list[ForkProcess]) -> None:
-    for part in parts:
+def _stop(parts: list[ForkProcess], guard: ForkProcess) -> None:
+    """End the parts. The guard ends when it may."""
+    for part in (*parts, guard):
         part.terminate()
     deadline = time.monotonic() + STOP_SECONDS
     for part in parts:
@@ -99,3 +112,6 @@ def _stop(parts: list[ForkProcess]) -> None:
             log.warning("The %s does not end; killing it.", part.name)
             part.kill()
             part.join()
+    guard.join(max(0.0, min(GUARD_SECONDS, deadline - time.monotonic())))
+    if guard.exitcode is None:
+        log.warning("The guard goes on until the window of confirmation has ended.")

@@ -1,6 +1,7 @@
 """The database. Nothing outside this package knows that it is SQLAlchemy."""
 
 from netlimit.store.audit import AuditEntry, AuditFilter
+from netlimit.store.backup import Label, NoBackup
 from netlimit.store.errors import (
     Conflict,
     ManyErrors,
@@ -12,7 +13,10 @@ from netlimit.store.errors import (
     TokenExists,
     WindowOpen,
 )
+from netlimit.store.faults import Damaged
+from netlimit.store.history import changed_fields
 from netlimit.store.replica import Replica, Snapshot, open_replica, take_snapshot
+from netlimit.store.restore import InUse, Restored
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.store.tokens import Token
@@ -22,13 +26,18 @@ __all__ = [
     "AuditEntry",
     "AuditFilter",
     "Conflict",
+    "Damaged",
+    "InUse",
     "Kept",
+    "Label",
     "ManyErrors",
     "NameTaken",
+    "NoBackup",
     "NoSuchRevision",
     "NoWindow",
     "NotKept",
     "Replica",
+    "Restored",
     "Snapshot",
     "Stale",
     "Store",
@@ -36,6 +45,7 @@ __all__ = [
     "TokenExists",
     "Watch",
     "WindowOpen",
+    "changed_fields",
     "open_replica",
     "take_snapshot",
 ]

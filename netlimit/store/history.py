@@ -16,7 +16,16 @@ from netlimit.records import Actor, Difference, Revision
 from netlimit.rules import Rule
 from netlimit.store.bulk import write
 from netlimit.store.errors import NoSuchRevision
-from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, from_row, kept_from_row, to_row, with_number
+from netlimit.store.rows import (
+    RULE_COLUMNS,
+    WRITTEN_COLUMNS,
+    Kept,
+    from_row,
+    kept_from_row,
+    to_fields,
+    to_row,
+    with_number,
+)
 from netlimit.store.tables import EPOCH, clock, revisions, rules, to_microseconds, undo, windows
 
 KEPT_REVISIONS = 1000
@@ -55,6 +64,14 @@ def note_rollback(
 ) -> None:
     """Keep what each of these rules was before a rollback; None for one that was not there."""
     _note(connection, revision, "rollback", len(before), actor, now, returned_to)
+    write(connection, tuple(undo.c), _rows(revision, before))
+
+
+def note_restore(
+    connection: Connection, revision: int, before: Mapping[int, Kept | None], actor: Actor, now: datetime
+) -> None:
+    """Keep what each of these rules was before a backup was brought back; None for one that was not there."""
+    _note(connection, revision, "restore", len(before), actor, now)
     write(connection, tuple(undo.c), _rows(revision, before))
 
 
@@ -117,6 +134,13 @@ def differences(connection: Connection, one: int, other: int) -> list[Difference
         for rule_id, old, new in pairs
         if not same(old, new)
     ]
+
+
+def changed_fields(difference: Difference) -> dict[str, tuple[Any, Any]]:
+    """The fields in which a rule differs, as a client would write them: before and after; None for what is empty."""
+    before, after = (to_fields(rule) if rule else {} for rule in (difference.before, difference.after))
+    pairs = {name: (before.get(name), after.get(name)) for name in (*before, *after)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def same(one: Kept | None, other: Kept | None) -> bool:

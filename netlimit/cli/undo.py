@@ -1,0 +1,266 @@
+"""Commands that undo, as root on a gateway: confirm, rollback, revisions, diff; and the window of `netlimit apply`."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from netlimit.cli.guard import ensure_guard
+from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
+from netlimit.records import Actor, Difference, Revision, Window
+from netlimit.settings import Backend, Settings
+
+if TYPE_CHECKING:
+    from netlimit.kernel.base import Kernel
+    from netlimit.store import Store
+
+APPLIED_SECONDS = 10.0
+"""How long a controller is waited for."""
+LIVE_SECONDS = 15.0
+"""A controller reports every five seconds."""
+_LENGTH = re.compile(r"(\d{1,6})(s|m|h|)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_LONGEST = 86400
+
+
+def confirm(context: typer.Context, json: bool = JSON) -> None:
+    """Keep what was changed in the window of confirmation that is open."""
+    settings = read_settings(context)
+    with open_store(settings) as store:
+        window = store.confirm(local_actor(settings), datetime.now(UTC))
+    say(json, describe_window(window), f"Confirmed: the rules stay as they are, at revision {window.revision}.")
+
+
+def rollback(
+    context: typer.Context,
+    revision: Annotated[
+        int | None, typer.Argument(help="Which revision; without it, what the open window of confirmation began with.")
+    ] = None,
+    json: bool = JSON,
+) -> None:
+    """Bring back the rules of a revision, or of the beginning of the window of confirmation that is open."""
+    settings = read_settings(context)
+    kernel = make_kernel(settings)
+    with open_store(settings) as store:
+        before = store.revision()
+        wanted, after = _go_back(store, settings, revision)
+        applied = _bring_kernel(settings, store, kernel, after)
+    changed = f"Revision {wanted} is back, as revision {after}" if after != before else f"Revision {wanted} is there"
+    say(json, {"returned_to": wanted, "revision": after, "applied": applied}, f"{changed}: {_word_applied(applied)}")
+
+
+def revisions(
+    context: typer.Context,
+    most: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many to show.")] = 20,
+    json: bool = JSON,
+) -> None:
+    """Show the latest changes of rules that can be undone."""
+    with open_store(read_settings(context)) as store:
+        listed = store.revisions(most)
+    print_as(json, [describe_revision(each) for each in listed], _show_revisions)
+
+
+def diff(
+    context: typer.Context,
+    one: Annotated[int, typer.Argument(help="A revision.")],
+    other: Annotated[int | None, typer.Argument(help="Another one; the present one by default.")] = None,
+    json: bool = JSON,
+) -> None:
+    """Show how the rules of two revisions differ."""
+    with open_store(read_settings(context)) as store:
+        other = store.revision() if other is None else other
+        found = store.difference(one, other)
+    lines = [line for each in found for line in write_difference(each)] or ["The rules are the same."]
+    say(json, [describe_difference(each) for each in found], "\n".join(lines))
+
+
+def parse_length(text: str) -> int:
+    """Seconds, of a text such as "60s" or "5m". Raises BadParameter."""
+    match = _LENGTH.fullmatch(text.strip())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 1 <= seconds <= _LONGEST:
+        raise typer.BadParameter(
+            f'{text!r} is no length of a window of confirmation; write "60s", "5m" or "1h", a day at most.'
+        )
+    return seconds
+
+
+@contextmanager
+def confirming(
+    context: typer.Context, settings: Settings, store: Store, kernel: Kernel, seconds: int
+) -> Iterator[Window]:
+    """Open a window of confirmation, with a guard on this host, for what the block does.
+
+    Where no controller runs, what is in the kernel may be older than the rules: then that comes back. What was not in
+    the kernel at all is taken out again.
+    """
+    base, paused = _find_base(settings, store, kernel)
+    window = store.open_window(seconds, local_actor(settings), datetime.now(UTC), base, paused)
+    try:
+        ensure_guard(settings, context.find_root().params.get("config"))
+        yield window
+    except BaseException:
+        _abandon(settings, store)
+        raise
+
+
+def describe_window(window: Window) -> dict[str, Any]:
+    """A window as JSON has it."""
+    return {
+        "base": window.base,
+        "opened_at": window.opened_at.isoformat(),
+        "deadline": window.deadline.isoformat(),
+        "seconds": window.seconds,
+        "actor": window.actor,
+        "outcome": window.outcome,
+        "revision": window.revision,
+    }
+
+
+def describe_revision(revision: Revision) -> dict[str, Any]:
+    """A revision as JSON has it."""
+    return {
+        "revision": revision.revision,
+        "at": revision.at.isoformat(),
+        "actor": revision.actor,
+        "address": revision.address,
+        "request": revision.request,
+        "action": revision.action,
+        "rules": revision.rules,
+        "returned_to": revision.returned_to,
+    }
+
+
+def describe_difference(difference: Difference) -> dict[str, Any]:
+    """A rule that differs as JSON has it."""
+    from netlimit.store import changed_fields
+
+    return {
+        "rule": difference.rule_id,
+        "kind": difference.kind,
+        "fields": {field: {"before": old, "after": new} for field, (old, new) in changed_fields(difference).items()},
+    }
+
+
+def write_difference(difference: Difference) -> Iterator[str]:
+    """The same as lines to read."""
+    from netlimit.store import changed_fields
+
+    rule = difference.after or difference.before
+    name = f" ({rule.name})" if rule is not None and rule.name else ""
+    sign = {"added": "+", "removed": "-", "changed": "~"}[difference.kind]
+    yield f"{sign} rule {difference.rule_id}{name}: {rule}"
+    if difference.kind == "changed":
+        for field, (old, new) in changed_fields(difference).items():
+            yield f"    {field}: {_write_value(old)} -> {_write_value(new)}"
+
+
+def local_actor(settings: Settings) -> Actor:
+    """Who uses the command line: for sudo, the one who called it."""
+    try:
+        name = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return Actor(f"{name} on {settings.host}")
+
+
+def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | None, Sequence[str]]:
+    """What comes back unless it is confirmed: a revision (None: the present one), and which host is torn down."""
+    from netlimit.kernel.base import observe
+    from netlimit.store import NoSuchRevision
+
+    if _is_controlled(settings, store, kernel):
+        return None, ()
+    structure = observe(kernel).structure
+    if not structure.sets and not structure.chains:
+        return None, (settings.host,)
+    applied = next((each.applied_revision for each in store.hosts() if each.host == settings.host), None)
+    if applied is None or applied >= store.revision():
+        return None, ()
+    try:
+        store.difference(applied, applied)
+    except NoSuchRevision:
+        return None, ()
+    return applied, ()
+
+
+def _abandon(settings: Settings, store: Store) -> None:
+    """What could not be done is not left half done. The guard sees to the kernel."""
+    from netlimit.store import NoWindow
+
+    with suppress(NoWindow):  # it may have ended by itself
+        store.abandon(local_actor(settings), datetime.now(UTC))
+
+
+def _go_back(store: Store, settings: Settings, revision: int | None) -> tuple[int, int]:
+    """Roll back; which revision was meant, and which it is now."""
+    from netlimit.store import NoWindow
+
+    actor, now = local_actor(settings), datetime.now(UTC)
+    if revision is not None:
+        return revision, store.rollback(revision, actor, now)
+    try:
+        window = store.abandon(actor, now)
+    except NoWindow as error:
+        raise typer.BadParameter(f"{error} Say which revision: `netlimit revisions` lists them.") from None
+    assert window.revision is not None
+    return window.base, window.revision
+
+
+def _bring_kernel(settings: Settings, store: Store, kernel: Kernel, revision: int) -> str:
+    """Have the kernel follow: by the controller, or here where none runs; what has become of it."""
+    if store.paused(settings.host):
+        return "paused"
+    if not _is_controlled(settings, store, kernel):
+        make_controller(settings, store, kernel).sync()
+        return "applied"
+    end = time.monotonic() + APPLIED_SECONDS
+    while time.monotonic() < end:
+        if any(each.host == settings.host and each.applied_revision >= revision for each in store.hosts()):
+            return "applied"
+        time.sleep(0.02)
+    return "pending"
+
+
+def _is_controlled(settings: Settings, store: Store, kernel: Kernel) -> bool:
+    """Whether a controller runs here; of one with a kernel in memory only the database tells."""
+    if settings.backend is not Backend.FAKE:
+        return kernel.controlled()
+    lately = datetime.now(UTC) - timedelta(seconds=LIVE_SECONDS)
+    return any(each.host == settings.host and each.seen_at and each.seen_at > lately for each in store.hosts())
+
+
+def _word_applied(applied: str) -> str:
+    return {
+        "applied": "the kernel holds it.",
+        "paused": "this host is paused by teardown, until `netlimit apply`.",
+        "pending": "the controller has not applied it yet; see `netlimit status`.",
+    }[applied]
+
+
+def _show_revisions(listed: Sequence[dict[str, Any]]) -> None:
+    table = make_table("REVISION", "AT", "ACTOR", "CHANGE", right=("REVISION",))
+    for each in listed:
+        at = datetime.fromisoformat(each["at"]).strftime("%Y-%m-%d %H:%M:%S")
+        add_row(table, each["revision"], at, each["actor"], _word_change(each))
+    print_table(table)
+
+
+def _word_change(revision: dict[str, Any]) -> str:
+    rules = count(revision["rules"], "rule")
+    if revision["action"] == "rollback":
+        return f"rollback to {revision['returned_to']}, {rules}"
+    return f"{revision['action']} {rules}"
+
+
+def _write_value(value: object) -> str:
+    return "-" if value is None else str(value)
