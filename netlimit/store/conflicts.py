@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, or_, select
 
 from netlimit.errors import NetlimitError
 from netlimit.rules import Rule
-from netlimit.store.errors import limited_twice, name_taken, name_twice
+from netlimit.store.errors import limited_already, limited_twice, name_taken, name_twice
 from netlimit.store.tables import rules
 
 Wrong = list[tuple[int, NetlimitError]]
@@ -84,6 +84,21 @@ def find_conflicts(connection: Connection, revision: int, now: datetime) -> dict
         if _overlap(hosts, other_hosts):
             found.setdefault(number, (other, other_name))
     return found
+
+
+def check(connection: Connection, rule: Rule, now: datetime) -> None:
+    """Raise NameTaken or Conflict if a rule could not be kept beside the others; one with an id would take the place of
+    that rule. Writes nothing."""
+    taken = _ids_by_name(connection, [rule.name]) if rule.name is not None else {}
+    for name, other in taken.items():
+        if other != rule.id:
+            raise name_taken(name, other)
+    if not rule.in_force(now):
+        return
+    asked = select(rules.c.id, rules.c.name, rules.c.hosts).where(rules.c.identity == rule.identity)
+    for other, other_name, hosts in connection.execute(asked.where(_in_force(rules, now)).order_by(rules.c.id)):
+        if other != rule.id and _overlap(",".join(rule.hosts), hosts):
+            raise limited_already(rule, other, other_name)
 
 
 def _in_force(table: FromClause, now: datetime) -> ColumnElement[bool]:

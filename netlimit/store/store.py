@@ -133,11 +133,6 @@ class Store:
         with self._changing() as connection:
             return rules.add(connection, batch, as_actor(actor), now)
 
-    def check(self, rule: Rule, now: datetime) -> None:
-        """Raise what `add` would, or, for a rule with an id, `replace` (Conflict, NameTaken). Nothing is written."""
-        with self._database.reading() as connection:
-            conflicts.check(connection, rule, now)
-
     def replace(
         self, rule_id: int, rule: Rule, actor: Actor | str, now: datetime, expected_revision: int | None = None
     ) -> Kept:
@@ -168,6 +163,11 @@ class Store:
         """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
         with self._changing() as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
+
+    def check(self, rule: Rule, now: datetime) -> None:
+        """Raise what `add` would, or, for a rule with an id, `replace` (Conflict, NameTaken). Nothing is written."""
+        with self._database.reading() as connection:
+            conflicts.check(connection, rule, now)
 
     def find(self, key: int | str) -> Kept | None:
         """The rule of this id, or of this name."""

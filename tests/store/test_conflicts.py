@@ -145,3 +145,19 @@ def test_more_names_than_a_statement_has_room_for(sqlite_store: Store) -> None:
     with pytest.raises(ManyErrors) as caught:
         sqlite_store.add([rule(f"10.1.{n >> 8}.{n & 255}", name=f"n{n}") for n in range(1200)], "test", NOW)
     assert len(caught.value.errors) == 1200
+
+
+def test_what_would_be_refused_is_known_before(store: Store) -> None:
+    kept = keep(store, name="guest-wifi", hosts=["gw1"])
+    for fields in ({"rate": "5 packets/s"}, {"name": "guest-wifi", "target": "10.9.0.1"}):
+        draft = rule(**fields)
+        with pytest.raises(Conflict) as checked:
+            store.check(draft, NOW)
+        with pytest.raises(Conflict) as added:
+            store.add([draft], "test", NOW)
+        assert type(checked.value) is type(added.value)
+        assert str(checked.value) == str(added.value)
+    for fields in ({"hosts": ["gw2"]}, {"enabled": False}, {"expires_at": NOW}, {"direction": "to"}):
+        store.check(rule(**fields), NOW)
+    store.check(kept, NOW)
+    assert store.revision() == kept.revision
