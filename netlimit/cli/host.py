@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.parts import make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
@@ -73,11 +75,14 @@ def apply(
         seconds = parse_length(confirm) if confirm else None
         if seconds is not None:
             window.enter_context(confirming(context, settings, store, kernel, seconds))
+        actor = local_actor(settings)
         controller = make_controller(settings, store, kernel)
-        with taking_over(take_over or (), kernel, store, settings.host):
+        with taking_over(take_over or (), kernel, store, settings.host, actor):
             steps = controller.plan()
-            store.pause(settings.host, False)
+            store.pause(settings.host, False, actor)
             controller.sync()
+        done = {"host": settings.host, "steps": len(steps.steps)}
+        store.note("apply", actor, datetime.now(UTC), after=done)
         enforced, failed = controller.standing()
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seconds is not None:
@@ -131,7 +136,7 @@ def _pause(settings: Settings) -> Mapping[str, SavedRoot] | None:
     anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
-            store.pause(settings.host, True)
+            store.pause(settings.host, True, local_actor(settings))
             return store.saved_roots(settings.host)
     except StoreError as error:
         complain(error)

@@ -8,8 +8,22 @@ from typing import Annotated
 
 import typer
 
-from netlimit.cli import daemons, database, doctor, explaining, host, preparing, rules, serve, standing, top
+from netlimit.cli import (
+    daemons,
+    database,
+    doctor,
+    explaining,
+    host,
+    preparing,
+    rules,
+    serve,
+    standing,
+    tokens,
+    top,
+    undo,
+)
 from netlimit.cli.errors import Sentences
+from netlimit.cli.guard import guard
 
 app = typer.Typer(
     cls=Sentences,
@@ -42,16 +56,22 @@ def netlimit(
 app.command()(serve.serve)
 app.command()(daemons.controller)
 app.command()(daemons.api)
+app.command()(guard)
 app.command()(preparing.prepare)
 app.add_typer(rules.app, name="rule")
 app.command()(host.plan)
 app.command()(host.apply)
+app.command()(undo.confirm)
+app.command()(undo.rollback)
 app.command()(host.teardown)
+app.command()(undo.revisions)
+app.command()(undo.diff)
 app.command()(standing.status)
 app.command()(standing.counters)
 app.command()(top.top)
 app.command()(explaining.explain)
 app.command()(doctor.doctor)
+app.add_typer(tokens.app, name="token")
 app.add_typer(database.app, name="db")
 
 if __name__ == "__main__":

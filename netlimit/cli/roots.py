@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.cli.errors import CommandError
 from netlimit.errors import KernelError
+from netlimit.records import Actor
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def taking_over(devices: Sequence[str], kernel: Kernel, store: Store, host: str) -> Iterator[None]:
+def taking_over(devices: Sequence[str], kernel: Kernel, store: Store, host: str, actor: Actor) -> Iterator[None]:
     """Let the pass in the block put our trees in the place of what others have on these devices.
 
     Raises CommandError, before the block, for a device where that cannot be, and after it for one where no rule shapes.
@@ -24,7 +25,7 @@ def taking_over(devices: Sequence[str], kernel: Kernel, store: Store, host: str)
     with kernel.exclusive():
         saved = {device: _save(device, kernel) for device in devices}
         for device, root in saved.items():
-            store.save_root(host, device, root)
+            store.save_root(host, device, root, actor)
     try:
         yield
     finally:
