@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ def create(context: typer.Context, name: NewName, role: RoleOption, ttl: Ttl = N
     with open_store(settings) as store:
         token, text = store.issue_token(name, chosen, now, expires_at, local_actor(settings))
     ends = f", good until {expires_at:%Y-%m-%d %H:%M} UTC" if expires_at else ""
-    if not json:
+    if not json and sys.stdout.isatty():
         typer.echo(f"The token of {name} ({chosen}{ends}), shown only now:", err=True)
     say(json, {**describe(token), "token": text}, text)
 

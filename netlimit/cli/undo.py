@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from netlimit.cli.actor import local_actor
 from netlimit.cli.guard import ensure_guard
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
-from netlimit.records import Actor, Difference, Revision, Window
+from netlimit.records import Difference, Revision, Window
 from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
@@ -162,15 +161,6 @@ def write_difference(difference: Difference) -> Iterator[str]:
     if difference.kind == "changed":
         for field, (old, new) in changed_fields(difference).items():
             yield f"    {field}: {_write_value(old)} -> {_write_value(new)}"
-
-
-def local_actor(settings: Settings) -> Actor:
-    """Who uses the command line: for sudo, the one who called it."""
-    try:
-        name = os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        name = str(os.getuid())
-    return Actor(f"{name} on {settings.host}")
 
 
 def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | None, Sequence[str]]:
