@@ -146,7 +146,7 @@ def postgres_url(postgres: Postgres, migrated: str) -> Iterator[str]:
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A database without tables (SQLite: not even a file)."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/db/netlimit.db"
+        yield f"sqlite:///{tmp_path}/empty/netlimit.db"
         return
     server: Postgres = request.getfixturevalue("postgres")
     name = server.make_database()

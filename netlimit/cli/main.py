@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from netlimit.cli import (
+    backup,
     daemons,
     database,
     doctor,
@@ -72,6 +73,8 @@ app.command()(top.top)
 app.command()(explaining.explain)
 app.command()(doctor.doctor)
 app.add_typer(tokens.app, name="token")
+app.command()(backup.backup)
+app.command()(backup.restore)
 app.add_typer(database.app, name="db")
 
 if __name__ == "__main__":

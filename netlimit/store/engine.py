@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -41,6 +43,8 @@ _PATIENCE = {
 }
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
 
+log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
@@ -70,8 +74,8 @@ class Database:
     looks again now and then, and with many of them some would wait for ever.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = _parse_url(url)
+    def __init__(self, url: str | URL) -> None:
+        self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
         self.engine = _open_sqlite(self.path) if self.path else _open_postgres(self.url)
@@ -143,6 +147,14 @@ class Database:
                 connection.close()
         if found != "ok":
             raise self.explain(_describe_damage(found))
+
+    def put_aside(self, now: datetime) -> None:
+        """Put an empty SQLite file in the place of a damaged one, which stays under another name. Raises OSError."""
+        assert self.path is not None
+        self.close()
+        aside = files.put_aside(self.path, now)
+        log.warning("The damaged database is %s now.", aside)
+        self._place, self._checked = None, False
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import grp
 import os
+import stat
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from netlimit.errors import StoreError
@@ -71,6 +73,22 @@ def check_exchange(path: Path) -> None:
             f"Another file is in the place of the database {path}, beside the log of the former ({log.name}). End "
             "netlimit, put the database in its place with its own log or without any, and start netlimit again."
         )
+
+
+def put_aside(path: Path, now: datetime) -> Path:
+    """Give a damaged file and its log other names, and put an empty one of the same owner and rights in its place.
+
+    Gives the new name. Raises OSError.
+    """
+    ending = f".damaged-{now:%Y%m%dT%H%M%S}"
+    found = path.stat()
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(name).rename(path.with_name(name + ending))
+    make_file(path)
+    os.chown(path, found.st_uid, found.st_gid)
+    path.chmod(stat.S_IMODE(found.st_mode))
+    return path.with_name(path.name + ending)
 
 
 def _make_directory(path: Path) -> None:

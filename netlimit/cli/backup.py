@@ -1,0 +1,45 @@
+"""Commands that keep what the database holds, and bring it back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netlimit.cli.actor import local_actor
+from netlimit.cli.errors import CommandError
+from netlimit.cli.parts import open_store, read_settings
+from netlimit.cli.printing import JSON, count, say
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup: a SQLite file, whatever the database is.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="In the place of rules that are there, or of a database that is damaged.")
+]
+
+
+def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
+    """Write all that the database holds at this moment to a new file. netlimit may run meanwhile."""
+    settings = read_settings(context)
+    with open_store(settings) as store:
+        try:
+            label = store.back_up(file, datetime.now(UTC))
+        except FileExistsError:
+            raise CommandError(f"There is a file {file} already; a backup is always a new one.") from None
+    document = {"file": str(file), "revision": label.revision, "made_at": label.made_at.isoformat()}
+    say(json, document, f"Wrote {file}: the database at revision {label.revision}.")
+
+
+def restore(context: typer.Context, file: File, force: Force = False, json: bool = JSON) -> None:
+    """Bring back what a backup holds: everything into an empty database, else its rules in the place of all others."""
+    settings = read_settings(context)
+    with open_store(settings) as store:
+        restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)
+    document = {
+        "revision": restored.revision,
+        "rules": restored.rules,
+        "backup": {"made_at": restored.label.made_at.isoformat(), "revision": restored.label.revision},
+    }
+    made = f"{restored.label.made_at:%Y-%m-%d %H:%M:%S} UTC"
+    say(json, document, f"Brought back {count(restored.rules, 'rule')} of {made}, as revision {restored.revision}.")

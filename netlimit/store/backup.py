@@ -1,0 +1,143 @@
+"""A backup: all tables at one moment, in a SQLite file of its own, sealed with a digest of what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sqlalchemy import Connection, Table, delete, insert, select
+from sqlalchemy.engine import URL
+
+from netlimit.errors import StoreError
+from netlimit.store import clock, migrate
+from netlimit.store.engine import Database
+from netlimit.store.tables import SCHEMA, metadata
+
+_AT_ONCE = 2000
+_LABEL = "CREATE TABLE backup (made_at TEXT, source TEXT, revision INTEGER, digest TEXT)"
+_NOT_SEALED = ("backup", "sqlite_sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a backup says of itself: when it was made, of which database, and at which revision."""
+
+    made_at: datetime
+    source: str
+    revision: int
+
+
+class NoBackup(StoreError):
+    """The file is none that `write_backup` has written, or not as it has written it."""
+
+
+def write_backup(database: Database, path: Path, now: datetime) -> Label:
+    """Write a backup to a new file, 0600. Raises StoreError, and OSError where the file cannot be made."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with TemporaryDirectory(prefix=".netlimit-", dir=path.parent) as directory:
+            made = Path(directory) / path.name
+            label = _fill(database, made, now)
+            made.chmod(0o600)
+            made.replace(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return label
+
+
+@contextmanager
+def open_backup(path: Path) -> Iterator[tuple[Label, Connection]]:
+    """What is in a backup, at the schema of this code. The file stays as it is: one of an older netlimit is migrated as
+    a copy. Raises NoBackup where the file is not just what was written, and OSError where it cannot be read."""
+    with TemporaryDirectory(prefix="netlimit-") as directory:
+        copy = Path(directory) / "backup.db"
+        shutil.copyfile(path, copy)
+        label = _verify(copy, path)
+        database = _open(copy)
+        try:
+            with database.migrating() as connection:
+                migrate.upgrade(connection)
+            with database.reading() as connection:
+                yield label, connection
+        finally:
+            database.close()
+
+
+def copy_rows(source: Connection, target: Connection, table: Table) -> None:
+    """Copy all rows of a table from one database into another."""
+    rows = source.execution_options(yield_per=_AT_ONCE).execute(select(table))
+    for some in rows.mappings().partitions():
+        target.execute(insert(table), [dict(row) for row in some])
+
+
+def _fill(database: Database, path: Path, now: datetime) -> Label:
+    target = _open(path)
+    try:
+        with target.migrating() as connection:
+            migrate.upgrade(connection)
+            connection.execute(delete(metadata.tables["clock"]))
+        with database.reading() as source, target.writing() as connection:
+            for table in metadata.sorted_tables:
+                copy_rows(source, connection, table)
+            label = Label(now, str(database), clock.revision(source))
+    finally:
+        target.close()
+    _seal(path, label)
+    return label
+
+
+def _seal(path: Path, label: Label) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+    connection.execute(_LABEL)
+    row = (label.made_at.isoformat(), label.source, label.revision, _digest(connection))
+    connection.execute("INSERT INTO backup VALUES (?, ?, ?, ?)", row)
+    connection.commit()
+    connection.close()
+
+
+def _verify(copy: Path, path: Path) -> Label:
+    """Read the label, and compare what it says with what is there."""
+    connection = sqlite3.connect(copy)
+    try:
+        made_at, source, revision, digest = connection.execute("SELECT * FROM backup").fetchone()
+        schema: str = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+        sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok" and _digest(connection) == digest
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise NoBackup(
+            f"{path} is no backup of netlimit, or is damaged ({error}); `netlimit backup` makes one."
+        ) from None
+    finally:
+        connection.close()
+    if not sound:
+        raise NoBackup(f"The backup {path} is damaged: it holds something else than was written; take another one.")
+    if schema > SCHEMA:
+        raise NoBackup(
+            f"The backup {path} is of a newer netlimit (schema {schema}; this one knows {SCHEMA}); install that one."
+        )
+    return Label(datetime.fromisoformat(made_at), source, revision)
+
+
+def _digest(connection: sqlite3.Connection) -> str:
+    """Of every row of every table, whatever the schema."""
+    found = hashlib.sha256()
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    for (name,) in names:
+        if name not in _NOT_SEALED:
+            found.update(name.encode())
+            for row in connection.execute(f'SELECT * FROM "{name}" ORDER BY rowid'):  # noqa: S608  # from the file itself
+                found.update(repr(row).encode())
+    return found.hexdigest()
+
+
+def _open(path: Path) -> Database:
+    return Database(URL.create("sqlite", database=str(path)))

@@ -1,0 +1,109 @@
+"""Bringing back what a backup holds.
+
+An empty database takes over all of it. In one that is in use the rules are what changes, under their ids, and it is a
+change like any other: it makes a new revision, and can be undone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, func, select, text, update
+
+from netlimit.errors import NetlimitError
+from netlimit.records import Actor
+from netlimit.store import audit, history
+from netlimit.store.backup import Label, copy_rows
+from netlimit.store.clock import lock
+from netlimit.store.clock import revision as newest_revision
+from netlimit.store.rollback import exchange, renew
+from netlimit.store.rows import Kept
+from netlimit.store.tables import clock, metadata, rules, tombstones
+
+_PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients")
+"""What is not brought back: it means nothing at another time."""
+_NUMBERED = ("audit", "repairs", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was brought back: the new revision, how many rules there are, and what the backup says of itself."""
+
+    revision: int
+    rules: int
+    label: Label
+
+
+class InUse(NetlimitError):
+    """There are rules that would be lost."""
+
+
+def restore(
+    connection: Connection, backup: Connection, label: Label, actor: Actor, now: datetime, force: bool
+) -> Restored:
+    """Bring the rules of a backup in the place of those that are there; every controller reads all of them anew.
+
+    Raises InUse where there are rules, unless forced.
+    """
+    lock(connection)
+    newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
+    number = _count(connection)
+    if number and not force:
+        raise InUse(
+            f"The database has {number} rules, which those of the backup would take the place of; "
+            "use --force if they shall."
+        )
+    before = backup.execute(select(clock)).one()
+    revision = max(newest, label.revision) + 1
+    if newest == 0:
+        filled = _take_over(connection, backup)
+        pruned = {"audit_pruned": before.audit_pruned} if "audit" in filled else {}
+        connection.execute(update(clock).values(oldest=before.oldest, **pruned))
+    values = {"revision": revision, "last_rule": max(last_rule, before.last_rule), "pruned": revision}
+    connection.execute(update(clock).values(values))
+    _exchange(connection, backup, revision, actor, now)
+    connection.execute(delete(tombstones))
+    restored = Restored(revision, _count(connection), label)
+    audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
+    return restored
+
+
+def _take_over(connection: Connection, backup: Connection) -> set[str]:
+    """Fill the tables that hold nothing yet. What is there (a token, what a gateway holds) stays as it is."""
+    wanted = [table for table in metadata.sorted_tables if table.name not in _PASSING]
+    on_server = connection.dialect.name != "sqlite"
+    if on_server:
+        names = ", ".join(table.name for table in wanted)
+        connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+    empty = [table for table in wanted if connection.execute(select(table).limit(1)).first() is None]
+    for table in empty:
+        copy_rows(backup, connection, table)
+        if on_server and table.name in _NUMBERED:
+            last = select(func.max(table.c.id)).scalar_subquery()
+            sequence = func.pg_get_serial_sequence(table.name, "id")
+            connection.execute(select(func.setval(sequence, func.coalesce(last, 1), last.is_not(None))))
+    return {table.name for table in empty}
+
+
+def _exchange(connection: Connection, backup: Connection, revision: int, actor: Actor, now: datetime) -> None:
+    then, present = _read_rules(backup), _read_rules(connection)
+    before = {number: present.get(number) for number in sorted(then.keys() | present.keys())
+              if not history.same(present.get(number), then.get(number))}  # fmt: skip
+    history.note_restore(connection, revision, before, actor, now)
+    exchange(connection, before, {number: renew(then.get(number), revision, now) for number in before}, revision)
+
+
+def _read_rules(connection: Connection) -> dict[int, Kept]:
+    return {kept.rule.id: kept for kept in history.rules_at(connection, newest_revision(connection))}
+
+
+def _count(connection: Connection) -> int:
+    number: int = connection.execute(select(func.count()).select_from(rules)).scalar_one()
+    return number
+
+
+def _describe(restored: Restored) -> dict[str, object]:
+    label = restored.label
+    backup = {"made_at": label.made_at.isoformat(), "source": label.source, "revision": label.revision}
+    return {"rules": restored.rules, "backup": backup}
