@@ -1,27 +1,39 @@
-"""A few numbers in Prometheus' format."""
+"""Numbers for Prometheus: what the database knows of rules and gateways, and what the API counts of itself.
+
+`docs/monitoring.md` says what each of them means; a test compares the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from api.context import no_query
 from api.problems import responses
 from api.standing import is_live
 from api.tally import count_states
-from netlimit.records import RuleCounters
+from netlimit.errors import StoreError
+from netlimit.records import DISPENSABLE, Counts, HostStatus, RuleCounters
 from netlimit.store import Store
 
 router = APIRouter(tags=["health"])
 MOST_COUNTERS = 1000
 """Counters of so many rules, times gateways, are told at most: Prometheus keeps a series of each for ever."""
+_LEFT_OUT = frozenset({"total"})
 
 
 @router.get(
@@ -31,57 +43,163 @@ MOST_COUNTERS = 1000
     response_class=Response,
     responses={
         200: {"description": "The metrics as text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-        **responses(422, 503),
+        **responses(422),
     },
 )
 def read_metrics(request: Request) -> Response:
-    """How many rules stand how, whether the gateways are up to date, and what rules that have a name have counted."""
+    """How many rules stand how, whether the gateways are up to date, what they repaired and counted, how the API does.
+
+    Without the database there are only those of the API itself, and `netlimit_database_up` is 0.
+    """
     registry: CollectorRegistry = request.app.state.metrics
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def make_registry(store: Store) -> CollectorRegistry:
+def make_registry(store: Store, version: str) -> CollectorRegistry:
     """The metrics of one API over one store."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry(auto_describe=False)
+    registry.register(BuildInfo(version))
     registry.register(StoreMetrics(store))
+    ProcessCollector(registry=registry)
     return registry
 
 
+class BuildInfo(Collector):
+    """Which netlimit this is."""
+
+    def __init__(self, version: str) -> None:
+        self._versions = {"version": version, "python": platform.python_version()}
+
+    def collect(self) -> Iterator[Metric]:
+        """The one number, which is 1."""
+        yield InfoMetricFamily("netlimit_build", "The version of netlimit, and of its Python.", value=self._versions)
+
+
 class StoreMetrics(Collector):
-    """What the store knows, read when it is asked for."""
+    """What the database knows, read when it is asked for."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._answered = 0.0
 
     def describe(self) -> list[Metric]:
-        """Nothing: the store may not be there yet when the metrics are."""
+        """Nothing: the database may not be there yet when the metrics are."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Read the numbers."""
-        now, hosts = datetime.now(UTC), self._store.hosts()
-        rules = GaugeMetricFamily("netlimit_rules", "Rules by state.", labels=["state"])
-        for state, number in count_states(self._store, hosts, now).items():
-            if state != "total":
-                rules.add_metric([state], number)
-        yield rules
+        """Read the numbers; without the database, only that it does not answer."""
+        now = datetime.now(UTC)
+        try:
+            found = list(self._read(now))
+            self._answered = now.timestamp()
+        except StoreError:
+            found = []
+        yield GaugeMetricFamily("netlimit_database_up", "Whether the database answers.", value=bool(found))
         yield GaugeMetricFamily(
-            "netlimit_wanted_revision", "The revision of the rule set.", value=self._store.revision()
+            "netlimit_database_seen_timestamp_seconds",
+            "When the database last answered this question; 0 for never.",
+            value=self._answered,
         )
-        for name, meaning, find in (
-            ("applied_revision", "The revision that a gateway's kernel holds.", lambda host: host.applied_revision),
-            ("drift_repairs", "What a gateway's controller has put back.", lambda host: host.drift),
-            ("host_live", "Whether a gateway has reported lately.", lambda host: is_live(host, now)),
-            ("host_paused", "Whether a gateway is paused by a teardown.", lambda host: host.paused),
-        ):
-            family = GaugeMetricFamily(f"netlimit_{name}", meaning, labels=["host"])
-            for host in hosts:
-                family.add_metric([host.host], float(find(host)))
-            yield family
+        yield from found
+
+    def _read(self, now: datetime) -> Iterator[Metric]:
+        hosts = self._store.hosts()
+        states = {state: n for state, n in count_states(self._store, hosts, now).items() if state not in _LEFT_OUT}
+        yield _gauge("rules", "Rules by state.", ["state"], {(state,): n for state, n in states.items()})
+        revision = self._store.revision()
+        yield GaugeMetricFamily("netlimit_wanted_revision", "The revision of the rule set.", value=revision)
+        yield from _tell_hosts(hosts, now)
+        guards = set(self._store.guards(now))
+        yield _gauge(
+            "guard_live",
+            "Whether a gateway has a guard that reported lately.",
+            ["host"],
+            {(host.host,): host.host in guards for host in hosts},
+        )
+        window = self._store.window()
+        left = window.left(now) if window is not None and window.outcome is None else None
+        yield GaugeMetricFamily(
+            "netlimit_window_open", "Whether a window of confirmation is open.", value=left is not None
+        )
+        yield GaugeMetricFamily(
+            "netlimit_window_remaining_seconds", "How long it stays open; 0 when none is.", value=left or 0.0
+        )
+        yield from _sum_up(self._store.total_counters())
         yield from _count_rules(self._store.named_counters(MOST_COUNTERS))
 
 
-def _count_rules(counted: Sequence[tuple[str, str, RuleCounters]]) -> Iterator[Metric]:
+_OF_HOST: tuple[tuple[str, str, Callable[[HostStatus, datetime], float]], ...] = (
+    ("applied_revision", "The revision that a gateway's kernel holds.", lambda host, now: host.applied_revision),
+    ("host_live", "Whether a gateway's controller has reported lately.", is_live),
+    ("host_paused", "Whether a gateway is paused by a teardown.", lambda host, now: host.paused),
+    (
+        "host_seen_timestamp_seconds",
+        "When a gateway's controller reported last.",
+        lambda host, now: host.seen_at.timestamp() if host.seen_at else 0.0,
+    ),
+    ("host_error", "Whether a gateway has an error to tell, such as a fight.", lambda host, now: bool(host.last_error)),
+    (
+        "host_missing_capabilities",
+        "What a gateway lacks that rules may need.",
+        lambda host, now: sum(bool(why) for what, why in host.capabilities.items() if what not in DISPENSABLE),
+    ),
+)
+_KINDS: tuple[tuple[str, Callable[[HostStatus], int]], ...] = (
+    ("desired", lambda host: host.desired),
+    ("enforced", lambda host: host.enforced),
+    ("degraded", lambda host: host.degraded),
+    ("drifted", lambda host: host.drifted),
+    ("lifted", lambda host: host.lifted),
+)
+
+
+def _tell_hosts(hosts: Iterable[HostStatus], now: datetime) -> Iterator[Metric]:
+    """What gateways said last."""
+    for name, meaning, find in _OF_HOST:
+        yield _gauge(name, meaning, ["host"], {(host.host,): find(host, now) for host in hosts})
+    yield _gauge(
+        "host_rules",
+        "Rules of a gateway: desired, enforced, degraded, lifted; and what was found drifted and is not yet repaired.",
+        ["host", "kind"],
+        {(host.host, kind): find(host) for host in hosts for kind, find in _KINDS},
+    )
+    repairs = CounterMetricFamily(
+        "netlimit_drift_repairs", "What a gateway's controller has put back.", labels=["host", "kind"]
+    )
+    applying = HistogramMetricFamily(
+        "netlimit_apply_seconds", "How long passes over a gateway's kernel took.", labels=["host"]
+    )
+    for host in hosts:
+        for kind, number in sorted(host.repairs.items()):
+            repairs.add_metric([host.host, kind], number)
+        counts = dict(host.applying)
+        if counts:
+            total = counts.pop("sum", 0.0)
+            applying.add_metric([host.host], sorted(counts.items(), key=lambda item: float(item[0])), total)
+    yield from (repairs, applying)
+
+
+def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = GaugeMetricFamily(f"netlimit_{name}", meaning, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, float(value))
+    return family
+
+
+def _sum_up(totals: Mapping[str, Counts]) -> Iterator[Metric]:
+    """What all rules have counted, so that nothing is lost to those that have no name."""
+    labels = ("host", "what")
+    packets = CounterMetricFamily("netlimit_packets", "Packets that met any rule.", labels=labels)
+    size = CounterMetricFamily("netlimit_bytes", "The bytes of these packets.", labels=labels)
+    delayed = CounterMetricFamily("netlimit_delayed", "How often packets had to wait in queues.", labels=["host"])
+    for host, total in totals.items():
+        _add_counts(packets, size, [host], total)
+        delayed.add_metric([host], total.delayed)
+    yield from (packets, size, delayed)
+
+
+def _count_rules(counted: Iterable[tuple[str, str, RuleCounters]]) -> Iterator[Metric]:
     """What rules that have a name have counted."""
     labels = ("rule", "name", "host")
     packets = CounterMetricFamily("netlimit_rule_packets", "Packets that met a named rule.", labels=[*labels, "what"])
@@ -91,11 +209,15 @@ def _count_rules(counted: Sequence[tuple[str, str, RuleCounters]]) -> Iterator[M
     queued = GaugeMetricFamily("netlimit_rule_queued_bytes", "The bytes of these packets.", labels=labels)
     for name, host, reading in counted:
         which, total = [str(reading.rule_id), name, host], reading.total
-        packets.add_metric([*which, "matched"], total.matched_packets)
-        packets.add_metric([*which, "dropped"], total.dropped_packets)
-        size.add_metric([*which, "matched"], total.matched_bytes)
-        size.add_metric([*which, "dropped"], total.dropped_bytes)
+        _add_counts(packets, size, which, total)
         delayed.add_metric(which, total.delayed)
         waiting.add_metric(which, reading.queued_packets)
         queued.add_metric(which, reading.queued_bytes)
     yield from (packets, size, delayed, waiting, queued)
+
+
+def _add_counts(packets: CounterMetricFamily, size: CounterMetricFamily, which: list[str], total: Counts) -> None:
+    packets.add_metric([*which, "matched"], total.matched_packets)
+    packets.add_metric([*which, "dropped"], total.dropped_packets)
+    size.add_metric([*which, "matched"], total.matched_bytes)
+    size.add_metric([*which, "dropped"], total.dropped_bytes)

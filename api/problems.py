@@ -54,6 +54,12 @@ EXAMPLES = {
     408: "The body comes too slowly: after 10 seconds, 65536 bytes a second are the least.",
     429: "Too many bad tokens came from 192.0.2.7; try again in 6 seconds.",
 }
+KEPT = (
+    "The kernels of the gateways keep what they hold, but for rules with `on_failure: open`, which a gateway takes out "
+    "of force when its controller has been without the database for too long."
+)
+"""What becomes of the rules when the database cannot do its part."""
+RETRY_SECONDS = 5
 _LONGEST_DETAIL = 1000
 
 
@@ -110,7 +116,7 @@ def find_problem(error: NetlimitError) -> Problem:
         case NotKept():
             return Problem(404, sentence)
         case StoreError():
-            return Problem(503, sentence)
+            return Problem(503, f"{sentence} {KEPT}", headers={"Retry-After": str(RETRY_SECONDS)})
     return Problem(500, sentence)
 
 
@@ -145,7 +151,7 @@ def _describe_response(status: int) -> dict[str, Any]:
     if status in EXAMPLES:
         content["example"] = Problem(status, EXAMPLES[status]).document()
     described: dict[str, Any] = {"description": MEANINGS[status], "content": {MEDIA_TYPE: content}}
-    if status == 429:
+    if status in (429, 503):
         seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}}
         described["headers"] = {"Retry-After": seconds}
     return described

@@ -19,6 +19,7 @@ from tests.api.server import Controller, connect, serve
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 SINCE = datetime(2030, 1, 1, tzinfo=UTC)
+WORDS = ["Rule 1 comes into force."]
 STEPS = [{"kind": "add", "text": "add 10.1.2.3 to nl-1"}]
 
 
@@ -37,15 +38,16 @@ def reading(rule_id: int, number: int, as_of: datetime) -> RuleCounters:
 
 
 def test_the_plan_is_the_controllers(client: httpx.Client, controller: Controller) -> None:
-    controller.answers["plan"] = lambda argument: {"text": "add 10.1.2.3 to nl-1", "steps": STEPS}
+    controller.answers["plan"] = lambda argument: {"words": WORDS, "text": "add 10.1.2.3 to nl-1", "steps": STEPS}
     controller.start()
     begin = time.monotonic()
     answer = client.get("/plan")
     assert time.monotonic() - begin < 2
     assert answer.json() == {
+        "words": WORDS,
         "text": "add 10.1.2.3 to nl-1",
         "steps": STEPS,
-        "hosts": {"gw1": {"text": "add 10.1.2.3 to nl-1", "steps": STEPS}},
+        "hosts": {"gw1": {"words": WORDS, "text": "add 10.1.2.3 to nl-1", "steps": STEPS}},
         "silent": [],
     }
 
@@ -54,7 +56,7 @@ def test_the_plans_of_several_are_told_apart(
     client: httpx.Client, controller: Controller, second: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.plan.ANSWER_SECONDS", 1.0)
-    answer = {"text": "nothing to do", "steps": []}
+    answer = {"words": [], "text": "nothing to do", "steps": []}
     controller.answers["plan"] = lambda argument: time.sleep(0.3) or answer  # the order is not that of the answers
     second.answers["plan"] = lambda argument: answer
     for each in (controller, second):
@@ -222,10 +224,13 @@ def test_without_a_database_it_lives_but_is_not_ready(tmp_path: Path) -> None:
     settings = Settings(database_url=f"sqlite:///{tmp_path}/missing.db")
     with serve(settings, Store(settings.database_url)) as url, connect(url, "admin") as client:
         assert client.get(f"{url}/healthz").json() == {"status": "ok"}
-        for address in (f"{url}/readyz", "/rules", f"{url}/metrics"):
+        for address in (f"{url}/readyz", "/rules", "/status"):
             answer = client.get(address)
             assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
             assert "netlimit db upgrade" in answer.json()["detail"]
+            assert "The kernels of the gateways keep what they hold" in answer.json()["detail"]
+            assert answer.headers["Retry-After"] == "5"
+        assert "netlimit_database_up 0.0" in client.get(f"{url}/metrics").text.splitlines()
 
 
 def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
