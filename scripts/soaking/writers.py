@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,17 @@ from tests.cli.running import Netlimit, settings_in, until
 from tests.databases import run_postgres
 
 TOKEN = "soak-token"  # noqa: S105  # of a server that nobody else can reach
+SETTINGS = {
+    "NETLIMIT_BOOTSTRAP_TOKEN": TOKEN,
+    "NETLIMIT_TOKEN": TOKEN,
+    "NETLIMIT_REQUEST_RATE": "1000000",
+    "NETLIMIT_REVISIONS": "1000000",
+}
+"""All come from one address, and all that they do shall be undone at the end."""
 BULK = 10
 TALLY, SHARED = "tally", "shared"
+BEGINNING = 2
+"""The revision at which these two are there, and nothing else."""
 RULE: dict[str, Any] = {"rate": "100 packets/s"}
 
 
@@ -205,7 +215,7 @@ def soak(others: Mapping[str, str], seconds: float, writers: int, seed: int) -> 
     """Let them write for so long, and look."""
     directory = Path(tempfile.mkdtemp(prefix="netlimit-soak-"))
     directory.chmod(0o755)  # the API's user passes it
-    settings = settings_in(directory, NETLIMIT_BOOTSTRAP_TOKEN=TOKEN, NETLIMIT_TOKEN=TOKEN, **others)
+    settings = settings_in(directory, **SETTINGS, **others)
     place = Netlimit(settings)
     server = place.serve()
     store = Store(settings["NETLIMIT_DATABASE_URL"])
@@ -254,13 +264,22 @@ def find_losses(store: Store, writers: Sequence[Writer]) -> Iterator[str]:
     labels = {f"w{writer.number}": writer.label for writer in writers if writer.label is not None}
     if dict(shared[SHARED].labels) != labels:
         yield f"the labels should be {labels}, and are {dict(shared[SHARED].labels)}"
-    changes = 2 + sum(sum(writer.done.values()) for writer in writers)
+    changes = BEGINNING + sum(sum(writer.done.values()) for writer in writers)
     if store.revision() != changes:
         yield f"{changes} changes were made, and the revision is {store.revision()}"
-    lines = Counter(line.revision for line in _read_audit(store))
+    lines = Counter(line.revision for line in _read_audit(store) if line.rule_id is not None)
     batches = sum(writer.done["add_many"] for writer in writers)
     if lines.keys() != set(range(1, changes + 1)) or lines.total() != changes + batches * (BULK - 1):
         yield f"the audit has {lines.total()} lines of {len(lines)} revisions for {changes} changes"
+    yield from _undo(store)
+
+
+def _undo(store: Store) -> Iterator[str]:
+    """Go back to where all began."""
+    store.rollback(BEGINNING, "soak", datetime.now(UTC))
+    left = {each.rule.name: (each.rule.comment, each.rule.labels) for each in store.select(limit=10**9)[0]}
+    if left != {TALLY: ("0", ()), SHARED: ("0", ())}:
+        yield f"after all is undone there is {left}"
 
 
 def _read_audit(store: Store) -> Iterator[AuditEntry]:
