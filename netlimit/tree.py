@@ -183,11 +183,12 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Devices by name (without loopback and ours), and routes of all tables but the local one. One reading of them:
-    compared by identity."""
+    """Devices by name (without loopback and ours), routes of all tables but the local one, and the addresses of the
+    default gateways. One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
+    gateways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

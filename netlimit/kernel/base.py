@@ -32,10 +32,11 @@ class HostFacts(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The host's own addresses, and those that manage it at the moment (SSH, the API)."""
+    """The host's own addresses, those that have a session by SSH at the moment, and the TCP ports that take such."""
 
     own: tuple[str, ...]
     peers: tuple[str, ...]
+    ports: tuple[int, ...] = ()
 
 
 class Kernel(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyroute2 import NetlinkError
 
 from netlimit.errors import KernelError
-from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, tc
+from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, sessions, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
@@ -44,7 +44,7 @@ class LinuxKernel:
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
         with _translated("read addresses"):
-            return addresses.read_addresses()
+            return Addresses(addresses.read_own(), *sessions.read_sessions())
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class TopologyWatch:
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
-    return (one.devices, one.routes) == (other.devices, other.routes)
+    return (one.devices, one.routes, one.gateways) == (other.devices, other.routes, other.gateways)
 
 
 def read_topology() -> Topology:
@@ -73,7 +73,7 @@ def read_topology() -> Topology:
         devices = dict(_read_devices(ipr.get_links()))
         messages = [each for family in (socket.AF_INET, socket.AF_INET6) for each in ipr.get_routes(family=family)]
     names = {device.index: name for name, device in devices.items()}
-    return Topology(devices, tuple(_read_routes(messages, names)))
+    return Topology(devices, tuple(_read_routes(messages, names)), tuple(sorted(_read_gateways(messages))))
 
 
 def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
@@ -95,6 +95,13 @@ def _read_routes(messages: Iterable[Any], names: Mapping[int, str]) -> Iterator[
         known = tuple(dict.fromkeys(names[index] for index in devices if index in names))
         if known:
             yield Route(str(prefix), known, connected=not any(map(_has_gateway, hops)))
+
+
+def _read_gateways(messages: Iterable[Any]) -> set[str]:
+    """The next hops of default routes. That of an IPv4 route may have an IPv6 address (`via inet6`)."""
+    hops = [hop for each in messages if each["dst_len"] == 0 and each["type"] == _UNICAST for hop in _read_hops(each)]
+    said = [hop.get_attr("RTA_GATEWAY") or (hop.get_attr("RTA_VIA") or {}).get("addr") for hop in hops]
+    return {address for address in said if address}
 
 
 def _read_hops(message: Any) -> Iterable[Any]:
