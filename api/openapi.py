@@ -49,7 +49,7 @@ def write_examples(examples: Examples) -> dict[str, dict[str, object]]:
     return {name: {"value": value} for name, value in examples.items()}
 
 
-def one_rule(status: int, description: str) -> dict[int | str, dict[str, Any]]:
+def one_rule(status: int, description: str, model: object = schemas.Rule) -> dict[int | str, dict[str, Any]]:
     """The answer that is one rule, with the headers that go with it."""
     headers = {
         "ETag": {"description": "The rule's revision, for `If-Match`.", "schema": {"type": "string"}},
@@ -57,7 +57,7 @@ def one_rule(status: int, description: str) -> dict[int | str, dict[str, Any]]:
     }
     if status == 201:
         headers["Location"] = {"description": "Where the rule is.", "schema": {"type": "string"}}
-    return {status: {"description": description, "model": schemas.Rule, "headers": headers}}
+    return {status: {"description": description, "model": model, "headers": headers}}
 
 
 def describe_api(app: FastAPI) -> dict[str, Any]:
@@ -74,6 +74,7 @@ def describe_api(app: FastAPI) -> dict[str, Any]:
 TAGS = [
     {"name": "rules", "description": "Who may send or receive how much."},
     {"name": "kernel", "description": "What the gateways hold, and what they would do."},
+    {"name": "undo", "description": "Going back to what was, by hand or unless somebody confirms."},
     {"name": "access", "description": "Who may do what, and who did."},
     {"name": "health", "description": "For load balancers and monitoring."},
 ]

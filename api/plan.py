@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -30,12 +31,18 @@ class PlanQuery(schemas.Strict):
 async def get_plan(query: Annotated[PlanQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
     """What every live controller would do to its kernel now; nothing, where all is as it should be."""
     answers, silent = await waiting.ask_live("plan", ANSWER_SECONDS, query.host)
-    plans = {host: {"text": answer["text"], "steps": answer["steps"]} for host, answer in answers.items()}
+    plans = {host: {field: answer[field] for field in ("words", "text", "steps")} for host, answer in answers.items()}
+    return {**put_together(plans), "silent": silent}
+
+
+def put_together(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The plans of several gateways as one, and each of them."""
+    several = len(plans) > 1
     return {
+        "words": [f"{host}: {said}" if several else said for host, plan in plans.items() for said in plan["words"]],
         "text": "\n".join(_title(host, plan["text"], len(plans)) for host, plan in plans.items()),
         "steps": [step for plan in plans.values() for step in plan["steps"]],
-        "hosts": plans,
-        "silent": silent,
+        "hosts": dict(plans),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as with_changes
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -18,8 +19,9 @@ from api.context import StoreOf, WaitingOf, no_query
 from api.cursors import read_cursor, write_cursor
 from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied
 from api.openapi import body_of, one_rule
+from api.preview import preview
 from api.problems import Problem, responses
-from api.representation import merge, read_rule, without_read_only, write_draft, write_kept
+from api.representation import merge, read_rule, without_read_only, write_kept
 from api.standing import find_state, judge
 from netlimit.errors import RuleError
 from netlimit.records import Actor, State
@@ -35,10 +37,12 @@ Key = Annotated[str, Path(alias="key", description="The rule's id, or its name."
 """The part of an address that names a rule."""
 
 
-class AddQuery(schemas.Strict):
-    """The parameters of adding a rule."""
+class KeepQuery(schemas.Strict):
+    """The parameters of keeping a rule."""
 
-    dry_run: schemas.Flag = Field(False, description="Only check the rule and show how it would be kept.")
+    dry_run: schemas.Flag = Field(
+        False, description="Only check the rule, and show how it would be kept and what it would do; keep nothing."
+    )
 
 
 class ListQuery(schemas.Strict):
@@ -78,13 +82,13 @@ Changes = Annotated[dict[str, Any], Depends(_read_changes)]
     openapi_extra=body_of({"application/json": (schemas.NewRule, schemas.NEW_RULES)}),
 )
 async def add_rule(
-    query: Annotated[AddQuery, Query()], sent: Sent, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
+    query: Annotated[KeepQuery, Query()], sent: Sent, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
 ) -> Response:
     """Keep a rule. The controllers hear of it at once; `Prefer: wait=5` waits until the kernel holds it."""
     now = datetime.now(UTC)
     rule = read_rule(sent, now)
     if query.dry_run:
-        return JSONResponse(write_draft(rule))
+        return JSONResponse(await preview(rule, store, waiting, now))
     (kept,) = await run_in_threadpool(store.add, [rule], caller.actor, now)
     where = {"Location": f"/api/v1/rules/{kept.id}"}
     return await _answer(Kept(kept, now, now), store, waiting, wait, 201, where)
@@ -132,15 +136,17 @@ def get_rule(key: Key, store: StoreOf) -> Response:
 @router.put(
     "/{key}",
     summary="Replace a rule",
-    dependencies=[Depends(no_query)],
     responses={
-        **one_rule(200, "The rule, as it is kept now."),
+        **one_rule(
+            200, "The rule, as it is kept now; for a dry run, as it would be.", schemas.Rule | schemas.RuleDraft
+        ),
         **responses(400, 401, 403, 404, 409, 412, 413, 415, 422, 503),
     },
     openapi_extra=body_of({"application/json": (schemas.RuleReplacement, schemas.REPLACEMENTS)}),
 )
 async def replace_rule(
     key: Key,
+    query: Annotated[KeepQuery, Query()],
     sent: Sent,
     caller: CallerOf,
     store: StoreOf,
@@ -153,6 +159,8 @@ async def replace_rule(
     before = await run_in_threadpool(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
     expected = expect_revision(if_match, before.rule)
+    if query.dry_run:
+        return JSONResponse(await preview(with_changes(rule, id=before.rule.id), store, waiting, now))
     kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.actor, now, expected)
     return await _answer(kept, store, waiting, wait)
 
@@ -160,15 +168,17 @@ async def replace_rule(
 @router.patch(
     "/{key}",
     summary="Change a rule",
-    dependencies=[Depends(no_query)],
     responses={
-        **one_rule(200, "The rule, as it is kept now."),
+        **one_rule(
+            200, "The rule, as it is kept now; for a dry run, as it would be.", schemas.Rule | schemas.RuleDraft
+        ),
         **responses(400, 401, 403, 404, 409, 412, 413, 415, 422, 503),
     },
     openapi_extra=body_of(dict.fromkeys(bodies.MERGE_PATCH, (schemas.RuleChanges, schemas.RULE_CHANGES))),
 )
 async def change_rule(
     key: Key,
+    query: Annotated[KeepQuery, Query()],
     changes: Changes,
     caller: CallerOf,
     store: StoreOf,
@@ -177,6 +187,11 @@ async def change_rule(
     if_match: IfMatch = None,
 ) -> Response:
     """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
+    if query.dry_run:
+        now, before = datetime.now(UTC), await run_in_threadpool(find_kept, store, key)
+        rule = read_rule(merge(before.rule, changes), now)
+        expect_revision(if_match, before.rule)
+        return JSONResponse(await preview(with_changes(rule, id=before.rule.id), store, waiting, now))
     kept = await run_in_threadpool(_change, store, key, changes, caller.actor, if_match)
     return await _answer(kept, store, waiting, wait)
 

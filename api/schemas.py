@@ -232,16 +232,6 @@ class Rule(Strict):
     )
 
 
-class RuleDraft(Rule):
-    """A rule as it would be kept: nothing was."""
-
-    id: None = None  # type: ignore[assignment]
-    revision: None = None  # type: ignore[assignment]
-    created_at: None = None  # type: ignore[assignment]
-    updated_at: None = None  # type: ignore[assignment]
-    status: None = None  # type: ignore[assignment]
-
-
 class RulePage(Strict):
     """Some rules, the cursor of those that follow (null at the end), and how many there are in all."""
 
@@ -293,7 +283,11 @@ class CountersOfRules(Strict):
 class HostPlan(Strict):
     """The steps from what a gateway's kernel holds to what it should hold; none when they are the same."""
 
-    text: str
+    words: list[str] = Field(
+        description="What they come to, in sentences.",
+        examples=[["Rule 9 changes from 100 packets/s to 200 packets/s: at most 200 packets/s from 10.1.2.3; …"]],
+    )
+    text: str = Field(description="The steps, the first of many.")
     steps: list[Any]
 
 
@@ -302,6 +296,37 @@ class Plan(HostPlan):
 
     hosts: dict[str, HostPlan]
     silent: list[str]
+
+
+class HostPreview(HostPlan):
+    """What would become of a rule on one gateway. `state` is `pending` where nobody could tell."""
+
+    state: State
+    enforced_by: EnforcedBy
+    message: str | None = Field(description="Why it could not be enforced, or what there is to know of it.")
+    relations: list[str] = Field(
+        description="What it would have to do with others: which it takes the place of, in which it nests.",
+        examples=[["For 10.1.2.3, the new rule takes the place of rule 4 (10.1.0.0/16): …"]],
+    )
+
+
+class Preview(HostPlan):
+    """What a rule would do on all gateways, and on each of them; `silent` are those that did not answer."""
+
+    message: str | None = Field(description="Why no gateway could tell; null if one could.")
+    hosts: dict[str, HostPreview]
+    silent: list[str]
+
+
+class RuleDraft(Rule):
+    """A rule as it would be kept, and what it would do: nothing was kept."""
+
+    id: int | None = Field(description="Of the rule whose place it would take; null for a new one.")  # type: ignore[assignment]
+    revision: None = None  # type: ignore[assignment]
+    created_at: None = None  # type: ignore[assignment]
+    updated_at: None = None  # type: ignore[assignment]
+    status: None = None  # type: ignore[assignment]
+    preview: Preview
 
 
 class Verdict(Strict):
@@ -404,6 +429,82 @@ class AuditPage(Strict):
     next: str | None
 
 
+class Revision(Strict):
+    """A change of rules that can be undone: who made it, and how many rules it touched."""
+
+    revision: int
+    at: datetime
+    actor: str = Field(description="As in the audit.")
+    address: str | None
+    request: str | None
+    action: Literal["add", "replace", "remove", "rollback", "restore"]
+    rules: int
+    returned_to: int | None = Field(description="For a rollback: which revision came back.")
+
+
+class RevisionPage(Strict):
+    """Some revisions, the latest first, and the cursor of those before (null at the end)."""
+
+    items: list[Revision]
+    next: str | None
+
+
+class RuleDifference(Strict):
+    """A rule that two revisions do not have in common, with the fields in which it differs; null where it is not there.
+
+    A field that is empty on one side is null there.
+    """
+
+    rule: int
+    name: str | None
+    kind: Literal["added", "removed", "changed"]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class RevisionDiff(Strict):
+    """How many rules one revision has, lacks, or has otherwise than another; a page of those rules, by id."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    from_: int = Field(alias="from")
+    to: int
+    added: int
+    removed: int
+    changed: int
+    items: list[RuleDifference]
+    next: str | None
+
+
+class Rollback(Strict):
+    """The revision that came back, and the present one."""
+
+    returned_to: int
+    revision: int
+
+
+class NewWindow(Strict):
+    """A window of confirmation as it is asked for."""
+
+    seconds: int = Field(ge=10, le=86400, description="How long there is to confirm.", examples=[60])
+
+
+class Window(Strict):
+    """A window of confirmation: unless it is confirmed until the deadline, the rules of revision `base` come back."""
+
+    open: bool
+    base: int
+    seconds: int
+    opened_at: datetime
+    deadline: datetime
+    left: float = Field(description="Seconds until the deadline; 0 once it has ended.")
+    actor: str = Field(description="Who has opened it.")
+    outcome: Literal["confirmed", "expired", "abandoned"] | None = Field(description="How it has ended.")
+    ended_at: datetime | None
+    revision: int | None = Field(description="The revision that its end left.")
+    guards: list[str] = Field(description="The gateways with a guard that undoes what is not confirmed.")
+
+
 RoleName = Literal["viewer", "operator", "admin"]
 
 
@@ -470,7 +571,7 @@ class Problem(BaseModel):
     rule: dict[str, Any] | None = Field(None, description="The other rule, for a conflict: its `id` and `name`.")
 
 
-SENT = (NewRule, RuleReplacement, RuleChanges, NewToken, Problem)
+SENT = (NewWindow, NewRule, RuleReplacement, RuleChanges, NewToken, Problem)
 """Models that no answer names, so that the framework does not see them."""
 
 NEW_RULES: dict[str, dict[str, Any]] = {

@@ -7,6 +7,9 @@ import httpx
 import pytest
 
 from tests.api.server import connect
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 
@@ -236,6 +239,7 @@ def test_a_dry_run_keeps_nothing(client: httpx.Client) -> None:
     assert answer.status_code == 200
     rule = answer.json()
     assert (rule["id"], rule["status"], rule["per"]) == (None, None, "host")
+    assert "netlimit serve" in rule["preview"]["message"]
     assert client.post("/rules?dry_run=true", json={"target": "10.1.2.3/8"}).status_code == 422
     assert client.get("/rules").json() == {"items": [], "next": None, "total": 0}
     assert client.post("/rules?dry_run=yes", json=RULE).json()["field"] == "dry_run"
