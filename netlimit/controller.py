@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.account import tell
 from netlimit.compile import Compilation
+from netlimit.conflicts import find_conflicts, is_serious
 from netlimit.counting import Tally
 from netlimit.drift import Histogram, Repairs, describe
 from netlimit.errors import KernelError, StoreError
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 STRUCTURE_SECONDS = 1.0
+SURVEY_SECONDS = 300.0
+"""How often the host is looked over for what gets in the way of limits."""
 SWEEP_SECONDS = 40.0
 """How long it may take to look at the entries of all sets in turn, unless it would cost too much."""
 NEWCOMER_SECONDS = 0.2
@@ -118,10 +121,11 @@ class Controller:
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
         self._sound: Mapping[str, Tree] | None = None
+        self._conflicts: tuple[str, ...] = ()
         self._presence = Presence(setup.idle)
         self._sweep: Iterator[tuple[str, ...]] = iter(())
         self._stride = STRUCTURE_SECONDS
-        self._due = dict.fromkeys(("heartbeat", "structure", "sweep", "newcomers", "queues"), 0.0)
+        self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues"), 0.0)
 
     # -- running
 
@@ -154,6 +158,7 @@ class Controller:
         if self._outage is not None:
             self._look_for_database(self._outage)
         self._heed_clock()
+        self._look_round()
         self._answer_questions()
         if self._store.paused(self._setup.host):
             self._pause()
@@ -685,6 +690,15 @@ class Controller:
             seen |= {name: list(held) for name, held in self._kernel.ingress_seen(incoming).items()}
         return seen
 
+    def _look_round(self) -> None:
+        """Look now and then for what gets in the way of limits."""
+        if self._is_due("survey", SURVEY_SECONDS):
+            before = self._conflicts
+            self._conflicts = tuple(map(str, filter(is_serious, find_conflicts(self._kernel.survey(thorough=False)))))
+            for conflict in self._conflicts:
+                if conflict not in before:
+                    log.warning("%s", conflict)
+
     def _protect(self) -> None:
         """Follow the host's own addresses and who manages it; rules that name one of them change their place."""
         where = self._kernel.addresses()
@@ -788,7 +802,7 @@ class Controller:
     def _report(self, **changes: object) -> None:
         facts = self._host_facts
         if facts is not None:
-            changes |= {"capabilities": facts.capabilities, "hz": facts.hz, "notes": facts.notes}
+            changes |= {"capabilities": facts.capabilities, "hz": facts.hz, "notes": (*facts.notes, *self._conflicts)}
             changes |= {"own": self._where.own, "safe": (*self._setup.safe, *self._where.peers)}
         if self._compilation is not None:
             enforced, failed = self.standing()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from netlimit.conflicts import HostReport
 from netlimit.plan import Step
 from netlimit.state import Entry, State, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
@@ -51,6 +52,10 @@ class Kernel(Protocol):
 
     def probe(self, mark_mask: int) -> HostFacts:
         """Find out what the host can do. Leaves no trace on it."""
+        ...
+
+    def survey(self, thorough: bool = True) -> HostReport:
+        """Look for what on this host gets in the way of limits; not `thorough` leaves out what takes long."""
         ...
 
     def addresses(self) -> Addresses:

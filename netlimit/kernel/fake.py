@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_network
 
+from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress
 from netlimit.kernel.base import Addresses, HostFacts, Reading
@@ -100,6 +101,7 @@ class FakeKernel:
     foreign: dict[ChainId, int] = field(default_factory=dict)
     routes: Topology = field(default_factory=Topology)
     roots: dict[str, SavedRoot] = field(default_factory=dict)
+    report: HostReport = field(default_factory=HostReport)
 
     def __post_init__(self) -> None:
         self.sets: dict[str, IpSet] = {}
@@ -122,6 +124,11 @@ class FakeKernel:
         """Answer with `facts`."""
         del mark_mask
         return self.facts
+
+    def survey(self, thorough: bool = True) -> HostReport:
+        """Answer with `report`."""
+        del thorough
+        return self.report
 
     def addresses(self) -> Addresses:
         """Answer with `where`."""

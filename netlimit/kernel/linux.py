@@ -10,11 +10,13 @@ from pathlib import Path
 
 from pyroute2 import NetlinkError
 
+from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, sessions, tc
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
+from netlimit.kernel.survey import look_round
 from netlimit.kernel.topology import TopologyWatch
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
@@ -40,6 +42,11 @@ class LinuxKernel:
         if found.capabilities["iptables"] is None:
             iptables.load()  # now rather than while the first rule waits
         return found
+
+    def survey(self, thorough: bool = True) -> HostReport:
+        """Look for what on this host gets in the way of limits."""
+        with _translated("look round"):
+            return look_round(capabilities.read_hz(), self.queues().foreign, thorough=thorough)
 
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses, HostFacts, Reading
 from netlimit.kernel.linux import LinuxKernel
@@ -62,6 +63,9 @@ class RemoteKernel:
 
     def probe(self, mark_mask: int) -> HostFacts:
         return self.call("probe", mark_mask)
+
+    def survey(self, thorough: bool = True) -> HostReport:
+        return self.call("survey", thorough)
 
     def addresses(self) -> Addresses:
         return self.call("addresses")
