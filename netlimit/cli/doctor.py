@@ -1,21 +1,96 @@
-"""`netlimit doctor`: what this host can do."""
+"""`netlimit doctor`: what this host can do, and what gets in the way of limits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
 import typer
 
-from netlimit.cli.parts import make_kernel, read_settings
+from netlimit.cli.client import open_client
+from netlimit.cli.database import find_file
+from netlimit.cli.parts import make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
-from netlimit.records import DISPENSABLE
+from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
+from netlimit.errors import NetlimitError
+from netlimit.faults import ServiceReport, find_faults
+from netlimit.records import DISPENSABLE, State
+from netlimit.settings import Settings
+
+if TYPE_CHECKING:
+    from netlimit.kernel.base import HostFacts, Kernel
 
 
 def doctor(context: typer.Context, json: bool = JSON) -> None:
-    """Try what this host can do: iptables, ipsets, queues (htb, tbf, bpf, ifb). Nothing is changed."""
+    """Try what this host can do, and look for what gets in the way of limits. Nothing is changed.
+
+    Ends with 1 if something is found that keeps rules from holding."""
     settings = read_settings(context)
-    facts = make_kernel(settings).probe(settings.mark_mask)
+    kernel = make_kernel(settings)
+    facts = kernel.probe(settings.mark_mask)
+    found = [
+        *_find_missing(facts),
+        *find_faults(_survey_service(context, settings, kernel)),
+        *find_conflicts(kernel.survey()),
+    ]
+    found.sort(key=lambda finding: list(Severity).index(finding.severity))
     if json:
-        say(True, {"capabilities": facts.capabilities, "hz": facts.hz, "notes": facts.notes}, "")
-        return
+        document = {"capabilities": facts.capabilities, "hz": facts.hz, "notes": facts.notes}
+        say(True, document | {"findings": [asdict(finding) for finding in found]}, "")
+    else:
+        _show_capabilities(facts)
+        _show_findings(found)
+    if any(map(is_serious, found)):
+        raise typer.Exit(1)
+
+
+def _find_missing(facts: HostFacts) -> Iterable[Finding]:
+    for name, reason in facts.capabilities.items():
+        if reason and name not in DISPENSABLE:
+            yield Finding(f"missing {name}", Severity.SERIOUS, reason, "Rules that need it are not enforced.")
+
+
+def _survey_service(context: typer.Context, settings: Settings, kernel: Kernel) -> ServiceReport:
+    """What there is of netlimit on this host."""
+    file = find_file(settings.database_url)
+    report = ServiceReport(
+        settings.host,
+        listen=settings.listen.host,
+        encrypted=settings.tls_cert is not None,
+        unreached=_ask_api(context),
+        controlled=kernel.controlled(),
+        database=file,
+        mode=file.stat().st_mode & 0o7777 if file and file.exists() else 0,
+    )
+    try:
+        with open_store(settings) as store:
+            status = next((each for each in store.hosts() if each.host == settings.host), None)
+            marked = store.marked(settings.host)
+    except NetlimitError as error:
+        return replace(report, lost=str(error))
+    seen = status.seen_at if status else None
+    return replace(
+        report,
+        paused=status is not None and status.paused,
+        silent=None if seen is None else (datetime.now(UTC) - seen).total_seconds(),
+        errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
+        trouble=status.last_error if status else None,
+    )
+
+
+def _ask_api(context: typer.Context) -> str | None:
+    """Why the API does not answer, None if it does."""
+    try:
+        with open_client(context) as client:
+            client.get("/status")
+    except NetlimitError as error:
+        return str(error)
+    return None
+
+
+def _show_capabilities(facts: HostFacts) -> None:
     table = make_table("CAPABILITY", "HERE", "WHY NOT, AND WHAT WOULD HELP")
     for name, reason in facts.capabilities.items():
         add_row(table, name, _word(name, reason), reason)
@@ -24,6 +99,14 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
         typer.echo(f"\n{note}")
     missing = [name for name, reason in facts.capabilities.items() if reason and name not in DISPENSABLE]
     typer.echo(f"\nMissing: {', '.join(missing)}." if missing else "\nNothing is missing.")
+
+
+def _show_findings(found: list[Finding]) -> None:
+    shown = [finding for finding in found if not finding.name.startswith("missing ")]  # they stand in the table
+    for finding in shown:
+        typer.echo(f"\n{finding.severity.upper()}: {finding.name}. {finding}")
+    if not any(map(is_serious, found)):
+        typer.echo("\nNothing keeps rules from holding.")
 
 
 def _word(name: str, reason: str | None) -> str:

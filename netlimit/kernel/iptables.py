@@ -55,7 +55,7 @@ def read_tables(family: int) -> tuple[Chains, Chains]:
     chains: dict[ChainId, list[ChainRule]] = {}
     hooks: dict[ChainId, list[ChainRule]] = {}
     table: Table | None = None
-    for line in _save(family).splitlines():
+    for line in save(family).splitlines():
         if line.startswith("*"):
             table = next((known for known in TABLES if known == line[1:]), None)
         elif table is None:
@@ -165,7 +165,7 @@ def _positions(step: SwitchTable) -> dict[str, list[int]]:
     """Where our rules stand in the kernel's own chains, counted from 0."""
     positions: dict[str, list[int]] = {}
     seen: dict[str, int] = {}
-    for line in _save(step.family, step.table).splitlines():
+    for line in save(step.family, step.table).splitlines():
         if line.startswith("-A "):
             _, name, text = (*line.split(" ", 2), "")[:3]
             if name in step.hooks and _is_ours(text):
@@ -305,7 +305,8 @@ def _is_ours(text: str) -> bool:
     return any(words[i] in ("-j", "-g") and words[i + 1].startswith(CHAIN_PREFIX) for i in range(len(words) - 1))
 
 
-def _save(family: int, table: Table | None = None) -> str:
+def save(family: int, table: Table | None = None) -> str:
+    """What `iptables-legacy-save` prints, of all tables or of one. Raises KernelError."""
     command = ["iptables-legacy-save" if family == 4 else "ip6tables-legacy-save"]
     if table:
         command += ["-t", table]
@@ -348,7 +349,7 @@ def try_rule(family: int, table: str, words: str) -> None:
 
 def foreign_rules(family: int) -> list[str]:
     """The rules of others, as iptables prints them."""
-    lines = [line for line in _save(family).splitlines() if line.startswith("-A ")]
+    lines = [line for line in save(family).splitlines() if line.startswith("-A ")]
     return [line for line in lines if not line.startswith(f"-A {CHAIN_PREFIX}") and not _is_ours(line)]
 
 

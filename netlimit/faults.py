@@ -1,0 +1,109 @@
+"""What is wrong with netlimit's own parts on a host, and what to do about it: told from what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from netlimit.conflicts import Finding, Severity
+
+SILENT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReport:
+    """What was found of netlimit itself.
+
+    `listen` is where the API listens (host), `unreached` why it does not answer (None: it does). `database` is the
+    SQLite file with its `mode`, if it is one; `lost` why the database cannot be read. `controlled` says whether a
+    controller runs here, `silent` how many seconds ago one has reported to this database for this `host` (None: never).
+    `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last.
+    """
+
+    host: str
+    listen: str = "127.0.0.1"
+    encrypted: bool = False
+    unreached: str | None = None
+    database: Path | None = None
+    mode: int = 0
+    lost: str | None = None
+    controlled: bool = True
+    paused: bool = False
+    silent: float | None = 0.0
+    errors: tuple[tuple[int, str], ...] = ()
+    trouble: str | None = None
+
+
+def find_faults(report: ServiceReport) -> list[Finding]:
+    """Everything that there is to say, the worst first."""
+    found = [*_find_controller(report), *_find_database(report), *_find_api(report)]
+    return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
+
+
+def _find_controller(report: ServiceReport) -> Iterator[Finding]:
+    if not report.controlled:
+        yield Finding(
+            "controller",
+            Severity.SERIOUS,
+            "No controller runs here: changes of rules do not reach the kernel, and what others break stays broken.",
+            "Start `netlimit serve`, or `netlimit controller`.",
+        )
+    elif report.lost is None and (report.silent is None or report.silent > SILENT_SECONDS):
+        yield Finding(
+            "controller",
+            Severity.SERIOUS,
+            f"A controller runs here, but none has reported for {report.host} to this database lately: it may serve "
+            "another database or go by another name, or not reach the database.",
+            "Compare NETLIMIT_DATABASE_URL and NETLIMIT_HOST of both, and read what the controller logs.",
+        )
+    if report.paused:
+        yield Finding(
+            "paused",
+            Severity.SERIOUS,
+            "`netlimit teardown` has taken all limits out of the kernel.",
+            "`netlimit apply` puts them back.",
+        )
+    if report.trouble:
+        yield Finding("last error", Severity.SERIOUS, report.trouble, "")
+    if report.errors:
+        number, reason = report.errors[0]
+        count = f"{len(report.errors)} rules are" if len(report.errors) > 1 else "1 rule is"
+        yield Finding(
+            "rules in error",
+            Severity.SERIOUS,
+            f"{count} not enforced here. Rule {number}: {reason}",
+            "See `netlimit rule list`.",
+        )
+
+
+def _find_database(report: ServiceReport) -> Iterator[Finding]:
+    if report.lost is not None:
+        yield Finding("database", Severity.SERIOUS, report.lost, "What is in the kernel stays meanwhile.")
+    if report.database is not None and report.mode & 0o007:
+        yield Finding(
+            "file rights",
+            Severity.WARNING,
+            f"Everybody on this host may open the database {report.database} (mode {report.mode:04o}).",
+            f"chmod o= {report.database}",
+        )
+
+
+def _find_api(report: ServiceReport) -> Iterator[Finding]:
+    if report.unreached is not None:
+        yield Finding("api", Severity.WARNING, report.unreached, "Limits hold meanwhile.")
+    if not report.encrypted and not _is_loopback(report.listen):
+        yield Finding(
+            "no encryption",
+            Severity.WARNING,
+            f"The API listens at {report.listen} without TLS: whoever is on the way can read tokens and use them.",
+            "Set NETLIMIT_TLS_CERT and NETLIMIT_TLS_KEY, or listen on 127.0.0.1.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
