@@ -25,10 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Gateway:
-    """`netlimit serve` in the gateway namespace, over a database of its own. A context manager."""
+    """`netlimit serve` in the gateway namespace, over a database of its own. A context manager. `program` is what
+    Python runs."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, program: tuple[str, ...] = ("-m", "netlimit.cli.main")) -> None:
         self._lab = lab
+        self._program = program
         self._directory = tempfile.TemporaryDirectory()
         path = Path(self._directory.name)
         path.chmod(0o755)
@@ -43,7 +45,7 @@ class Gateway:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "netlimit.cli.main", "serve", "--api-user", "nobody"]
+        command = [sys.executable, *self._program, "serve", "--api-user", "nobody"]
         self._process = self._lab.gateway.popen(
             *command, env=self.environment, stdout=self._log, stderr=subprocess.STDOUT, cwd=ROOT
         )
@@ -84,11 +86,15 @@ class Gateway:
         answer: dict[str, Any] = self.request("GET", "/status").json()
         return answer
 
+    def children(self) -> list[int]:
+        """The processes of the parts."""
+        assert self._process is not None
+        return list(map(int, Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()))
+
     def memory(self) -> dict[str, float]:
         """The most memory (MB) that each part has had so far, by its name."""
         found = {}
-        assert self._process is not None
-        for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
+        for child in self.children():
             status = Path(f"/proc/{child}/status").read_text()
             peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
             user = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid"))

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from scripts.benchmarks import accuracy, bulk, forwarding, latency, shaping
+from scripts.benchmarks import accuracy, bulk, drift, forwarding, latency, shaping
 from scripts.benchmarks.figures import Figure, show
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "accuracy": accuracy.measure,
     "bulk": bulk.measure,
     "latency": latency.measure,
+    "drift": drift.measure,
     "shaping": shaping.measure,
 }
 
