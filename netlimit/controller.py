@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
 from netlimit.rules import OnFailure, Rule
+from netlimit.safety import REMEMBERED_SECONDS, SafeSet
 from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
 from netlimit.state import State as KernelState
 from netlimit.tree import Queues, SavedRoot, Topology, Tree
@@ -64,8 +65,9 @@ _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 @dataclass(frozen=True)
 class Setup:
     """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets, how
-    long a host that has appeared may be idle before it loses its class, and after how many seconds without a database
-    rules with `on_failure: open` are taken out of force."""
+    long a host that has appeared may be idle before it loses its class, after how many seconds without a database rules
+    with `on_failure: open` are taken out of force, the hosts of servers that must stay in reach (each with what it is),
+    and the ports of its own by which it is managed, besides sshd's."""
 
     host: str
     backend: str = "iptables"
@@ -74,6 +76,8 @@ class Setup:
     set_size: int = 2**20
     idle: timedelta = IDLE
     failure_seconds: float = 60.0
+    servers: Mapping[str, str] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
 
 
 class Controller:
@@ -118,6 +122,8 @@ class Controller:
         self._numbered: dict[tuple[str, str], int] = {}
         self._host_facts: HostFacts | None = None
         self._where = Addresses((), ())
+        self._safe = SafeSet(setup.safe, setup.servers)
+        self._ports = set(setup.ports)
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
         self._sound: Mapping[str, Tree] | None = None
@@ -626,8 +632,9 @@ class Controller:
     def _probe(self) -> None:
         if self._host_facts is None:
             self._host_facts = self._kernel.probe(self._setup.mark_mask)
-            self._where = self._kernel.addresses()
+            self._recall()
         self._topology, self._foreign = self._kernel.topology(), self._find_foreign(self._kernel.queues())
+        self._find_safe()
         missing = {name: reason for name, reason in self._host_facts.capabilities.items() if reason}
         for name, reason in missing.items():
             if name in DISPENSABLE:
@@ -642,7 +649,8 @@ class Controller:
             mark_mask=self._setup.mark_mask,
             set_size=self._setup.set_size,
             own=own_addresses(self._where.own),
-            safe=parse_safe((*self._setup.safe, *self._where.peers)),
+            safe=parse_safe(tuple(self._safe.reasons)),
+            management=self._management,
             capabilities=self._host_facts.capabilities,
             topology=self._topology,
             foreign=self._foreign,
@@ -657,7 +665,7 @@ class Controller:
         self._topology, self._foreign = topology, self._find_foreign(self._kernel.queues())
         with self._wholly():
             self._compiled.protect(self._facts())
-        self._due["structure"] = 0.0  # a device that was away has lost its tree
+        self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
 
     def _find_foreign(self, queues: Queues) -> Mapping[str, str]:
         """The devices with a root qdisc of somebody else, but for those that may be taken over as they are now."""
@@ -699,13 +707,34 @@ class Controller:
                 if conflict not in before:
                     log.warning("%s", conflict)
 
-    def _protect(self) -> None:
-        """Follow the host's own addresses and who manages it; rules that name one of them change their place."""
-        where = self._kernel.addresses()
-        if where == self._where or self._compilation is None:
-            return
-        changed = {*where.own, *where.peers} ^ {*self._where.own, *self._where.peers}
+    def _recall(self) -> None:
+        """Who was safe a moment ago is so still, though this process has not seen him."""
+        for status in self._store.hosts():
+            if status.host == self._setup.host:
+                self._safe.recall(status.safe_reasons)
+
+    def _find_safe(self) -> set[str]:
+        """Find out the host's own addresses and who is safe; the addresses that have joined or left."""
+        where, now = self._kernel.addresses(), self._now()
+        clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
+        before = {*self._where.own, *self._safe.reasons}
+        self._safe.update(now.timestamp(), where.peers, self._topology.gateways, clients)
         self._where = where
+        self._ports.update(where.ports)
+        return before ^ {*self._where.own, *self._safe.reasons}
+
+    @property
+    def _management(self) -> tuple[int, ...]:
+        """The ports of which open connections pass. One stays when sshd ends: those that it served go on."""
+        return tuple(sorted(self._ports))
+
+    def _protect(self) -> None:
+        """Follow the host's own addresses and who is safe; rules that name one of them change their place."""
+        if self._compilation is None:
+            return
+        known, changed = self._management, self._find_safe()
+        if not changed and known == self._management:
+            return
         compilation = self._compiled
         compilation.protect(self._facts())
         named = [i for i, fragment in compilation.fragments.items() if not changed.isdisjoint(fragment.keys)]
@@ -803,7 +832,8 @@ class Controller:
         facts = self._host_facts
         if facts is not None:
             changes |= {"capabilities": facts.capabilities, "hz": facts.hz, "notes": (*facts.notes, *self._conflicts)}
-            changes |= {"own": self._where.own, "safe": (*self._setup.safe, *self._where.peers)}
+            changes |= {"own": self._where.own, "management": self._management}
+            changes |= {"safe": tuple(self._safe.reasons), "safe_reasons": dict(self._safe.reasons)}
         if self._compilation is not None:
             enforced, failed = self.standing()
             lifted = len(self._lifted or ())

@@ -170,6 +170,8 @@ class Settings(BaseSettings):
 
     database_url: str = Field("sqlite:////var/lib/netlimit/netlimit.db", repr=False)
     """Where rules are kept; it may hold a password."""
+    counters_url: str = Field("memory://", repr=False)
+    """Where the limiter counts; it may hold a password."""
     listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)
     """Where the API listens."""
     bootstrap_token: SecretStr | None = None

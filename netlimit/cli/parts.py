@@ -106,6 +106,7 @@ def check_backend(settings: Settings) -> None:
 def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: Replica | None = None) -> Controller:
     """The controller of this host; with `replica` it goes on while the database is gone."""
     from netlimit.controller import Controller, Setup
+    from netlimit.safety import find_servers
 
     setup = Setup(
         host=settings.host,
@@ -114,5 +115,7 @@ def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: R
         safe=tuple(map(str, settings.safe)),
         set_size=settings.set_size,
         failure_seconds=settings.failure_seconds,
+        servers=find_servers(settings.database_url, settings.counters_url),
+        ports=(settings.listen.port,) if settings.is_open else (),
     )
     return Controller(store, kernel, setup, replica=replica)
