@@ -23,6 +23,8 @@ MOST_OF_ONE = 256
 """Requests under way, of one token or address."""
 MOST_BYTES = 256 * 2**20
 """Bodies that are held, of all together: four of the largest."""
+HEAD_BYTES = 16 * 2**10
+"""The most bytes of a head: of the path and the header fields."""
 BODY_SECONDS = 10.0
 """A body has so long to come, and longer only as it does come."""
 SLOWEST = 64 * 2**10
@@ -56,7 +58,7 @@ class Admission:
             await send(message)
 
         client = self._find_client(scope, origin.place)
-        refused = self._refuse(client)
+        refused = _refuse_head(scope) or self._refuse(client)
         if refused is not None:
             return await refused.response()(scope, receive, send_with_id)
         self._under_way[client] += 1
@@ -117,6 +119,12 @@ class _Body:
         self.size += len(message.get("body", b""))
         self._ended = not message.get("more_body", False)
         return message
+
+
+def _refuse_head(scope: Scope) -> Problem | None:
+    """The server refuses by itself what comes in pieces and is too large."""
+    size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["query_string"])
+    return Problem(431, f"The head is too large: at most {HEAD_BYTES} bytes are read.") if size > HEAD_BYTES else None
 
 
 def _too_much(status: int, sentence: str, wait: float = 1.0) -> Problem:

@@ -23,8 +23,6 @@ SEND_SECONDS = 30.0
 """Whoever reads nothing of an answer for so long is cut off."""
 IDLE_SECONDS = 5
 """A connection is kept so long for another request."""
-HEAD_BYTES = 16 * 2**10
-"""The most bytes of a head."""
 
 
 class Connection(H11Protocol):

@@ -16,7 +16,7 @@ from starlette.routing import compile_path
 
 from api.origin import HEADER, origin_of
 from netlimit.errors import NetlimitError, RuleError, StoreError
-from netlimit.store import Conflict, ManyErrors, NotKept, Stale, TokenExists
+from netlimit.store import Conflict, ManyErrors, NoSuchRevision, NotKept, NoWindow, Stale, TokenExists, WindowOpen
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -32,6 +32,7 @@ TITLES = {
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
     429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -113,8 +114,10 @@ def find_problem(error: NetlimitError) -> Problem:
             return Problem(409, sentence, field="name")
         case Stale():
             return Problem(412, sentence)
-        case NotKept():
+        case NotKept() | NoSuchRevision():
             return Problem(404, sentence)
+        case WindowOpen() | NoWindow():
+            return Problem(409, sentence)
         case StoreError():
             return Problem(503, f"{sentence} {KEPT}", headers={"Retry-After": str(RETRY_SECONDS)})
     return Problem(500, sentence)

@@ -8,7 +8,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from api.connections import HEAD_BYTES, IDLE_SECONDS, Connection
+from api.admission import HEAD_BYTES
+from api.connections import IDLE_SECONDS, Connection
 from netlimit.settings import Settings
 
 GRACE_SECONDS = 5

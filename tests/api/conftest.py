@@ -13,6 +13,7 @@ import pytest
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import HANDLES, HASHES, Controller, connect, serve
+from tests.databases import find_url
 
 
 @pytest.fixture(scope="session")
@@ -21,16 +22,26 @@ def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fresh") / "netlimit.db"
     store = Store(f"sqlite:///{path}")
     store.upgrade()
-    for role, kept in HASHES.items():
-        store.add_token(role, kept, role, datetime.now(UTC), handle=HANDLES[role])
+    _add_tokens(store)
     store.close()
     return path
 
 
 @pytest.fixture
-def settings(tmp_path: Path, fresh_database: Path) -> Settings:
-    shutil.copy(fresh_database, tmp_path / "netlimit.db")
-    return Settings(database_url=f"sqlite:///{tmp_path}/netlimit.db", host="gw1")
+def settings(tmp_path: Path, fresh_database: Path, database: str, request: pytest.FixtureRequest) -> Settings:
+    if database == "sqlite":
+        shutil.copy(fresh_database, tmp_path / "netlimit.db")
+        return Settings(database_url=f"sqlite:///{tmp_path}/netlimit.db", host="gw1")
+    url = find_url(database, request, tmp_path)
+    store = Store(url)
+    _add_tokens(store)
+    store.close()
+    return Settings(database_url=url, host="gw1")
+
+
+def _add_tokens(store: Store) -> None:
+    for role, kept in HASHES.items():
+        store.add_token(role, kept, role, datetime.now(UTC), handle=HANDLES[role])
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ import httpx
 import pytest
 
 from tests.api.server import Controller
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}

@@ -13,6 +13,9 @@ from netlimit.records import Exceptional, State
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import Controller, connect
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 WAIT = {"Prefer": "wait=20"}

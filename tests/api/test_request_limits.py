@@ -1,0 +1,269 @@
+"""What the API limits of itself: how often, how many, how large, how slowly."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from api import admission, connections
+from netlimit.settings import Settings
+from netlimit.store import Store
+from tests.api.server import TOKENS, Controller, connect, serve
+
+RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
+SECONDS = 0.3
+"""How patient the API is in these tests."""
+
+
+@contextmanager
+def limited(settings: Settings, store: Store, **others: Any) -> Iterator[str]:
+    with serve(settings.model_copy(update=others), store) as url:
+        yield url
+
+
+def open_socket(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other end has closed."""
+    received = b""
+    try:
+        while part := connection.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def post(length: int) -> bytes:
+    return (
+        f"POST /api/v1/rules HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['admin']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_too_many_requests_of_one_are_told_to_wait_and_others_pass(settings: Settings, store: Store) -> None:
+    with limited(settings, store, request_rate=5) as url, connect(url, "viewer") as client:
+        client.get("/status")  # makes the token known, counted by the address
+        answers = [client.get("/status") for _ in range(20)]
+        statuses = [answer.status_code for answer in answers]
+        assert statuses[:10] == [200] * 10
+        assert statuses[-1] == 429
+        late = answers[statuses.index(429)]
+        assert late.headers["Retry-After"] == "1"
+        assert late.headers["Content-Type"] == "application/problem+json"
+        with connect(url, "operator") as other:
+            assert other.get("/status").status_code == 200
+
+
+def test_who_has_no_token_is_counted_by_address_and_hinders_nobody_who_has(settings: Settings, store: Store) -> None:
+    with limited(settings, store, request_rate=5) as url, connect(url, "viewer") as client:
+        assert client.get("/status").status_code == 200
+        flood = [client.get(f"{url}/healthz", headers={"Authorization": f"Bearer {n}"}).status_code for n in range(30)]
+        assert set(flood[:9]) == {200}
+        assert flood[-1] == 429
+        assert client.get("/status").status_code == 200
+
+
+def test_requests_under_way_are_bounded(
+    settings: Settings, store: Store, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_AT_ONCE", 6)
+    monkeypatch.setattr(admission, "MOST_OF_ONE", 4)
+    store.report(controller.status)  # a gateway that is alive, and applies nothing
+    with limited(settings, store) as url, connect(url, "operator") as operator, connect(url, "viewer") as viewer:
+        assert operator.get("/status").status_code == viewer.get("/status").status_code == 200
+
+        def add(number: int) -> None:
+            with connect(url, "operator") as client:
+                client.post("/rules", json={**RULE, "target": f"10.0.0.{number}"}, headers={"Prefer": "wait=2"})
+
+        waiting = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+        for thread in waiting:
+            thread.start()
+        _until(lambda: store.revision() == 4)
+        refused = operator.get("/status")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert viewer.get("/status").status_code == 200
+        monkeypatch.setattr(admission, "MOST_AT_ONCE", 4)
+        refused = viewer.get("/status")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        for thread in waiting:
+            thread.join()
+        assert operator.get("/status").status_code == 200
+
+
+def test_a_body_that_comes_too_slowly_is_408(url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BODY_SECONDS", SECONDS)
+    with open_socket(url) as connection:
+        connection.sendall(post(1000) + b'{"target": ')
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"application/problem+json" in answer
+    assert b"comes too slowly" in answer
+    assert store.revision() == 0
+
+
+def test_a_body_that_trickles_gains_no_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BODY_SECONDS", SECONDS)
+    with open_socket(url) as connection:
+        connection.sendall(post(1000))
+        connection.settimeout(0.02)
+        answer = b""
+        began = time.monotonic()
+        while not answer and time.monotonic() - began < 20:
+            connection.sendall(b" ")
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                continue
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_large_body_may_take_its_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BODY_SECONDS", SECONDS)
+    body = b'{"target": "10.1.2.3", "rate": "200 packets/s"}'.ljust(60_000)
+    with open_socket(url) as connection:
+        connection.sendall(post(len(body)))
+        for start in range(0, len(body), 10_000):
+            connection.sendall(body[start : start + 10_000])
+            time.sleep(SECONDS / 4)  # longer in all than a small one may
+        assert connection.recv(100).startswith(b"HTTP/1.1 201 ")
+
+
+def test_bodies_that_are_held_are_bounded(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 1000)
+
+    def in_pieces() -> Iterator[bytes]:
+        for _ in range(4):
+            yield b" " * 900
+            time.sleep(0.05)
+
+    refused = client.post("/rules", content=in_pieces(), headers={"Content-Type": "application/json"})
+    assert refused.status_code == 503
+    assert client.post("/rules", json=RULE).status_code == 201  # what was held is let go
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: b\r\n"])
+def test_a_head_that_never_ends_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SECONDS)
+    with open_socket(url) as connection:
+        connection.sendall(sent)
+        assert read_all(connection) == b""
+
+
+def test_a_head_that_trickles_is_cut_off_on_a_kept_connection_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SECONDS)
+    with open_socket(url) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.settimeout(0.02)
+        began, closed = time.monotonic(), False
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+        while not closed and time.monotonic() - began < 20:
+            try:
+                connection.sendall(b"X")
+                closed = not connection.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+    assert closed
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SECONDS)
+    with open_socket(url) as connection:
+        connection.sendall(b"POST /api/v1/rules HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+def test_who_reads_nothing_of_the_answer_is_cut_off(
+    url: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SEND_SECONDS", SECONDS)
+    lines = "\n".join(f'{{"target": "10.0.{n >> 8}.{n & 255}", "action": "block"}}' for n in range(1000))
+    client.post("/rules/bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    with open_socket(url) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ask = f"GET /api/v1/rules?limit=1000 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['admin']}\r\n\r\n"
+        connection.sendall(ask.encode() * 30)
+        time.sleep(4 * SECONDS)
+        received = read_all(connection)
+    assert len(received) < 20 * 400_000  # not all thirty pages
+    assert client.get("/rules?limit=1").status_code == 200
+
+
+@pytest.mark.parametrize(("end", "status"), [(b"\r\n\r\n", b"431"), (b"", b"400")])
+def test_a_head_that_is_too_large_is_refused(url: str, end: bytes, status: bytes) -> None:
+    with open_socket(url) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Large: " + b"x" * 20_000 + end)
+        assert read_all(connection)[:12] in (b"HTTP/1.1 " + status, b"HTTP/1.1 400")
+
+
+def test_connections_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_OF_ONE", 3)
+    kept = [open_socket(url) for _ in range(3)]
+    time.sleep(0.1)
+    with open_socket(url) as one_more:
+        assert read_all(one_more) == b""
+    kept.pop().close()
+    time.sleep(0.1)
+    assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+    for connection in kept:
+        connection.close()
+
+
+def test_waiting_for_the_kernel_is_no_slowness(
+    url: str, client: httpx.Client, store: Store, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((admission, "BODY_SECONDS"), (connections, "HEAD_SECONDS"), (connections, "SEND_SECONDS")):
+        monkeypatch.setattr(module, name, SECONDS)
+    controller.delay = 4 * SECONDS
+    controller.start()
+    answer = client.post("/rules", json=RULE, headers={"Prefer": "wait=60"})
+    assert (answer.status_code, answer.json()["status"]["state"]) == (201, "applied")
+
+
+def test_every_answer_has_the_id_of_its_request(url: str, client: httpx.Client, store: Store) -> None:
+    sent = client.post("/rules", json=RULE, headers={"X-Request-ID": "deploy-7.a_B"})
+    assert sent.headers["X-Request-ID"] == "deploy-7.a_B"
+    (entry,) = client.get("/audit", params={"request": "deploy-7.a_B"}).json()["items"]
+    assert (entry["actor"], entry["address"], entry["action"]) == ("admin", "127.0.0.1", "add")
+    for bad in ("", "a b", "x" * 65, "ü".encode(), "a,b"):
+        for address in ("/rules", "/nothing", f"{url}/healthz"):
+            made = client.get(address, headers={"X-Request-ID": bad}).headers["X-Request-ID"]
+            assert len(made) == 32
+            assert made.isalnum()
+    assert client.get("/rules").headers["X-Request-ID"] != client.get("/rules").headers["X-Request-ID"]
+
+
+def test_a_forwarded_address_is_believed_only_of_a_trusted_proxy(settings: Settings, store: Store) -> None:
+    forwarded = {"X-Forwarded-For": "203.0.113.9, 192.0.2.7"}
+    with limited(settings, store) as url, connect(url, "admin") as client:
+        client.post("/rules", json=RULE, headers=forwarded)
+    proxied = Settings(database_url=settings.database_url, host="gw1", trusted_proxies="127.0.0.0/8,198.51.100.1")  # type: ignore[arg-type]
+    with serve(proxied, store) as url, connect(url, "admin") as client:
+        client.post("/rules", json={**RULE, "target": "10.1.2.4"}, headers=forwarded)
+        client.post("/rules", json={**RULE, "target": "10.1.2.5"}, headers={"X-Forwarded-For": "nonsense"})
+    assert [entry.address for entry in reversed(store.audit(limit=3))] == ["127.0.0.1", "192.0.2.7", None]
+    # Who comes through the proxy is a client of this gateway's, too; this host itself is none.
+    _until(lambda: store.clients("gw1", store.audit(limit=1)[0].at.replace(year=2020)) == ["192.0.2.7"])
+
+
+def _until(come: Any) -> None:
+    end = time.monotonic() + 20
+    while not come():
+        assert time.monotonic() < end
+        time.sleep(0.01)
