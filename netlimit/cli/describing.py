@@ -50,6 +50,22 @@ def describe_limit(rule: Rule) -> str:
     return f"{rule['rate']['text']}{ceiling} per {rule['per']}"
 
 
+def describe_preview(draft: Rule) -> str:
+    """What a rule would do: in words on each gateway, then the steps."""
+    found = draft["preview"]
+    lines = [f"Nothing is kept. {found['message'] or 'If it were:'}"]
+    for host, here in found["hosts"].items():
+        by = f" by {here['enforced_by']}" if here["enforced_by"] else ""
+        lines.append(f"{host}: {here['state']}{by}." + (f" {here['message']}" if here["message"] else ""))
+        lines += [f"  {sentence}" for sentence in (*here["words"], *here["relations"])]
+        lines += [f"    {step}" for step in here["text"].splitlines() if here["steps"]]
+    held = draft["effective_rate"]
+    if held is not None and held["text"] != draft["rate"]["text"]:
+        lines.append(f"The kernel would really hold {held['text']}.")
+    lines += [f"{host} did not answer." for host in found["silent"]]
+    return "\n".join(lines)
+
+
 def list_rules(page: Mapping[str, Any]) -> None:
     """Print rules, a line each."""
     table = make_table("ID", "NAME", "TARGET", "TRAFFIC", "LIMIT", "ACTION", "STATE", right=["ID"])

@@ -33,12 +33,13 @@ TakeOver = Annotated[
 
 
 def plan(context: typer.Context, json: bool = JSON) -> None:
-    """Show the steps from what the kernel holds to what it should hold. Nothing is changed."""
+    """Show what would change, in words and as the steps that the kernel would take. Nothing is changed."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
-        steps = make_controller(settings, store, kernel).plan()
-    say(json, {"text": str(steps), "steps": list(steps.lines())}, str(steps))
+        steps, words = make_controller(settings, store, kernel).account()
+    document = {"words": words, "text": str(steps), "steps": list(steps.lines())}
+    say(json, document, "\n".join([*words, *([""] if words else []), str(steps)]))
 
 
 Last = Annotated[

@@ -30,6 +30,7 @@ Hosts = Annotated[list[str] | None, typer.Option("--host", help="Only on this ga
 Comment = Annotated[str | None, typer.Option("--comment", help="A note.")]
 OnFailure = Annotated[str | None, typer.Option("--on-failure", help="closed (default) or open.")]
 Wait = Annotated[int, typer.Option("--wait", min=0, max=60, help="Seconds to wait until the kernel holds it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Keep nothing: only show what it would do.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait.")]
 
 

@@ -13,7 +13,7 @@ import typer
 
 from netlimit.cli import options
 from netlimit.cli.client import BULK_SECONDS, Client, open_client, rule_path
-from netlimit.cli.describing import describe_rule, list_rules, show_rule
+from netlimit.cli.describing import describe_preview, describe_rule, list_rules, show_rule
 from netlimit.cli.printing import JSON, count, print_as, say
 from netlimit.records import State
 from netlimit.rules import FIELDS
@@ -25,6 +25,7 @@ Key = Annotated[str, typer.Argument(metavar="ID|NAME", help="The rule's id or na
 Keys = Annotated[list[str], typer.Argument(metavar="ID|NAME...", help="Ids or names of rules.")]
 Field = StrEnum("Field", {field: field for field in sorted(FIELDS - {"target", "ttl", "enabled"})})  # type: ignore[misc]
 PAGE = 1000
+DRY_RUN = {"dry_run": "true"}
 
 
 @app.command("add")
@@ -49,6 +50,7 @@ def add_rule(
     comment: options.Comment = None,
     on_failure: options.OnFailure = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but do not enforce it yet.")] = False,
+    dry_run: options.DryRun = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -59,8 +61,11 @@ def add_rule(
         | ({"enabled": False} if disabled else {})
     )
     with open_client(context) as client:
+        if dry_run:
+            draft = client.call("POST", "/rules", json=fields, params=DRY_RUN)
+            return say(json, draft, describe_preview(draft))
         rule = client.call("POST", "/rules", json=fields, wait=None if no_wait else wait)
-    say(json, rule, f"Added {describe_rule(rule)}")
+    return say(json, rule, f"Added {describe_rule(rule)}")
 
 
 @app.command("edit")
@@ -87,6 +92,7 @@ def edit_rule(
     on_failure: options.OnFailure = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enforce it, or not.")] = None,
     unset: Annotated[list[Field] | None, typer.Option("--unset", help="Put this field back to its default.")] = None,
+    dry_run: options.DryRun = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -97,8 +103,11 @@ def edit_rule(
     if not fields:
         raise typer.BadParameter("Nothing to change was given; `netlimit rule edit --help` shows the options.")
     with open_client(context) as client:
+        if dry_run:
+            draft = client.call("PATCH", rule_path(key), json=fields, params=DRY_RUN)
+            return say(json, draft, describe_preview(draft))
         rule = client.call("PATCH", rule_path(key), json=fields, wait=None if no_wait else wait)
-    say(json, rule, f"Changed {describe_rule(rule)}")
+    return say(json, rule, f"Changed {describe_rule(rule)}")
 
 
 @app.command("list")
