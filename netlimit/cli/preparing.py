@@ -46,15 +46,24 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
 
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:
-    """Do so for a controller that runs as this user, with these capabilities. Raises OSError."""
+    """Do so for a controller that runs as this user, with these capabilities. Raises OSError, KernelError."""
     from netlimit.kernel import iptables, linux
-    from netlimit.kernel.capabilities import FINDINGS, find_out_as
-    from netlimit.plan import WriteIngress
+    from netlimit.kernel.lock import locked
 
     linux.LOCKS.mkdir(mode=0o750, exist_ok=True)
     _give(linux.LOCKS, 0o750, user.pw_uid, user.pw_gid)
-    _let_lock(Path(iptables.LOCK))
-    _pin_program(user)
+    with locked(str(linux.LOCKS / "prepare.lock"), "prepare this host", keep=False):
+        _let_lock(Path(iptables.LOCK))
+        _pin_program(user)
+        _find_out(user, capabilities)
+
+
+def _find_out(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> None:
+    """Leave what this host can do where the controller reads it."""
+    from netlimit.kernel import linux
+    from netlimit.kernel.capabilities import FINDINGS, find_out_as
+    from netlimit.plan import WriteIngress
+
     if Capability.BPF not in capabilities:
         linux.LinuxKernel().apply(WriteIngress(drop=True))  # this controller could neither read nor change it
     found = find_out_as(lambda: become(user, capabilities))

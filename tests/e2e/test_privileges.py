@@ -1,0 +1,95 @@
+"""A controller that is not root: two capabilities, nothing that listens, and every limit that leaves by a device."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netlimit.records import State
+from scripts.testbed.namespaces import SERVER, WAN, Lab
+from scripts.testbed.streams import receive, send
+from tests.e2e.gateway import COMMAND, Gateway
+
+USER = "nobody"
+TWO = f"{1 << 12 | 1 << 13:016x}"
+"""CAP_NET_ADMIN and CAP_NET_RAW."""
+START = (
+    "mkdir -p /run/netlimit && mount -t tmpfs -o mode=750 none /run/netlimit && "
+    f"exec {sys.executable} {COMMAND[0]} '{COMMAND[1]}' controller --user {USER}"
+)
+"""With a directory for locks of its own, in the mount namespace of this process alone."""
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """A place that the controller's user may pass, unlike pytest's own."""
+    made = Path(tempfile.mkdtemp(prefix="netlimit-"))
+    os.chown(made, 0, pwd.getpwnam(USER).pw_gid)
+    made.chmod(0o2770)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def controller(lab: Lab, directory: Path) -> Iterator[Gateway]:
+    gateway = Gateway(lab, directory)
+    lab.gateway.run("chgrp", "-R", str(pwd.getpwnam(USER).pw_gid), str(directory))
+    gateway.launch("-c", f"import os; os.execvp('sh', ['sh', '-c', {START!r}])")
+    gateway.wait_until_applied()
+    yield gateway
+    gateway.close()
+
+
+def read_status(lab: Lab) -> dict[str, str]:
+    """What the kernel says of the controller (proc_pid_status(5))."""
+    return dict(re.findall(r"^(\w+):\s*(.*)$", Path(f"/proc/{lab.gateway.started[0].pid}/status").read_text(), re.M))
+
+
+def test_it_has_two_capabilities_and_can_have_no_others(lab: Lab, gateway: Gateway) -> None:
+    status = read_status(lab)
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {TWO}
+    assert status["NoNewPrivs"] == "1"
+    assert set(status["Uid"].split()) == {str(pwd.getpwnam(USER).pw_uid)}
+
+
+def test_nothing_listens(lab: Lab, gateway: Gateway) -> None:
+    """The controller is alone in its namespace, so whatever listens there is its own."""
+    assert lab.gateway.run("ss", "--no-header", "--listening", "--tcp", "--udp", "--unix", "--sctp").stdout == ""
+
+
+def test_it_limits_real_packets(lab: Lab, gateway: Gateway) -> None:
+    gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
+    with receive(lab.server) as receiver:
+        send(lab.client, SERVER, rate=1000, seconds=1)
+        receiver.stop()
+    assert 100 <= receiver.report().delivered().packets <= 150
+
+
+def test_it_repairs_what_others_change(lab: Lab, gateway: Gateway) -> None:
+    gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
+    lab.gateway.run("iptables-legacy", "-t", "mangle", "-F", "PREROUTING")
+    gateway.wait(
+        lambda: "NL-PREROUTING" in lab.gateway.run("iptables-legacy", "-t", "mangle", "-S", "PREROUTING").stdout,
+        "the jump to be there again",
+    )
+
+
+def test_it_shapes_hosts_by_the_program_that_root_has_pinned(lab: Lab, gateway: Gateway) -> None:
+    gateway.put({"target": SERVER, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
+    assert gateway.class_of(SERVER)
+    assert "nl_root" in lab.gateway.run("tc", "filter", "show", "dev", "wan").stdout
+
+
+def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) -> None:
+    (rule,) = gateway.add({"target": WAN, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
+    state, message = gateway.state(rule)
+    assert state is State.ERROR
+    assert "it has not CAP_BPF and CAP_SYS_ADMIN" in message
