@@ -22,6 +22,7 @@ from netlimit.state import (
     State,
     Structure,
     Table,
+    exempts,
     show_entry,
 )
 from netlimit.tree import REST, QueueClass, SavedRoot, Tree, alike_bucket, format_classid, format_handle, major
@@ -224,6 +225,9 @@ def diff(
     fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, between, touched)
     add = {name: entries for name, entries in add.items() if name not in full}
+    # Chains that come may name a block that is there already, whose exception somebody has taken away.
+    exceptions = {name: entries for name, entries in add.items() if exempts(name)}
+    add = {name: entries for name, entries in add.items() if name not in exceptions}
     # A set that is nearly full has no room for old and new at once.
     crowded = {
         name: keys for name, keys in remove.items() if len(desired.entries.get(name, ())) + len(keys) > have[name].size
@@ -233,7 +237,7 @@ def diff(
     trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))
     steps: list[Step] = [
         *(grown for grown, _ in trees),
-        WriteSets(create=create, add=fill),
+        WriteSets(create=create, add=exceptions | fill),
         *_switch(between, observed.structure, _ARRIVING),
         WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),

@@ -21,6 +21,7 @@ LONGEST_TIMEOUT = 2_147_483
 OFFENDER_PREFIX = "nl-off"
 OFFENDER_SECONDS = 60
 SEEN_PREFIX = "nl-seen"
+_EXEMPTING = tuple(SET_PREFIX + name for name in ("a", "safe", "exempt"))
 
 Table = Literal["raw", "mangle", "filter", "security"]
 TABLES: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
@@ -420,6 +421,11 @@ class State:
         for device, tree in sorted(self.trees.items()):
             lines += [f"tc {device}: {line}" for line in tree.lines()]
         return "\n".join(lines)
+
+
+def exempts(name: str) -> bool:
+    """Whether the addresses in a set are spared by rules: what is safe or allowed."""
+    return name.startswith(_EXEMPTING)
 
 
 def show_entry(key: str, entry: Entry) -> str:

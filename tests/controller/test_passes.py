@@ -4,6 +4,9 @@ from collections.abc import Callable
 from netlimit.plan import SwitchTable, WriteSets
 from netlimit.records import State
 from tests.controller.conftest import Site
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 
 def test_a_rule_limits_from_the_next_pass_on_and_no_longer_when_removed(site: Site) -> None:
@@ -124,3 +127,19 @@ def test_numbers_that_another_process_gave_out_are_not_given_again(site: Site) -
     assert not mine.plan()
     for host, allowed in ((1, 3), (2, 4), (3, 5)):
         assert site.send(f"10.0.0.{host}", times=10).count("accept") == allowed
+
+
+def test_an_exception_is_there_before_what_it_is_an_exception_from(site: Site) -> None:
+    """Somebody has reset the tables and destroyed the set of what is allowed; that of what is blocked is still full."""
+    site.add(target="10.0.0.0/24", action="block")
+    site.add(target="10.0.0.1", action="allow")
+    site.controller.sync()
+    allowed = next(name for name, held in site.kernel.elements.items() if name.startswith("nl-a4") and held)
+    site.kernel.chains.clear()
+    site.kernel.hooks.clear()
+    for name in (allowed, "nl-exempt4-from"):
+        del site.kernel.sets[name], site.kernel.elements[name]
+    for step in site.controller.plan().steps:
+        site.kernel.apply(step)
+        assert site.send("10.0.0.1") == ["accept"], step
+    assert site.send("10.0.0.2") == ["drop"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from netlimit.limits import parse_safe
 from netlimit.packet import Packet
 from netlimit.plan import Plan, Step, WriteSets
 from netlimit.rules import Rule, parse_rule
+from netlimit.state import TABLES
 from tests.unit.histories import Change, bring, changes, plan_for, settled
 from tests.unit.strategies import EXHAUSTING, NOW, TARGETS, facts, packets
 
@@ -123,3 +125,28 @@ JOURNEYS: dict[str, tuple[list[dict[str, object]], list[dict[str, object]]]] = {
 def test_known_journeys(name: str) -> None:
     before, after = JOURNEYS[name]
     check(Change(rules(*before), rules(*after)), [replace(FORWARDED, opens=True)])
+
+
+@settings(max_examples=150)
+@given(journeys(), st.randoms(use_true_random=False))
+def test_nor_while_what_others_took_away_is_put_back(journey: tuple[Change, list[Packet]], chance: Random) -> None:
+    change, seen = journey
+    compilation, kernel = settled(change.before)
+    damage(kernel, chance)
+    follow(compilation, kernel, seen)
+
+
+def damage(kernel: FakeKernel, chance: Random) -> None:
+    """Somebody resets tables, destroys sets that no chain names any more, and deletes entries."""
+    if chance.random() < 0.7:
+        for table in chance.sample(TABLES, chance.randrange(1, len(TABLES) + 1)):
+            for held in (kernel.chains, kernel.hooks):
+                for chain in [chain for chain in held if chain.table == table]:
+                    del held[chain]
+    named = {name for rules in kernel.chains.values() for rule in rules for name in kernel.sets if name in rule.text}
+    for name in sorted(kernel.sets.keys() - named):
+        if chance.random() < 0.5:
+            del kernel.sets[name], kernel.elements[name]
+    for held in kernel.elements.values():
+        for key in [key for key in held if chance.random() < 0.2]:
+            del held[key]
