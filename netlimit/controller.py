@@ -399,7 +399,7 @@ class Controller:
     # -- enforcing
 
     def _enforce(self) -> Plan:
-        """Plan and apply; the plan. Numbers are kept before an entry carries them, and forgotten when none does any more."""
+        """Plan and apply. Numbers are kept before an entry carries them, and forgotten when none does any more."""
         began = time.monotonic()
         if self._outage is None and self._store.numbering(self._setup.host) != self._numbered:
             # `netlimit apply` gave out numbers beside this process: an entry must not be misread.
