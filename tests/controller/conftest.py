@@ -11,6 +11,7 @@ from netlimit.kernel.fake import FakeKernel
 from netlimit.packet import Packet
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
+from tests.databases import find_url
 
 
 @dataclass
@@ -50,9 +51,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
-    store.upgrade()
+def site(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> Iterator[Site]:
+    store = Store(find_url(database, request, tmp_path))
     yield Site(store)
     store.close()
 

@@ -2,6 +2,9 @@
 
 from netlimit.rules import Rule, parse_rule
 from tests.controller.conftest import Site
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 
 def _change(site: Site, rule: Rule, **fields: object) -> None:

@@ -1,6 +1,9 @@
 from netlimit.kernel.base import Addresses
 from netlimit.state import ChainId
 from tests.controller.conftest import Site
+from tests.databases import DATABASES
+
+OVER = DATABASES
 
 
 def test_a_ban_ends_by_itself_and_is_gone_after_the_next_pass(site: Site) -> None:
