@@ -142,6 +142,18 @@ def postgres_url(postgres: Postgres, migrated: str) -> Iterator[str]:
     postgres.clear(migrated)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module says over which databases its tests run: OVER = DATABASES. The others run over SQLite."""
+    if "database" in metafunc.fixturenames and hasattr(metafunc.module, "OVER"):
+        metafunc.parametrize("database", metafunc.module.OVER)
+
+
+@pytest.fixture
+def database() -> str:
+    """The kind of database that a test runs over."""
+    return "sqlite"
+
+
 @pytest.fixture(params=DATABASES)
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A database without tables (SQLite: not even a file)."""
@@ -157,10 +169,15 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A migrated database with nothing in it."""
-    if request.param == "postgres":
+    return find_url(request.param, request, tmp_path)
+
+
+def find_url(kind: str, request: pytest.FixtureRequest, directory: Path) -> str:
+    """A migrated database of a kind with nothing in it."""
+    if kind == "postgres":
         address: str = request.getfixturevalue("postgres_url")
         return address
-    address = f"sqlite:///{tmp_path}/db/netlimit.db"
+    address = f"sqlite:///{directory}/db/netlimit.db"
     store = Store(address)
     store.upgrade()
     store.close()
