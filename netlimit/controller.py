@@ -52,6 +52,8 @@ NEWCOMER_SHARE = 10
 """Looking for them rests that many times as long as it took: there can be many that never get a class."""
 QUEUE_SECONDS = 10.0
 """How often the counters of classes are read, and idle hosts are looked for."""
+LOOK_SHARE = 20
+"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a second."""
 SWEEP_SHARE = 50
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
@@ -520,9 +522,9 @@ class Controller:
 
     def _check_drift(self) -> None:
         if self._is_due("structure", STRUCTURE_SECONDS):
-            began = time.monotonic()
+            began = time.process_time()
             drift = self._find_drift()
-            self._due["structure"] += SWEEP_SHARE * (time.monotonic() - began)
+            self._due["structure"] += LOOK_SHARE * (time.process_time() - began)
             self._repair(drift)
             self._make_peace()
         if self._is_due("sweep", 0.0):
