@@ -151,7 +151,7 @@ def _find_flushes(report: HostReport) -> Iterator[Finding]:
 def _find_tables(report: HostReport) -> Iterator[Finding]:
     twins = sorted(table for table, body in _TABLE.findall(report.nftables) if _TWIN.search(body))
     if twins:
-        others = f" So are {len(report.legacy)} rules of others." if report.legacy else ""
+        others = f" Others have rules there too ({len(report.legacy)})." if report.legacy else ""
         yield Finding(
             "two kinds of iptables",
             Severity.WARNING if report.legacy else Severity.NOTE,

@@ -69,7 +69,7 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
     if report.errors:
         number, reason = report.errors[0]
-        count = f"{len(report.errors)} rules are" if len(report.errors) > 1 else "1 rule is"
+        count = "1 rule is" if len(report.errors) == 1 else f"{len(report.errors)} rules are"
         yield Finding(
             "rules in error",
             Severity.SERIOUS,
@@ -92,7 +92,12 @@ def _find_database(report: ServiceReport) -> Iterator[Finding]:
 
 def _find_api(report: ServiceReport) -> Iterator[Finding]:
     if report.unreached is not None:
-        yield Finding("api", Severity.WARNING, report.unreached, "Limits hold meanwhile.")
+        yield Finding(
+            "api",
+            Severity.WARNING,
+            report.unreached,
+            "Limits hold meanwhile. Start `netlimit serve`; NETLIMIT_URL says where it is looked for.",
+        )
     if not report.encrypted and not _is_loopback(report.listen):
         yield Finding(
             "no encryption",

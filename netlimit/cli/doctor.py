@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import httpx
 import typer
 
-from netlimit.cli.client import open_client
 from netlimit.cli.database import find_file
 from netlimit.cli.parts import make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
+from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
 from netlimit.errors import NetlimitError
 from netlimit.faults import ServiceReport, find_faults
@@ -21,6 +22,9 @@ from netlimit.settings import Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import HostFacts, Kernel
+
+API_SECONDS = 3.0
+"""How long the API may take to say that it is there."""
 
 
 def doctor(context: typer.Context, json: bool = JSON) -> None:
@@ -32,7 +36,7 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
     facts = kernel.probe(settings.mark_mask)
     found = [
         *_find_missing(facts),
-        *find_faults(_survey_service(context, settings, kernel)),
+        *find_faults(_survey_service(settings, kernel)),
         *find_conflicts(kernel.survey()),
     ]
     found.sort(key=lambda finding: list(Severity).index(finding.severity))
@@ -52,14 +56,14 @@ def _find_missing(facts: HostFacts) -> Iterable[Finding]:
             yield Finding(f"missing {name}", Severity.SERIOUS, reason, "Rules that need it are not enforced.")
 
 
-def _survey_service(context: typer.Context, settings: Settings, kernel: Kernel) -> ServiceReport:
+def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
     """What there is of netlimit on this host."""
     file = find_file(settings.database_url)
     report = ServiceReport(
         settings.host,
         listen=settings.listen.host,
         encrypted=settings.tls_cert is not None,
-        unreached=_ask_api(context),
+        unreached=_ask_api(settings),
         controlled=kernel.controlled(),
         database=file,
         mode=file.stat().st_mode & 0o7777 if file and file.exists() else 0,
@@ -80,13 +84,12 @@ def _survey_service(context: typer.Context, settings: Settings, kernel: Kernel) 
     )
 
 
-def _ask_api(context: typer.Context) -> str | None:
-    """Why the API does not answer, None if it does."""
+def _ask_api(settings: Settings) -> str | None:
+    """Why the API does not answer, None if it does. No token is needed for that."""
     try:
-        with open_client(context) as client:
-            client.get("/status")
-    except NetlimitError as error:
-        return str(error)
+        httpx.get(f"{settings.url}/healthz", timeout=API_SECONDS, verify=trust(settings), trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL, NetlimitError) as error:
+        return f"No API answers at {settings.url} ({error})."
     return None
 
 

@@ -35,13 +35,14 @@ def measure() -> list[Figure]:
         held = gateway.status()["rules"]["total"]
         time.sleep(SETTLE_SECONDS)
         share = _measure_idle(gateway)
-        taken = sorted(_break_and_wait(lab))
+        repairs = sorted(_break_and_wait(lab))
+    taken = [seconds for seconds, _ in repairs]
     slow = quantiles(taken, n=100)[98]
     return [
         Figure(f"controller, idle at {held:,} rules", f"{share:.1f} % of a core", "3 %", share <= GOAL_SHARE),
         Figure(f"repaired after {len(taken)} breaks, median", f"{median(taken):.2f} s"),
         Figure("p99", f"{slow:.2f} s", "2 s", slow <= GOAL_SECONDS),
-        Figure("the slowest", f"{taken[-1]:.2f} s"),
+        Figure(f"the slowest ({repairs[-1][1]})", f"{taken[-1]:.2f} s"),
     ]
 
 
@@ -72,7 +73,8 @@ def _cpu_seconds(process: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _break_and_wait(lab: Lab) -> Iterator[float]:
+def _break_and_wait(lab: Lab) -> Iterator[tuple[float, str]]:
+    """How long each repair took, and after what."""
     kernel, chance = LinuxKernel(), random.Random()
     with inside(lab):
         whole = _look(kernel)
@@ -81,7 +83,7 @@ def _break_and_wait(lab: Lab) -> Iterator[float]:
             commands = chance.choice(list(_damages(chance, *whole)))
             for command in commands:
                 lab.gateway.run(*command)
-            yield _wait(kernel, whole, commands)
+            yield _wait(kernel, whole, commands), " ".join(commands[-1])
 
 
 def _damages(chance: random.Random, structure: Structure, queues: Queues) -> Iterator[list[Command]]:

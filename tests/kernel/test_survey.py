@@ -1,0 +1,132 @@
+"""What gets in the way of limits is made for real, found, and not found any more once it is gone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from netlimit.conflicts import find_conflicts, is_serious
+from netlimit.kernel import survey
+from tests.kernel.conftest import THERE
+from tests.kernel.worker import RemoteKernel
+
+HASHLIMIT = (
+    *("OUTPUT", "-p", "udp", "-m", "hashlimit", "--hashlimit-above", "1/sec", "--hashlimit-mode", "srcport"),
+    *("--hashlimit-name", "small", "--hashlimit-htable-size", "8", "--hashlimit-htable-max", "8", "-j", "ACCEPT"),
+)
+MADE: dict[str, tuple[list[str], list[str]]] = {
+    "two kinds of iptables": (
+        ["iptables-nft -A FORWARD -s 192.0.2.1 -j DROP"],
+        ["nft flush ruleset"],
+    ),
+    "set size": (
+        ["ipset create nl-small hash:ip maxelem 2", *(f"ipset add nl-small 192.0.2.{n}" for n in (1, 2))],
+        ["ipset destroy nl-small"],
+    ),
+    "foreign qdisc": (["tc qdisc add dev near root handle 1: htb"], ["tc qdisc del dev near root"]),
+    "hashlimit table": (
+        [f"iptables-legacy -t mangle -A {' '.join(HASHLIMIT)}", "SEND"],
+        [f"iptables-legacy -t mangle -D {' '.join(HASHLIMIT)}"],
+    ),
+    "bridge": (["ip link add name br0 type bridge"], ["ip link del br0"]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -> None:
+    begin, end = MADE[name]
+    assert name not in found(linux)
+    for command in begin:
+        if command == "SEND":
+            send_from_many_ports(linux)
+        else:
+            linux.run(*command.split())
+    try:
+        assert name in found(linux)
+    finally:
+        for command in end:
+            linux.run(*command.split())
+    assert name not in found(linux)
+
+
+def test_legacy_rules_beside_those_of_nft_are_worse(linux: RemoteKernel) -> None:
+    linux.run("iptables-nft", "-A", "FORWARD", "-s", "192.0.2.1", "-j", "DROP")
+    linux.run("iptables-legacy", "-A", "FORWARD", "-s", "192.0.2.2", "-j", "DROP")
+    try:
+        (finding,) = (each for each in find_conflicts(linux.survey()) if each.name == "two kinds of iptables")
+        assert finding.severity == "warning"
+        assert "Others have rules there too (1)." in finding.what
+    finally:
+        linux.run("nft", "flush", "ruleset")
+    assert "-A FORWARD -s 192.0.2.2/32 -j DROP" in linux.run("iptables-legacy", "-S"), "nft does not reach these"
+
+
+@pytest.mark.parametrize("program", ["firewalld", "dockerd"])
+def test_a_program_counts_where_it_runs(linux: RemoteKernel, tmp_path: Path, program: str) -> None:
+    shutil.copy("/bin/sleep", tmp_path / program)
+    elsewhere = subprocess.Popen([tmp_path / program, "60"])
+    assert program.removesuffix("d").replace("firewall", "firewalld") not in found(linux)
+    here = subprocess.Popen(["ip", "netns", "exec", linux.namespace, tmp_path / program, "60"])
+    try:
+        name = {"firewalld": "firewalld", "dockerd": "docker"}[program]
+        wait_for(lambda: Path(f"/proc/{here.pid}/comm").read_text().strip() == program)
+        assert name in found(linux)
+    finally:
+        for process in (elsewhere, here):
+            process.kill()
+            process.wait()
+    assert name not in found(linux)
+
+
+FILES = {
+    "etc/nftables.conf": ("#!/usr/sbin/nft -f\n\nflush ruleset\n", "flush ruleset"),
+    "etc/iptables/rules.v4": ("*mangle\n:NL-FORWARD - [0:0]\n-A FORWARD -j NL-FORWARD\nCOMMIT\n", "saved rules"),
+    "etc/sysconfig/ip6tables": ("*mangle\n-A FORWARD -j NL-FORWARD\nCOMMIT\n", "saved rules"),
+    "etc/systemd/system/multi-user.target.wants/netfilter-persistent.service": ("[Unit]\n", "restored rules"),
+}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_that_load_rules_are_found(root: None, tmp_path: Path, path: str) -> None:
+    text, name = FILES[path]
+    assert [each.name for each in looked_round(tmp_path)] == []
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("*filter\n-A INPUT -j ACCEPT\nCOMMIT\n" if name != "restored rules" else text)
+    assert [each.name for each in looked_round(tmp_path)] == ([name] if name == "restored rules" else [])
+    (tmp_path / path).write_text(text)
+    (finding,) = looked_round(tmp_path)
+    assert finding.name == name
+    assert is_serious(finding) == (name == "saved rules")
+
+
+def looked_round(root: Path) -> list:  # type: ignore[type-arg]  # of findings about files alone
+    report = survey.look_round(250, {}, root, thorough=False)
+    return [each for each in find_conflicts(report) if each.name in {name for _, name in FILES.values()}]
+
+
+def found(kernel: RemoteKernel) -> set[str]:
+    return {finding.name for finding in find_conflicts(kernel.survey())}
+
+
+def send_from_many_ports(kernel: RemoteKernel) -> None:
+    script = (
+        "import contextlib, socket\n"
+        "for port in range(40000, 40020):\n"
+        "    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:\n"
+        "        sock.bind(('', port))\n"
+        "        with contextlib.suppress(PermissionError):\n"  # of a table that is full
+        f"            sock.sendto(b'x', ('{THERE}', 9))\n"
+    )
+    kernel.run("python3", "-c", script)
+
+
+def wait_for(come: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if come():
+            return
+        subprocess.run(["sleep", "0.01"], check=True)
+    pytest.fail("it did not come")

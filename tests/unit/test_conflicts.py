@@ -1,0 +1,112 @@
+"""What doctor makes of what was found: each finding where there is cause, and none without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from netlimit.conflicts import Fill, Finding, HostReport, Severity, find_conflicts
+from netlimit.faults import ServiceReport, find_faults
+
+FLOWTABLE = """table inet f {
+	flowtable fast {
+		hook ingress priority filter
+		devices = { lan, wan }
+	}
+
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+		ip protocol tcp flow add @fast
+	}
+}
+"""
+TWIN = """table ip filter {
+	chain FORWARD {
+		type filter hook forward priority filter; policy accept;
+		counter packets 0 bytes 0 drop
+	}
+}
+"""
+OTHER = "table ip filter {\n\tchain forward {\n\t\ttype filter hook forward priority filter;\n\t}\n}\n"
+
+CASES: list[tuple[HostReport, str, Severity, str]] = [
+    (HostReport(programs=frozenset({"firewalld"})), "firewalld", Severity.NOTE, "FirewallBackend=nftables"),
+    (HostReport(programs=frozenset({"dockerd"})), "docker", Severity.NOTE, "/etc/docker/daemon.json"),
+    (HostReport(flushing=("/etc/nftables.conf",)), "flush ruleset", Severity.NOTE, "flush table"),
+    (HostReport(saved=("/etc/iptables/rules.v4",)), "saved rules", Severity.SERIOUS, "grep -v NL-"),
+    (HostReport(enabled=("netfilter-persistent.service",)), "restored rules", Severity.NOTE, "after it"),
+    (HostReport(nftables=TWIN), "two kinds of iptables", Severity.NOTE, "iptables-legacy"),
+    (HostReport(nftables=TWIN, legacy=("-A FORWARD -j DROP",)), "two kinds of iptables", Severity.WARNING, "one kind"),
+    (HostReport(nftables=FLOWTABLE), "flow offload", Severity.SERIOUS, "on lan, wan"),
+    (HostReport(legacy=("-A FORWARD -j FLOWOFFLOAD --hw",)), "flow offload", Severity.SERIOUS, "FLOWOFFLOAD"),
+    (HostReport(offloading=("eth0",)), "hardware offload", Severity.WARNING, "ethtool -K eth0 hw-tc-offload off"),
+    (HostReport(connections=Fill(95, 100)), "connection table", Severity.SERIOUS, "nf_conntrack_max=200"),
+    (
+        HostReport(buckets={"nl-a": Fill(95, 100)}),
+        "hashlimit table",
+        Severity.SERIOUS,
+        "nl-a is nearly full (95 of 100)",
+    ),
+    (HostReport(sets={"nl-a": Fill(95, 100)}), "set size", Severity.WARNING, "NETLIMIT_SET_SIZE"),
+    (HostReport(sets={"nl-a": Fill(100, 100)}), "set size", Severity.SERIOUS, "NETLIMIT_SET_SIZE"),
+    (HostReport(foreign={"wan": "htb 1:"}), "foreign qdisc", Severity.WARNING, "--take-over wan"),
+    (HostReport(hz=100), "clock tick", Severity.NOTE, "divided by 100"),
+    (HostReport(bridges=("br0",), bridged=False), "bridge", Severity.NOTE, "br_netfilter"),
+    (HostReport(bridges=("br0",), bridged=True), "bridge", Severity.NOTE, "bridge-nf-call-iptables=0"),
+    (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
+]
+QUIET = [
+    HostReport(),
+    HostReport(nftables=OTHER),
+    HostReport(nftables=FLOWTABLE.replace("@fast", "@other")),
+    HostReport(connections=Fill(89, 100), sets={"nl-a": Fill(0, 1)}, buckets={"nl-a": Fill(0, 0)}),
+    HostReport(bridged=True, hz=1000, programs=frozenset({"sshd"})),
+]
+SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
+FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
+    (replace(SERVICE, controlled=False), "controller", Severity.SERIOUS, "No controller runs"),
+    (replace(SERVICE, silent=None), "controller", Severity.SERIOUS, "none has reported for gw1"),
+    (replace(SERVICE, silent=60.0), "controller", Severity.SERIOUS, "NETLIMIT_HOST"),
+    (replace(SERVICE, paused=True), "paused", Severity.SERIOUS, "netlimit apply"),
+    (replace(SERVICE, trouble="a fight."), "last error", Severity.SERIOUS, "a fight."),
+    (replace(SERVICE, errors=((7, "why"), (9, "no"))), "rules in error", Severity.SERIOUS, "2 rules are not enforced"),
+    (replace(SERVICE, lost="It is gone.", silent=None), "database", Severity.SERIOUS, "It is gone."),
+    (replace(SERVICE, mode=0o664), "file rights", Severity.WARNING, "chmod o= /var/lib/netlimit/netlimit.db"),
+    (replace(SERVICE, unreached="No API."), "api", Severity.WARNING, "No API."),
+    (replace(SERVICE, listen="192.0.2.1"), "no encryption", Severity.WARNING, "NETLIMIT_TLS_CERT"),
+    (replace(SERVICE, listen="::"), "no encryption", Severity.WARNING, "NETLIMIT_TLS_CERT"),
+]
+
+
+@pytest.mark.parametrize(("report", "name", "severity", "words"), CASES, ids=[case[1] for case in CASES])
+def test_a_conflict_is_found_with_what_to_do(report: HostReport, name: str, severity: Severity, words: str) -> None:
+    check(find_conflicts(report), name, severity, words)
+
+
+@pytest.mark.parametrize("report", QUIET)
+def test_what_is_no_conflict_is_not_spoken_of(report: HostReport) -> None:
+    assert find_conflicts(report) == []
+
+
+@pytest.mark.parametrize(("report", "name", "severity", "words"), FAULTS, ids=[case[1] for case in FAULTS])
+def test_a_fault_is_found_with_what_to_do(report: ServiceReport, name: str, severity: Severity, words: str) -> None:
+    check(find_faults(report), name, severity, words)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "localhost"])
+def test_a_service_that_is_well_has_no_faults(listen: str) -> None:
+    assert find_faults(replace(SERVICE, listen=listen)) == []
+    assert find_faults(replace(SERVICE, listen="192.0.2.1", encrypted=True)) == []
+
+
+def test_the_worst_comes_first() -> None:
+    found = find_conflicts(HostReport(hz=100, synchronized=False, saved=("/etc/iptables/rules.v4",)))
+    assert [finding.severity for finding in found] == [Severity.SERIOUS, Severity.WARNING, Severity.NOTE]
+
+
+def check(found: list[Finding], name: str, severity: Severity, words: str) -> None:
+    (finding,) = found
+    assert (finding.name, finding.severity) == (name, severity)
+    assert words in str(finding)
