@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from scripts.testbed.errors import LabError
@@ -35,10 +35,13 @@ class Answer(NamedTuple):
 class Service:
     """`netlimit serve` in a namespace, on its loopback: a context manager, which ends it and removes its files.
 
-    The API runs as `user`, who must exist. Commands in the same namespace reach it with `env`.
+    The API runs as `user`, who must exist. Commands in the same namespace reach it with `env`; `settings` are others
+    than those of the testbed.
     """
 
-    def __init__(self, namespace: Namespace, user: str = "nobody") -> None:
+    def __init__(
+        self, namespace: Namespace, user: str = "nobody", settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.namespace = namespace
         self.directory = Path(tempfile.mkdtemp(prefix=f"netlimit-{os.getpid()}-", dir=RUN))
         self.log = self.directory.with_suffix(".log")
@@ -48,6 +51,7 @@ class Service:
             "NETLIMIT_LISTEN": URL.removeprefix("http://"),
             "NETLIMIT_URL": URL,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            **settings,
         }
         self._user = user
         self._process: subprocess.Popen[str] | None = None
@@ -69,7 +73,9 @@ class Service:
 
     @cached_property
     def token(self) -> str:
-        """The admin's, which the first start has made. Raises LabError when it has not yet."""
+        """The admin's, which the first start has made if none was set. Raises LabError when it has not yet."""
+        if "NETLIMIT_BOOTSTRAP_TOKEN" in self.env:
+            return self.env["NETLIMIT_BOOTSTRAP_TOKEN"]
         try:
             return (self.directory / "admin.token").read_text().strip()
         except FileNotFoundError:

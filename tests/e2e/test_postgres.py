@@ -1,0 +1,63 @@
+"""netlimit over a PostgreSQL server: what is asked by REST is in the kernel, also when the server was away."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.testbed import streams
+from scripts.testbed.namespaces import CLIENT, SERVER, Lab
+from scripts.testbed.service import Service
+from tests.databases import Postgres
+
+RULE = {"target": CLIENT, "rate": "100 packets/s"}
+WAIT = "Prefer: wait=10"
+SECONDS = 20.0
+
+
+@pytest.fixture
+def service(lab: Lab, postgres: Postgres, postgres_url: str, tmp_path: Path) -> Iterator[Service]:
+    settings = {
+        "NETLIMIT_DATABASE_URL": postgres_url,
+        "NETLIMIT_BOOTSTRAP_TOKEN": "a-token-of-the-tests",
+        "NETLIMIT_STATE_DIRECTORY": str(tmp_path / "controller"),
+    }
+    with Service(lab.gateway, settings=settings) as running:
+        yield running
+
+
+def pass_through(lab: Lab) -> int:
+    """How many of 1000 packets in half a second arrive."""
+    with streams.receive(lab.server) as receiver:
+        streams.send(lab.client, SERVER, rate=2000, count=1000)
+    return receiver.report().packets
+
+
+def test_a_server_that_goes_and_comes_back_lifts_no_limit(service: Service, lab: Lab, postgres: Postgres) -> None:
+    """A full bucket holds ten packets, and fifty flow in while packets are sent."""
+    assert pass_through(lab) == 1000
+    added = service.request("POST", "/api/v1/rules", RULE, WAIT)
+    assert added.body["status"]["state"] == "applied", added
+    assert 50 <= pass_through(lab) <= 65
+
+    postgres.stop(signal.SIGQUIT)
+    refused = service.request("PATCH", "/api/v1/rules/1", {"rate": "200 packets/s"})
+    assert refused.body["status"] == 503
+    assert "cannot be reached" in refused.body["detail"]
+    assert 50 <= pass_through(lab) <= 65
+
+    postgres.start()
+    end = time.monotonic() + SECONDS
+    while service.request("GET", "/readyz").body["status"] != "ok":
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    changed = service.request("PATCH", "/api/v1/rules/1", {"rate": "200 packets/s"}, WAIT)
+    assert changed.body["status"]["state"] == "applied", changed
+    assert 100 <= pass_through(lab) <= 130
+    removed = service.request("DELETE", "/api/v1/rules/1", None, WAIT)
+    assert removed.body is None, removed
+    assert pass_through(lab) == 1000
