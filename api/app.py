@@ -8,10 +8,24 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from api import audit, bulk, counters, explain, health, metrics, offenders, plan, rules, status, tokens
+from api import (
+    audit,
+    bulk,
+    confirmation,
+    counters,
+    explain,
+    health,
+    metrics,
+    offenders,
+    plan,
+    revisions,
+    rules,
+    status,
+    tokens,
+)
 from api.access import Access
 from api.admission import Admission
-from api.auth import authorized
+from api.auth import authorized, recognized
 from api.doorkeeper import Doorkeeper
 from api.meter import Meter
 from api.openapi import describe_api
@@ -22,7 +36,7 @@ from netlimit.settings import Settings
 from netlimit.store import Store
 
 PREFIX = "/api/v1"
-_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, audit, tokens)
+_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, revisions, confirmation, audit, tokens)
 """`bulk` before `rules`, whose names it would be one of."""
 
 
@@ -49,7 +63,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
         guarded.include_router(resource.router)
     app.include_router(guarded)
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(authorized)] if settings.is_open else [])
+    app.include_router(metrics.router, dependencies=[Depends(recognized)] if settings.is_open else [])
     answer_problems(app)
     app.add_middleware(Admission, doorkeeper=app.state.doorkeeper, rate=settings.request_rate)
     app.add_middleware(Access, meter=Meter(app.state.metrics), prefix=PREFIX)

@@ -43,7 +43,8 @@ MEANINGS = {
     404: "There is no such thing.",
     405: "The method does not exist here; `Allow` names those that do.",
     408: "The body came too slowly.",
-    409: "A rule that is in force limits the very same traffic already, or the name is taken; the other rule is named.",
+    409: "Something is in the way: a rule in force that limits the very same traffic (it is named), a name that is "
+    "taken, a window of confirmation that is open, or none that is.",
     412: "The rule has changed since: `If-Match` does not name its present revision.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",

@@ -166,6 +166,7 @@ class RuleReplacement(NewRule):
     status: Any = Field(None, description="Ignored.")
     effective_rate: Any = Field(None, description="Ignored.")
     effective_burst: Any = Field(None, description="Ignored.")
+    warnings: Any = Field(None, description="Ignored.")
 
 
 class RuleChanges(RuleFields):
@@ -229,6 +230,10 @@ class Rule(Strict):
     effective_rate: Rate | None = Field(description="What the kernel really holds: it counts in whole numbers.")
     effective_burst: int | None = Field(
         description="The burst that the kernel really holds; null for `shape`, where each gateway's clock decides."
+    )
+    warnings: list[str] = Field(
+        [],
+        description="In answers to changes: whom the rule spares although they are in its target, for they are safe.",
     )
 
 
@@ -367,6 +372,8 @@ class HostReport(Strict):
     capabilities: dict[str, Capability]
     own: list[str]
     safe: list[str]
+    safe_reasons: dict[str, str] = Field(description="Why each network is in the safe set.")
+    management: list[int] = Field(description="Open connections to these TCP ports pass whatever the rules say.")
     notes: list[str]
     drift: int
     last_error: str | None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -48,7 +49,7 @@ def connect(url: str, role: str) -> httpx.Client:
 
 
 class Controller:
-    """Plays a gateway's controller: applies every revision in a while, answers questions."""
+    """Plays a gateway's controller, and its guard: applies every revision in a while, answers questions."""
 
     def __init__(self, store: Store, host: str = "gw1", delay: float = 0.01) -> None:
         self.store = store
@@ -72,7 +73,11 @@ class Controller:
 
     def _run(self) -> None:
         watch = self.store.watch()
+        guarded = 0.0
         while not self._stopping.is_set():
+            if time.monotonic() > guarded + 5:
+                self.store.guarded(self.status.host, datetime.now(UTC))
+                guarded = time.monotonic()
             self._apply()
             for question in self.store.questions(self.status.host):
                 if question.kind in self.answers:

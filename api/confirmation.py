@@ -1,0 +1,121 @@
+"""The window of confirmation: what is changed in it is undone unless somebody confirms it in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from api import bodies, schemas
+from api.auth import CallerOf
+from api.context import StoreOf, WaitingOf, no_query
+from api.headers import Wait, preference_applied
+from api.openapi import body_of
+from api.problems import Problem, responses
+from api.representation import write_time
+from netlimit.errors import RuleError
+from netlimit.records import Window
+
+router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)])
+SHORTEST, LONGEST = 10, 86400
+"""Seconds that a window may be long."""
+_EXAMPLES = {"a minute": {"seconds": 60}}
+_NO_GUARD = (
+    "No gateway has a guard that would undo what is not confirmed, so no window is opened; "
+    "run `netlimit serve` or `netlimit guard` on the gateways."
+)
+
+
+async def _read_seconds(request: Request) -> int:
+    sent = bodies.parse_object(await bodies.read_body(request, bodies.SMALL, bodies.JSON))
+    for field in sent:
+        if field != "seconds":
+            raise RuleError(field, f"There is no field {field!r} here; `seconds` is all.")
+    seconds = sent.get("seconds")
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not SHORTEST <= seconds <= LONGEST:
+        raise RuleError("seconds", f"`seconds` is a whole number from {SHORTEST} to {LONGEST}, such as 60.")
+    return seconds
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Open a window of confirmation",
+    responses={
+        201: {"description": "The window.", "model": schemas.Window},
+        **responses(400, 401, 403, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=body_of({"application/json": (schemas.NewWindow, _EXAMPLES)}),
+)
+def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerOf, store: StoreOf) -> Response:
+    """From now on every change of a rule, whoever makes it, is undone by the gateways' guards unless it is confirmed in
+    time. There is one window at a time."""
+    now = datetime.now(UTC)
+    guards = store.guards(now)
+    if not guards:
+        raise Problem(503, _NO_GUARD)
+    window = store.open_window(seconds, caller.actor, now)
+    return JSONResponse(_write(window, guards, now), 201)
+
+
+@router.get(
+    "",
+    summary="Show the window of confirmation",
+    response_model=None,
+    responses={200: {"model": schemas.Window}, **responses(401, 403, 404, 422, 503)},
+)
+def get_window(store: StoreOf) -> dict[str, Any]:
+    """The window that was opened last: how long it is open, or how it has ended."""
+    now = datetime.now(UTC)
+    window = store.window()
+    if window is None:
+        raise Problem(404, "No window of confirmation is open, and none has been.")
+    return _write(window, store.guards(now), now)
+
+
+@router.put(
+    "",
+    summary="Confirm",
+    response_model=None,
+    responses={200: {"model": schemas.Window}, **responses(401, 403, 409, 422, 503)},
+)
+def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
+    """End the open window, and keep what was changed in it."""
+    now = datetime.now(UTC)
+    return _write(store.confirm(caller.actor, now), store.guards(now), now)
+
+
+@router.delete(
+    "",
+    summary="Abandon what was changed",
+    responses={200: {"description": "The window as it has ended.", "model": schemas.Window},
+               **responses(401, 403, 409, 422, 503)},
+)  # fmt: skip
+async def abandon(caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
+    """End the open window, and undo what was changed in it now."""
+    now = datetime.now(UTC)
+    window = await run_in_threadpool(store.abandon, caller.actor, now)
+    if wait is not None and window.revision is not None:
+        await waiting.applied(window.revision, wait)
+    guards = await run_in_threadpool(store.guards, now)
+    return JSONResponse(_write(window, guards, now), headers=preference_applied(wait))
+
+
+def _write(window: Window, guards: Sequence[str], now: datetime) -> dict[str, Any]:
+    return {
+        "open": window.outcome is None,
+        "base": window.base,
+        "seconds": window.seconds,
+        "opened_at": write_time(window.opened_at),
+        "deadline": write_time(window.deadline),
+        "left": round(window.left(now), 3) if window.outcome is None else 0,
+        "actor": window.actor,
+        "outcome": window.outcome,
+        "ended_at": write_time(window.ended_at),
+        "revision": window.revision,
+        "guards": list(guards),
+    }

@@ -1,0 +1,130 @@
+"""Revisions: who made them, how they differ, and going back to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from api import schemas
+from api.auth import CallerOf
+from api.context import StoreOf, WaitingOf, no_query
+from api.cursors import read_cursor, write_cursor
+from api.headers import Wait, preference_applied
+from api.problems import responses
+from api.representation import write_time
+from netlimit.records import Difference, Revision
+from netlimit.store import changed_fields
+
+router = APIRouter(prefix="/revisions", tags=["undo"])
+_LARGEST = 2**63 - 1
+
+Number = Annotated[int, Path(ge=0, le=_LARGEST, description="A revision.", examples=[1])]
+Other = Annotated[int, Path(ge=0, le=_LARGEST, description="Another revision.", examples=[0])]
+
+
+class PageQuery(schemas.Strict):
+    """The parameters of a list that comes in pages."""
+
+    limit: int = Field(100, ge=1, le=1000, description="The most entries in the answer.")
+    cursor: str | None = Field(None, description="`next` of the page before.")
+
+
+Page = Annotated[PageQuery, Query()]
+
+
+@router.get(
+    "",
+    summary="List revisions",
+    response_model=None,
+    responses={200: {"model": schemas.RevisionPage}, **responses(401, 403, 422, 503)},
+)
+def list_revisions(query: Page, store: StoreOf) -> dict[str, Any]:
+    """The changes of rules that can be undone, the latest first. The settings of the API say how many are kept."""
+    found = store.revisions(query.limit + 1, read_cursor(query.cursor))
+    page, more = found[: query.limit], len(found) > query.limit
+    following = write_cursor(page[-1].revision) if more else None
+    return {"items": [_write_revision(each) for each in page], "next": following}
+
+
+@router.get(
+    "/{revision}",
+    summary="Show a revision",
+    dependencies=[Depends(no_query)],
+    response_model=None,
+    responses={200: {"model": schemas.Revision}, **responses(401, 403, 404, 422, 503)},
+)
+def get_revision(revision: Number, store: StoreOf) -> dict[str, Any]:
+    """Who made a revision, and what it was. What it changed is its difference to the one before."""
+    return _write_revision(store.find_revision(revision))
+
+
+@router.get(
+    "/{revision}/diff/{other}",
+    summary="Compare two revisions",
+    response_model=None,
+    responses={200: {"model": schemas.RevisionDiff}, **responses(401, 403, 404, 422, 503)},
+)
+def compare_revisions(revision: Number, other: Other, query: Page, store: StoreOf) -> dict[str, Any]:
+    """The rules that two revisions do not have in common, by id, with the fields in which they differ."""
+    found = store.difference(revision, other)
+    after = read_cursor(query.cursor) or 0
+    left = [each for each in found if each.rule_id > after]
+    page, more = left[: query.limit], len(left) > query.limit
+    kinds = Counter(each.kind for each in found)
+    return {
+        "from": revision,
+        "to": other,
+        **{kind: kinds[kind] for kind in ("added", "removed", "changed")},
+        "items": [_write_difference(each) for each in page],
+        "next": write_cursor(page[-1].rule_id) if more else None,
+    }
+
+
+@router.post(
+    "/{revision}/rollback",
+    summary="Return to a revision",
+    dependencies=[Depends(no_query)],
+    responses={
+        200: {"description": "What has come of it.", "model": schemas.Rollback},
+        **responses(401, 403, 404, 422, 503),
+    },
+)
+async def roll_back(revision: Number, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
+    """Bring back the rules of a revision under their ids, as one change, which can be undone like any other. When they
+    are as they were, there is no new revision."""
+    now = datetime.now(UTC)
+    after = await run_in_threadpool(store.rollback, revision, caller.actor, now)
+    if wait is not None:
+        await waiting.applied(after, wait)
+    return JSONResponse({"returned_to": revision, "revision": after}, headers=preference_applied(wait))
+
+
+def _write_revision(revision: Revision) -> dict[str, Any]:
+    return {
+        "revision": revision.revision,
+        "at": write_time(revision.at),
+        "actor": revision.actor,
+        "address": revision.address,
+        "request": revision.request,
+        "action": revision.action,
+        "rules": revision.rules,
+        "returned_to": revision.returned_to,
+    }
+
+
+def _write_difference(difference: Difference) -> dict[str, Any]:
+    fields = changed_fields(difference)
+    rule = difference.after or difference.before
+    return {
+        "rule": difference.rule_id,
+        "name": rule.name if rule else None,
+        "kind": difference.kind,
+        "before": {field: old for field, (old, _) in fields.items()} if difference.before else None,
+        "after": {field: new for field, (_, new) in fields.items()} if difference.after else None,
+    }

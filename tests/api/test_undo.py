@@ -1,0 +1,190 @@
+"""Undoing by REST: revisions, and the window of confirmation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from netlimit.records import Actor
+from netlimit.store import Store
+from tests.api.server import Controller, connect
+
+RULE = {"name": "one", "target": "10.0.0.1", "rate": "100 packets/s", "per": "host"}
+OTHER = {"name": "other", "target": "10.0.0.2", "action": "block"}
+
+
+@pytest.fixture
+def guarded(store: Store) -> None:
+    store.guarded("gw1", datetime.now(UTC))
+
+
+@pytest.fixture
+def changed(client: httpx.Client) -> httpx.Client:
+    """Revision 1 adds a rule, 2 changes it, 3 adds another, 4 removes the first."""
+    client.post("/rules", json=RULE)
+    client.patch("/rules/one", json={"rate": "5 packets/s", "labels": {"site": "office"}})
+    client.post("/rules", json=OTHER)
+    client.delete("/rules/one")
+    return client
+
+
+def names(client: httpx.Client) -> list[str]:
+    return [rule["name"] for rule in client.get("/rules").json()["items"]]
+
+
+def test_revisions_are_listed_page_by_page(changed: httpx.Client) -> None:
+    first = changed.get("/revisions", params={"limit": 3}).json()
+    assert [(each["revision"], each["action"], each["rules"]) for each in first["items"]] == [
+        (4, "remove", 1),
+        (3, "add", 1),
+        (2, "replace", 1),
+    ]
+    (last,) = changed.get("/revisions", params={"cursor": first["next"]}).json()["items"]
+    assert last == changed.get("/revisions/1").json()
+    assert (last["actor"], last["address"], last["returned_to"]) == ("admin", "127.0.0.1", None)
+    assert changed.get("/revisions", params={"limit": 4}).json()["next"] is None
+
+
+def test_a_difference_names_the_fields(changed: httpx.Client) -> None:
+    assert changed.get("/revisions/1/diff/3").json() == {
+        "from": 1,
+        "to": 3,
+        "added": 1,
+        "removed": 0,
+        "changed": 1,
+        "items": [
+            {
+                "rule": 1,
+                "name": "one",
+                "kind": "changed",
+                "before": {"rate": "100 packets/s", "labels": None},
+                "after": {"rate": "5 packets/s", "labels": {"site": "office"}},
+            },
+            {
+                "rule": 2,
+                "name": "other",
+                "kind": "added",
+                "before": None,
+                "after": changed.get("/revisions/0/diff/3").json()["items"][1]["after"],
+            },
+        ],
+        "next": None,
+    }
+    page = changed.get("/revisions/3/diff/0", params={"limit": 1}).json()
+    assert (page["removed"], [each["rule"] for each in page["items"]]) == (2, [1])
+    following = changed.get("/revisions/3/diff/0", params={"limit": 1, "cursor": page["next"]}).json()
+    assert ([each["rule"] for each in following["items"]], following["next"]) == ([2], None)
+
+
+def test_a_rollback_waits_for_the_kernel(changed: httpx.Client, controller: Controller) -> None:
+    controller.start()
+    answer = changed.post("/revisions/2/rollback", headers={"Prefer": "wait=5"})
+    assert answer.json() == {"returned_to": 2, "revision": 5}
+    assert answer.headers["Preference-Applied"] == "wait=5"
+    assert changed.get("/status").json()["applied_revision"] == 5
+    assert names(changed) == ["one"]
+    assert changed.post("/revisions/5/rollback").json()["revision"] == 5
+    assert changed.get("/revisions/5").json()["returned_to"] == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sentence"),
+    [
+        ("GET", "/revisions/9", "There is no revision 9 yet; the newest is 4."),
+        ("GET", "/revisions/9/diff/1", "There is no revision 9 yet"),
+        ("GET", "/revisions/1/diff/9", "There is no revision 9 yet"),
+        ("POST", "/revisions/9/rollback", "There is no revision 9 yet"),
+        ("GET", "/revisions/0", "Who made revision 0 is not known any more"),
+    ],
+)
+def test_a_revision_that_is_not_known_is_404(changed: httpx.Client, method: str, path: str, sentence: str) -> None:
+    answer = changed.request(method, path)
+    assert (answer.status_code, answer.json()["detail"][: len(sentence)]) == (404, sentence)
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_window_is_opened_and_confirmed(client: httpx.Client, store: Store) -> None:
+    assert client.get("/confirmation").status_code == 404
+    answer = client.post("/confirmation", json={"seconds": 60})
+    window = answer.json()
+    assert (answer.status_code, window["open"], window["base"], window["guards"]) == (201, True, 0, ["gw1"])
+    assert 59 < window["left"] <= 60
+    client.post("/rules", json=RULE)
+    assert client.get("/confirmation").json()["open"]
+    ended = client.put("/confirmation").json()
+    assert (ended["open"], ended["outcome"], ended["revision"], ended["left"]) == (False, "confirmed", 1, 0)
+    assert client.get("/confirmation").json() == ended
+    assert names(client) == ["one"]
+    entries = [(each["action"], each["actor"], each["address"]) for each in client.get("/audit").json()["items"]]
+    assert entries[0] == ("confirm-window", "admin", "127.0.0.1")
+    assert entries[2] == ("open-window", "admin", "127.0.0.1")
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_window_is_abandoned(client: httpx.Client) -> None:
+    client.post("/confirmation", json={"seconds": 60})
+    client.post("/rules", json=RULE)
+    ended = client.delete("/confirmation").json()
+    assert (ended["outcome"], ended["revision"]) == ("abandoned", 2)
+    assert names(client) == []
+    assert client.put("/confirmation").status_code == client.delete("/confirmation").status_code == 409
+
+
+@pytest.mark.usefixtures("guarded")
+def test_who_confirms_too_late_hears_so(client: httpx.Client, store: Store) -> None:
+    client.post("/confirmation", json={"seconds": 60})
+    window = store.window()
+    assert window is not None
+    store.expire(window, Actor("guard"), datetime.now(UTC))
+    answer = client.put("/confirmation")
+    assert answer.status_code == 409
+    assert "it was not confirmed in time, so that revision 0 came back" in answer.json()["detail"]
+
+
+@pytest.mark.usefixtures("guarded")
+def test_there_is_one_window(client: httpx.Client) -> None:
+    client.post("/confirmation", json={"seconds": 60})
+    answer = client.post("/confirmation", json={"seconds": 60})
+    assert answer.status_code == 409
+    assert "admin has opened a window of confirmation already" in answer.json()["detail"]
+
+
+def test_without_a_guard_there_is_no_window(client: httpx.Client) -> None:
+    answer = client.post("/confirmation", json={"seconds": 60})
+    assert answer.status_code == 503
+    assert "No gateway has a guard" in answer.json()["detail"]
+    assert client.get("/confirmation").status_code == 404
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({}, "seconds"),
+        ({"seconds": 9}, "seconds"),
+        ({"seconds": 86401}, "seconds"),
+        ({"seconds": "60"}, "seconds"),
+        ({"seconds": True}, "seconds"),
+        ({"seconds": 60.5}, "seconds"),
+        ({"seconds": 60, "second": 1}, "second"),
+    ],
+)
+def test_a_length_that_is_wrong_is_named(client: httpx.Client, sent: dict[str, object], field: str) -> None:
+    answer = client.post("/confirmation", json=sent)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+@pytest.mark.usefixtures("guarded")
+def test_viewers_look_and_operators_undo(url: str, changed: httpx.Client) -> None:
+    undoing = (("POST", "/confirmation"), ("PUT", "/confirmation"), ("DELETE", "/confirmation"))
+    with connect(url, "viewer") as viewer, connect(url, "operator") as operator:
+        for method, path in (*undoing, ("POST", "/revisions/1/rollback")):
+            assert viewer.request(method, path, json={"seconds": 60}).status_code == 403
+        for path in ("/revisions", "/revisions/1", "/revisions/1/diff/2"):
+            assert viewer.get(path).status_code == 200
+        assert operator.post("/confirmation", json={"seconds": 60}).status_code == 201
+        assert viewer.get("/confirmation").status_code == 200
+        assert operator.post("/revisions/1/rollback").status_code == 200
+        assert operator.put("/confirmation").status_code == 200
