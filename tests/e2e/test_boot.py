@@ -1,0 +1,165 @@
+"""A machine that starts anew: the limits are there before its network is, and before its database."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from netlimit.rules import parse_rule
+from netlimit.store import Store
+from scripts.testbed.namespaces import Namespace, remove_leftovers
+from tests.e2e.gateway import COMMAND, HOST, PATIENCE, ROOT
+
+RULES = (
+    {"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"},
+    {"target": "10.9.9.9", "action": "block"},
+    {"target": "10.2.0.2", "direction": "to", "action": "shape", "rate": "10 Mbit/s"},
+    {"target": "10.2.0.0/24", "direction": "to", "action": "shape", "rate": "50 Mbit/s", "per": "target"},
+)
+OTHERS = "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i tun0 -j ACCEPT\nCOMMIT\n"
+"""What a distribution loads at boot: all that the table held before is gone."""
+DEVICES = {"lan": "10.1.0.1/16", "wan": "10.2.0.1/16"}
+
+
+class Machine:
+    """A gateway that can be switched off: its kernel forgets everything, its disk nothing."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = disk
+        self.database = disk / "netlimit.db"
+        self.log = disk / "log"
+        self._boots = 0
+        self.network = self._boot()
+
+    def _boot(self) -> Namespace:
+        self._boots += 1
+        network = Namespace(f"nl-g-{os.getpid()}-boot{self._boots}", "gateway")
+        subprocess.run(["ip", "netns", "add", network.name], check=True)
+        network.ip("link set lo up")
+        return network
+
+    def reboot(self) -> None:
+        """Forget all that the kernel held; there are no devices yet."""
+        self.switch_off()
+        self.network = self._boot()
+
+    def switch_off(self) -> None:
+        self.network.end_processes()
+        subprocess.run(["ip", "netns", "del", self.network.name], check=True)
+
+    def plug_in(self, device: str) -> None:
+        """A device appears, with its address."""
+        self.network.ip(
+            f"link add {device} type veth peer name {device}-far",
+            *(f"link set {each} up" for each in (device, f"{device}-far")),
+            f"addr add {DEVICES[device]} dev {device}",
+        )
+
+    def netlimit(self, *words: str) -> str:
+        return self.network.run(sys.executable, *COMMAND, *words, cwd=ROOT, env=self._settings).stdout
+
+    def start_controller(self) -> subprocess.Popen[str]:
+        """Start it; it has looked at everything when this returns."""
+        before = self.log.read_text().count("Keeping the rules") if self.log.exists() else 0
+        with self.log.open("a") as log:
+            process = self.network.popen(
+                *(sys.executable, *COMMAND, "controller"), stdout=log, stderr=log, cwd=ROOT, env=self._settings
+            )
+        wait(lambda: self.log.read_text().count("Keeping the rules") > before, self.log.read_text)
+        return process
+
+    def held(self) -> list[str]:
+        """What the kernel holds of ours: rules, sets, and classes."""
+        rules = self.network.run("iptables-legacy-save").stdout.splitlines()
+        sets = self.network.run("ipset", "list", "-n").stdout.splitlines()
+        there = [device for device in DEVICES if self.network.run("ip", "link", "show", device, check=False).stdout]
+        classes = [self.network.run("tc", "class", "show", "dev", device).stdout for device in there]
+        ours = [line for line in rules if "NL-" in line and not line.startswith(":")]
+        return sorted([*ours, *sets, *(line for text in classes for line in text.splitlines())])
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {
+            "NETLIMIT_DATABASE_URL": f"sqlite:///{self.database}",
+            "NETLIMIT_STATE_DIRECTORY": str(self._disk / "controller"),
+            "NETLIMIT_HOST": HOST,
+            "NETLIMIT_BACKEND": "iptables",
+        }
+
+
+def wait(condition: Callable[[], object], say: Callable[[], str]) -> None:
+    """Wait for something that must come soon."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, say()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def machine(root: None, tmp_path: Path) -> Iterator[Machine]:
+    remove_leftovers()
+    machine = Machine(tmp_path)
+    yield machine
+    machine.switch_off()
+
+
+def test_what_was_applied_last_is_there_at_every_moment_of_a_boot(machine: Machine, tmp_path: Path) -> None:
+    for device in DEVICES:
+        machine.plug_in(device)
+    store = Store(f"sqlite:///{machine.database}")
+    store.upgrade()
+    now = datetime.now(UTC)
+    store.add([parse_rule(fields, now) for fields in RULES], "test", now)
+    controller = machine.start_controller()
+    wait(lambda: any(each.applied_revision == 1 for each in store.hosts()), machine.log.read_text)
+    assert store.marked(HOST) == {}
+    wait(lambda: "is applied" in machine.log.read_text(), machine.log.read_text)
+    controller.terminate()
+    controller.wait(10)
+    store.close()
+    full = machine.held()
+
+    machine.reboot()
+    hidden = [path.rename(f"{path}.away") for path in tmp_path.glob("netlimit.db*")]
+    said = machine.netlimit("apply", "--last")
+    assert "Revision 1 is back: 2 rules in force here, 2 in error." in said
+    early = machine.held()
+    assert any("hashlimit" in line for line in early)
+    assert any("nl-b4" in line for line in early)
+
+    machine.network.run("iptables-legacy-restore", input=OTHERS)
+    assert not any("hashlimit" in line for line in machine.held())
+    machine.netlimit("apply", "--last")
+    assert machine.held() == early
+    assert "-A PREROUTING -i tun0 -j ACCEPT" in machine.network.run("iptables-legacy-save", "-t", "mangle").stdout
+
+    machine.plug_in("lan")
+    machine.netlimit("apply", "--last")
+    assert not any("class htb" in line for line in machine.held())
+    machine.plug_in("wan")
+    machine.netlimit("apply", "--last")
+    assert [forget(line) for line in machine.held()] == [forget(line) for line in full]
+
+    for path in hidden:
+        path.rename(str(path).removesuffix(".away"))
+    assert machine.netlimit("plan").strip() == "Nothing to do."
+    said, now = machine.log.read_text(), datetime.now(UTC)
+    machine.start_controller()
+    wait(lambda: any(each.seen_at and each.seen_at > now for each in store.hosts()), machine.log.read_text)
+    time.sleep(1.2)  # it looks for drift once a second
+    store.close()
+    assert not re.search("applied|Drift", machine.log.read_text().removeprefix(said))
+    assert [forget(line) for line in machine.held()] == [forget(line) for line in full]
+
+
+def forget(line: str) -> str:
+    """Handles that the kernel gives to leaves by itself."""
+    return re.sub(r"leaf [0-9a-f]{4}: prio", "leaf prio", line)

@@ -1,0 +1,141 @@
+"""The units, and what scripts/install puts on a gateway."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = sorted((ROOT / "packaging/systemd").glob("*.service"))
+ENVIRONMENT = Path(sys.prefix)
+KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/var/lib/netlimit/controller"}
+MODES = {
+    "/etc/netlimit": 0o750,
+    "/etc/netlimit/netlimit.toml": 0o640,
+    "/var/lib/netlimit": 0o2770,
+    "/var/lib/netlimit/controller": 0o700,
+    "/opt/netlimit/share/uninstall": 0o755,
+    "/etc/systemd/system/netlimit-controller.service": 0o644,
+}
+EXPOSURE = re.compile(r"Overall exposure level for \S+: (\d\.\d)")
+ROW = re.compile(r"^\| `(netlimit-[a-z@-]+\.service)` \|.*\| (\d\.\d) \|$", re.MULTILINE)
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert not done.returncode, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def staged(root: None, tmp_path: Path) -> Path:
+    """An image of a gateway in which netlimit is installed, with the environment that runs these tests."""
+    run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT)
+    return tmp_path
+
+
+def list_files(place: Path) -> dict[str, os.stat_result]:
+    """Everything but the directories that any gateway has."""
+    found = {f"/{path.relative_to(place)}": path.lstat() for path in place.rglob("*")}
+    return {
+        name: each
+        for name, each in found.items()
+        if not stat.S_ISDIR(each.st_mode) or re.match("/(etc|var/lib|opt)/netlimit", name)
+    }
+
+
+def test_what_is_installed_runs_and_belongs_to_the_right_ones(staged: Path) -> None:
+    found = list_files(staged)
+    modes = {name: stat.S_IMODE(found[name].st_mode) for name in MODES}
+    modes["/var/lib/netlimit/controller"] &= 0o777
+    assert modes == MODES
+    assert {f"/etc/systemd/system/{unit.name}" for unit in UNITS} <= set(found)
+    assert "netlimit" in run(staged / "opt/netlimit/bin/netlimit", "--version")
+
+
+def test_installing_twice_changes_nothing_and_leaves_settings_alone(staged: Path) -> None:
+    settings = staged / "etc/netlimit/netlimit.toml"
+    settings.write_text('host = "gw7"\n')
+    before = {name: each.st_mode for name, each in list_files(staged).items()}
+    run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert {name: each.st_mode for name, each in list_files(staged).items()} == before
+    assert settings.read_text() == 'host = "gw7"\n'
+
+
+def test_uninstalling_leaves_what_the_operator_has_written(staged: Path) -> None:
+    run(staged / "opt/netlimit/share/uninstall", "--root", staged)
+    assert set(list_files(staged)) == KEPT
+
+
+def test_purging_leaves_nothing(staged: Path) -> None:
+    run("scripts/uninstall", "--root", staged, "--purge")
+    assert list_files(staged) == {}
+
+
+def test_another_prefix_is_in_all_files(root: None, tmp_path: Path) -> None:
+    run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT, "--prefix", "/srv/limits")
+    written = [path.read_text() for path in (tmp_path / "etc/systemd").rglob("*.service")]
+    assert written
+    assert not any("/opt/netlimit" in text for text in written)
+    run("scripts/uninstall", "--root", tmp_path, "--prefix", "/srv/limits", "--purge")
+    assert list_files(tmp_path) == {}
+
+
+def test_an_installation_that_cannot_be_made_leaves_the_former(staged: Path, tmp_path: Path) -> None:
+    before = list_files(staged)
+    command = ("scripts/install", "--root", str(staged), "--venv", str(tmp_path / "none"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode
+    assert set(list_files(staged)) == set(before)
+    assert (staged / "opt/netlimit/bin/netlimit").exists()
+
+
+def test_nothing_is_uninstalled_where_nothing_is(root: None, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["scripts/uninstall", "--root", tmp_path], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode
+    assert "is not installed in" in done.stderr
+
+
+def test_scripts_are_sound() -> None:
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and b"bash" in path.read_bytes()[:30]]
+    assert {"install", "uninstall", "setup"} <= {path.name for path in scripts}
+    assert run("shellcheck", "--external-sources", *scripts, "scripts/debian.bash") == ""
+
+
+def test_systemd_has_nothing_to_say_of_the_units(staged: Path, tmp_path: Path) -> None:
+    """Verified where the program is, for systemd looks whether it is there."""
+    place = tmp_path / "verified"
+    place.mkdir()
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/netlimit", str(staged / "opt/netlimit"))
+        (place / unit.name).write_text(text)
+    assert run("systemd-analyze", "verify", *sorted(place.iterdir())) == ""
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_exposed_as_little_as_the_page_says(unit: Path) -> None:
+    page = (ROOT / "docs/install.md").read_text("utf-8")
+    told = dict(ROW.findall(page))
+    assert set(told) == {unit.name for unit in UNITS}
+    judged = EXPOSURE.search(run("systemd-analyze", "security", "--offline=true", unit))
+    assert judged
+    version = run("systemd-analyze", "--version").split()[1]
+    if f"systemd {version} " in page:
+        assert judged[1] == told[unit.name]
+    assert float(judged[1]) <= 2.5  # other versions ask for more, and give other marks
+
+
+def test_the_units_of_the_controller_give_it_two_capabilities() -> None:
+    for unit in UNITS:
+        text = unit.read_text()
+        given = "" if "api" in unit.name else "CAP_NET_ADMIN CAP_NET_RAW"
+        assert f"\nCapabilityBoundingSet={given}\n" in text
+        assert f"\nAmbientCapabilities={given}\n" in text
