@@ -54,6 +54,22 @@ def test_edit_changes_what_is_named(served: Netlimit) -> None:
     assert served.ask("rule", "edit", "one", "--enable", "--no-wait")["enabled"]
 
 
+def test_a_dry_run_shows_what_a_rule_would_do(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
+    said = served.do("rule", "add", "10.1.2.3", "--rate", "7777 packets/s", "--dry-run").splitlines()
+    assert said[:2] == ["Nothing is kept. If it were:", "gw1: applied by fake."]
+    assert said[2].strip().startswith("The new rule comes into force: at most 7777 packets/s from 10.1.2.3;")
+    assert any("takes the place of rule" in line for line in said)
+    assert any(line.strip().startswith("ipset add nl-") for line in said)
+    assert said[-1].startswith("The kernel would really hold 7812.")
+    draft = served.ask("rule", "edit", "office", "--rate", "300 packets/s", "--dry-run")
+    assert "changes from 200 packets/s to 300 packets/s" in draft["preview"]["words"][0]
+    assert served.ask("rule", "show", "office")["rate"]["text"] == "200 packets/s"
+    assert "is limited already" in served.refuse(
+        "rule", "add", "10.1.0.0/16", "--rate", "1 packets/s", "--per", "host", "--dry-run"
+    )
+
+
 def test_list_filters(served: Netlimit) -> None:
     served.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--label", "a=b")
     served.do("rule", "add", "192.0.2.0/24", "--action", "block", "--name", "bad")
