@@ -529,8 +529,9 @@ class Controller:
             self._make_peace()
         if self._is_due("sweep", 0.0):
             began = time.monotonic()
-            self._sweep_one()
+            drift = self._sweep_one()
             self._due["sweep"] = time.monotonic() + max(self._stride, SWEEP_SHARE * (time.monotonic() - began))
+            self._repair(drift)
 
     def _find_drift(self) -> dict[str, str]:
         """What of structure and trees is not as it was applied, by kind."""
@@ -564,35 +565,35 @@ class Controller:
         self._sound = trees if device is None else None
         return device
 
-    def _sweep_one(self) -> None:
-        """Read the sets of one kind of limit: are their entries as they should be, and what have they counted?"""
+    def _sweep_one(self) -> dict[str, str]:
+        """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was applied,
+        by kind."""
         compilation = self._compiled
         names = next(self._sweep, None)
         if names is None:
             others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
             turns = [*compilation.owners, *((name,) for name in sorted(others))]
             self._sweep, self._stride = iter(turns), min(STRUCTURE_SECONDS, SWEEP_SECONDS / (1 + len(turns)))
-            return
+            return {}
         if not compilation.structure.sets.keys() & set(names):
-            self._sweep_ingress(names[0])
-            return
+            return self._sweep_ingress(names[0])
         sets = {name: ipset for name, ipset in compilation.structure.sets.items() if name in names}
         readings = self._kernel.readings(sets)
         part = Structure(sets)
         wanted = KernelState(part, {name: compilation.entries[name] for name in sets})
         found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
-        if diff(wanted, KernelState(part, found)):
-            self._repair({"entries": f"entries of the set {names[0]}"})
         owners = compilation.owners.get(names, {})
         self._store_counts(self._tally.read(compilation, set(owners.values()), readings, self._now()))
+        return {"entries": f"entries of the set {names[0]}"} if diff(wanted, KernelState(part, found)) else {}
 
-    def _sweep_ingress(self, name: str) -> None:
+    def _sweep_ingress(self, name: str) -> dict[str, str]:
         wanted = self._compiled.state.entries.get(name)
         if wanted is None:  # it has gone since the sweep began
-            return
+            return {}
         found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
         if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):
-            self._repair({"entries": f"entries of the lane {name}"})
+            return {"entries": f"entries of the lane {name}"}
+        return {}
 
     def _repair(self, drift: Mapping[str, str]) -> None:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
