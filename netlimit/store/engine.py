@@ -17,6 +17,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from netlimit.errors import StoreError
@@ -44,6 +45,10 @@ _PATIENCE = {
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
 
 log = logging.getLogger(__name__)
+
+_POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8, "pool_timeout": BUSY_SECONDS}
+"""What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
+asked on it, and changes of rules wait for each other anyway: so a few that stay, and who finds none free waits."""
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -237,6 +242,11 @@ class Database:
         except self.driver_error as error:
             self._checked = False
             raise self.explain(error) from error
+        except PoolTimeout as error:
+            raise StoreError(
+                f"All connections to the database {self} that this process may have were in use for {BUSY_SECONDS} "
+                "seconds; try again."
+            ) from error
         except SQLAlchemyError as error:
             raise StoreError(f"The database {self} cannot do this: {error}") from error
 
@@ -273,7 +283,7 @@ def _open_sqlite(path: Path) -> Engine:
             address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
         )
 
-    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 56}
+    pool = _POOL | {"pool_size": 40, "poolclass": QueuePool}  # as many as the API has threads
     engine = create_engine("sqlite://", creator=connect, hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -305,9 +315,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _open_postgres(url: URL) -> Engine:
     patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
-        engine = create_engine(
-            url, connect_args=patience, hide_parameters=True, pool_pre_ping=True, pool_size=8, max_overflow=56
-        )
+        engine = create_engine(url, connect_args=patience, hide_parameters=True, pool_pre_ping=True, **_POOL)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."

@@ -28,4 +28,3 @@ def test_nothing_is_lost_among_many_writers(place: Mapping[str, str]) -> None:
     print(f"seed {seed}: {outcome}")
     assert not outcome.wrong, f"seed {seed}\n{outcome}"
     assert {status // 100 for writer in outcome.writers for status in writer.answers} <= {2, 4}
-    assert all(writer.done for writer in outcome.writers), "somebody was never served"
