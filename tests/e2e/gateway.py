@@ -70,7 +70,11 @@ class Gateway:
 
     def do(self, *command: str) -> str:
         """Run a command of netlimit's to its end; what it printed."""
-        return self.lab.gateway.run(sys.executable, *COMMAND, *command, cwd=ROOT, env=self._environment).stdout
+        return self.attempt(*command, check=True).stdout
+
+    def attempt(self, *command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run a command of netlimit's to its end, well or not."""
+        return self.lab.gateway.run(sys.executable, *COMMAND, *command, check=check, cwd=ROOT, env=self._environment)
 
     @property
     def _environment(self) -> dict[str, str]:
