@@ -23,8 +23,8 @@ MOST_OF_ONE = 256
 """Requests under way, of one token or address."""
 MOST_BYTES = 256 * 2**20
 """Bodies that are held, of all together: four of the largest."""
-HEAD_BYTES = 16 * 2**10
-"""The most bytes of a head: of the path and the header fields."""
+HEAD_BYTES = 96 * 2**10
+"""The most bytes of a head, query and header fields: a thousand rules may be asked for by name."""
 BODY_SECONDS = 10.0
 """A body has so long to come, and longer only as it does come."""
 SLOWEST = 64 * 2**10

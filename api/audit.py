@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from api import schemas
 from api.context import StoreOf
@@ -17,7 +18,15 @@ from netlimit.store import AuditEntry, AuditFilter
 
 router = APIRouter(tags=["access"])
 
-Moment = Annotated[AwareDatetime | None, Field(examples=["2030-01-31T18:00:00Z"])]
+
+def _read_moment(value: object) -> object:
+    """Numbers would be taken for seconds or milliseconds, whichever seems likelier."""
+    if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]", value):
+        return value
+    raise ValueError('write a time as "2030-01-31T18:00:00Z"')
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_read_moment), Field(examples=["2030-01-31T18:00:00Z"])]
 
 
 class AuditQuery(schemas.Strict):
@@ -27,8 +36,8 @@ class AuditQuery(schemas.Strict):
     action: str | None = Field(None, description="Only this kind of change, such as `remove`.")
     rule: int | None = Field(None, ge=1, description="Only changes of the rule of this id.")
     request: str | None = Field(None, description="Only what the request of this `X-Request-ID` has done.")
-    since: Moment = Field(None, description="Only from this time on.")
-    until: Moment = Field(None, description="Only before this time.")
+    since: Moment | None = Field(None, description="Only from this time on.")
+    until: Moment | None = Field(None, description="Only before this time.")
     limit: int = Field(100, ge=1, le=1000, description="The most entries in the answer.")
     cursor: str | None = Field(None, description="`next` of the page before.")
 

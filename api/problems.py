@@ -50,6 +50,7 @@ MEANINGS = {
     415: "The body is of a media type that is not read here.",
     422: "A value is wrong; `field` names it, `detail` says what would be accepted.",
     429: "Too many requests, too many at once, or too many bad tokens; `Retry-After` says when to come back.",
+    431: "The head of the request is too large.",
     503: "Something that is needed does not answer; `detail` says what.",
 }
 EXAMPLES = {
@@ -146,7 +147,7 @@ def describe_line(line: int, problem: Problem) -> dict[str, object]:
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of an operation, for its OpenAPI description; every one can be too much, a body too slow."""
-    every = {*statuses, 429, 503} | ({408} if 413 in statuses else set())
+    every = {*statuses, 429, 431, 503} | ({408} if 413 in statuses else set())
     return {status: _describe_response(status) for status in sorted(every)}
 
 
