@@ -53,7 +53,9 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
 def _find_missing(facts: HostFacts) -> Iterable[Finding]:
     for name, reason in facts.capabilities.items():
         if reason and name not in DISPENSABLE:
-            yield Finding(f"missing {name}", Severity.SERIOUS, reason, "Rules that need it are not enforced.")
+            # Only shaping what ends on this host needs it, which a controller with two capabilities cannot.
+            severity = Severity.WARNING if name == "ifb" else Severity.SERIOUS
+            yield Finding(f"missing {name}", severity, reason, "Rules that need it are not enforced.")
 
 
 def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:

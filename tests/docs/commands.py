@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,8 +67,30 @@ def demo_script() -> str:
     return done.stdout
 
 
+def install_script() -> str:
+    """An image of a gateway instead of this host, and the environment of these tests."""
+    with TemporaryDirectory() as directory:
+        done = _in_image("scripts/install", directory, "--venv", sys.prefix)
+        assert Path(directory, "etc/systemd/system/netlimit-controller.service").exists()
+        return done
+
+
+def uninstall_script() -> str:
+    """Of such an image."""
+    with TemporaryDirectory() as directory:
+        _in_image("scripts/install", directory, "--venv", sys.prefix)
+        return _in_image("scripts/uninstall", directory)
+
+
+def _in_image(script: str, directory: str, *options: str) -> str:
+    command = [script, "--root", directory, *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 SPECIAL: dict[str, Callable[[], str]] = {
     "sudo scripts/run": run_script,
     "sudo scripts/test": check_tests,
     "sudo scripts/demo": demo_script,
+    "sudo scripts/install": install_script,
+    "sudo scripts/uninstall": uninstall_script,
 }
