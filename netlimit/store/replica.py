@@ -124,6 +124,14 @@ class Replica(Store):
         """A rule, unless the copy is older than it."""
         return _try(partial(super().find, key), None)
 
+    def clients(self, host: str, since: datetime) -> list[str]:
+        """Who has spoken to the API lately: it cannot be known here."""
+        return []
+
+    def hosts(self) -> list[HostStatus]:
+        """What the controller said of itself last."""
+        return _try(super().hosts, [])
+
     def report(self, status: HostStatus, now: datetime | None = None) -> None:
         """Keep what the controller says of itself."""
         _try(partial(super().report, status, now or datetime.now(UTC)), None)
