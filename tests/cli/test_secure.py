@@ -1,0 +1,66 @@
+"""A gateway as it should be run: by TLS, with a key that only root may read; and no secret is anywhere to be seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+
+from tests.api.test_tls import make_certificate
+from tests.cli.running import Netlimit, settings_in
+
+TOKEN = "a-token-of-my-own-7f3a"
+
+
+def test_tls_and_secrets(directory: Path) -> None:
+    certificate, key = make_certificate(directory)
+    key.chmod(0o600)
+    settings = settings_in(
+        directory,
+        NETLIMIT_BOOTSTRAP_TOKEN=TOKEN,
+        NETLIMIT_TOKEN=TOKEN,
+        NETLIMIT_TLS_CERT=str(certificate),
+        NETLIMIT_TLS_KEY=str(key),
+        NETLIMIT_CA_FILE=str(certificate),
+        NETLIMIT_LOG_LEVEL="debug",
+    )
+    settings["NETLIMIT_URL"] = settings["NETLIMIT_URL"].replace("http:", "https:")
+    place = Netlimit(settings)
+    server = place.serve()
+    if os.geteuid() == 0:
+        assert 0 not in list(server.children.values())[1:2]  # the API is nobody's, and has the key all the same
+    place.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    made = place.do("token", "create", "ci", "--role", "viewer").strip()
+    assert place.run("rule", "list", NETLIMIT_TOKEN=made).returncode == 0
+    assert "No API answers" in place.refuse("rule", "list", NETLIMIT_CA_FILE="")
+    bad = {"Authorization": f"Bearer {TOKEN}-wrong"}
+    httpx.get(f"{settings['NETLIMIT_URL']}/api/v1/rules?token={TOKEN}", headers=bad, verify=False, trust_env=False)  # noqa: S501
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (server.process.pid, *server.children)]
+    server.end()
+    said = server.said()
+    assert "Traceback" not in said
+    for secret in (TOKEN, made, key.read_text().splitlines()[1]):
+        assert secret not in said
+        assert not any(secret.encode() in command for command in commands)
+    files = subprocess.run(["grep", "-rlF", "-e", TOKEN, "-e", made, str(directory)], capture_output=True, text=True)
+    assert files.stdout == ""  # the database has their hashes, and no more
+
+
+def test_what_will_not_do_for_tls_is_told_at_the_start(netlimit: Netlimit, directory: Path) -> None:
+    certificate, _ = make_certificate(directory)
+    assert "NETLIMIT_TLS_KEY is not" in netlimit.refuse(
+        "serve", "--api-user", "root", NETLIMIT_TLS_CERT=str(certificate)
+    )
+
+
+def test_listening_to_all_without_tls_is_told_in_log_and_status(directory: Path) -> None:
+    settings = settings_in(directory)
+    port = settings["NETLIMIT_LISTEN"].partition(":")[2]
+    place = Netlimit({**settings, "NETLIMIT_LISTEN": f"0.0.0.0:{port}"})
+    server = place.serve()
+    said = f"The API listens at 0.0.0.0:{port} without TLS"
+    assert any(said in note for note in place.ask("status")["notes"])
+    server.end()
+    assert said in server.said()
