@@ -56,10 +56,13 @@ class Away:
 
 
 @pytest.fixture
-def away(site: Site, tmp_path: Path) -> Iterator[Away]:
-    away = Away(site, tmp_path)
+def away(tmp_path: Path) -> Iterator[Away]:
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    away = Away(Site(store), tmp_path)
     yield away
     away.replica.close()
+    store.close()
 
 
 def test_what_was_applied_stays_and_is_repaired(away: Away) -> None:
