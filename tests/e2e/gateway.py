@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,16 @@ class Gateway:
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait(10)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It does nothing meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def do(self, *command: str) -> str:
         """Run a command of netlimit's to its end; what it printed."""
