@@ -123,6 +123,7 @@ class Controller:
         self._open: set[int] = set()
         self._clock_offset: float | None = None
         self._repairs = Repairs()
+        self._left: set[str] = set()
         self._passes = Histogram()
         self._tally = Tally()
         self._rewritten: set[int] = set()
@@ -574,8 +575,8 @@ class Controller:
         return device
 
     def _sweep_one(self) -> dict[str, str]:
-        """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was applied,
-        by kind."""
+        """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was
+        applied, by kind."""
         compilation = self._compiled
         names = next(self._sweep, None)
         if names is None:
@@ -607,10 +608,8 @@ class Controller:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
         over all of it."""
         began = time.monotonic()
-        ripe = [kind for kind in drift if not self._repairs.rest(kind, began)]
-        if not ripe:
-            if self._status.drifted != len(drift):
-                self._report(drifted=len(drift))
+        if all(self._repairs.rest(kind, began) for kind in drift):
+            self._leave(drift)
             return
         self._in_step = False
         with self._kernel.exclusive():
@@ -629,14 +628,22 @@ class Controller:
             if fight is not None:
                 log.error("%s", fight, extra={"kinds": [kind]})
             self._store.repaired(self._setup.host, kind, describe(plan), now - began, self._now())
+        self._left.clear()
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
+
+    def _leave(self, drift: Mapping[str, str]) -> None:
+        """Tell what is left as it is for a while."""
+        self._left.update(drift)
+        if self._status.drifted != len(self._left):
+            self._report(drifted=len(self._left))
 
     def _make_peace(self) -> None:
         ended = self._repairs.calm(time.monotonic())
         if ended:
+            self._left.difference_update(ended)
             log.info("Nobody undoes the %s any more.", " and the ".join(ended))
-            self._report(last_error=self._find_error())
+            self._report(drifted=len(self._left), last_error=self._find_error())
 
     # -- the host
 
