@@ -59,7 +59,7 @@ def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerO
     if not guards:
         raise Problem(503, _NO_GUARD)
     window = store.open_window(seconds, caller.actor, now)
-    return JSONResponse(_write(window, guards, now), 201)
+    return JSONResponse(write_window(window, guards, now), 201)
 
 
 @router.get(
@@ -74,7 +74,7 @@ def get_window(store: StoreOf) -> dict[str, Any]:
     window = store.window()
     if window is None:
         raise Problem(404, "No window of confirmation is open, and none has been.")
-    return _write(window, store.guards(now), now)
+    return write_window(window, store.guards(now), now)
 
 
 @router.put(
@@ -86,7 +86,7 @@ def get_window(store: StoreOf) -> dict[str, Any]:
 def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
     """End the open window, and keep what was changed in it."""
     now = datetime.now(UTC)
-    return _write(store.confirm(caller.actor, now), store.guards(now), now)
+    return write_window(store.confirm(caller.actor, now), store.guards(now), now)
 
 
 @router.delete(
@@ -102,10 +102,11 @@ async def abandon(caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wa
     if wait is not None and window.revision is not None:
         await waiting.applied(window.revision, wait)
     guards = await run_in_threadpool(store.guards, now)
-    return JSONResponse(_write(window, guards, now), headers=preference_applied(wait))
+    return JSONResponse(write_window(window, guards, now), headers=preference_applied(wait))
 
 
-def _write(window: Window, guards: Sequence[str], now: datetime) -> dict[str, Any]:
+def write_window(window: Window, guards: Sequence[str], now: datetime) -> dict[str, Any]:
+    """A window, and which gateways have a guard."""
     return {
         "open": window.outcome is None,
         "base": window.base,

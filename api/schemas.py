@@ -362,6 +362,15 @@ class Capability(Strict):
     needed: bool = Field(description="False: there is something else in its place, and no rule fails without it.")
 
 
+class Repair(Strict):
+    """Something of netlimit's that others had changed in the kernel, and that was put right."""
+
+    at: datetime
+    kind: str = Field(description="`chains`, `sets`, `entries`, `queues` or `ingress`.")
+    found: str = Field(description="What was done, as a plan prints it.")
+    seconds: float = Field(description="How long it took.")
+
+
 class HostReport(Strict):
     """What a gateway's controller says of itself."""
 
@@ -375,7 +384,15 @@ class HostReport(Strict):
     safe_reasons: dict[str, str] = Field(description="Why each network is in the safe set.")
     management: list[int] = Field(description="Open connections to these TCP ports pass whatever the rules say.")
     notes: list[str]
-    drift: int
+    desired: int = Field(description="Rules that are in force here, by the database.")
+    enforced: int = Field(description="Those of them that the kernel holds.")
+    degraded: int = Field(description="Those that it does not hold for all that they speak of.")
+    drifted: int = Field(description="Things found changed by others and not yet put right.")
+    lifted: int = Field(description="Rules with `on_failure: open`, out of force for want of a database.")
+    drift: int = Field(description="Repairs since the controller began.")
+    repairs: dict[str, int] = Field(description="The same by kind of thing.")
+    last_repairs: list[Repair] = Field(description="The newest, the last one first.")
+    guarded: bool = Field(description="Whether a guard has reported lately, who undoes what is not confirmed.")
     last_error: str | None
     seen_at: datetime | None
     live: bool = Field(description="Whether it has been heard of in the last 30 seconds.")
@@ -389,6 +406,7 @@ class Status(Strict):
     wanted_revision: int
     applied_revision: int | None = Field(description="The lowest of all gateways; null before one has reported.")
     drift: int = Field(description="Repairs of what others changed in the kernel, since the controllers began.")
+    window: Window | None = Field(description="The window of confirmation, if one is open.")
     last_error: str | None
     rules: dict[str, int] = Field(description="How many rules are in which state, and `total`.")
     hosts: list[HostReport]

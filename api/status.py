@@ -9,14 +9,17 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 
 from api import schemas
+from api.confirmation import write_window
 from api.context import StoreOf, no_query
 from api.problems import responses
 from api.representation import write_time
 from api.standing import is_live
 from api.tally import count_states
-from netlimit.records import DISPENSABLE, HostStatus
+from netlimit.records import DISPENSABLE, HostStatus, Repair
 
 router = APIRouter(tags=["kernel"])
+REPAIRS = 5
+"""So many of the newest repairs of each gateway are told."""
 
 
 @router.get(
@@ -29,6 +32,7 @@ router = APIRouter(tags=["kernel"])
 def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
     now, hosts = datetime.now(UTC), store.hosts()
+    window, guards = store.window(), store.guards(now)
     backends = {host.backend for host in hosts}
     return {
         "backend": backends.pop() if len(backends) == 1 else None,
@@ -36,9 +40,10 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "wanted_revision": store.revision(),
         "applied_revision": min((host.applied_revision for host in hosts), default=0),
         "drift": sum(host.drift for host in hosts),
+        "window": write_window(window, guards, now) if window and window.outcome is None else None,
         "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
         "rules": count_states(store, hosts, now),
-        "hosts": [_write_host(host, now) for host in hosts],
+        "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS), now) for host in hosts],
         "notes": [*request.app.state.notes, *_collect_notes(hosts, now)],
     }
 
@@ -59,7 +64,7 @@ def _write_capabilities(reasons: Mapping[str, str | None]) -> dict[str, dict[str
     }
 
 
-def _write_host(host: HostStatus, now: datetime) -> dict[str, Any]:
+def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair], now: datetime) -> dict[str, Any]:
     return {
         "host": host.host,
         "backend": host.backend,
@@ -68,8 +73,21 @@ def _write_host(host: HostStatus, now: datetime) -> dict[str, Any]:
         "capabilities": _write_capabilities(host.capabilities),
         "own": list(host.own),
         "safe": list(host.safe),
+        "safe_reasons": {network: why.text for network, why in host.safe_reasons.items()},
+        "management": list(host.management),
         "notes": list(host.notes),
+        "desired": host.desired,
+        "enforced": host.enforced,
+        "degraded": host.degraded,
+        "drifted": host.drifted,
+        "lifted": host.lifted,
         "drift": host.drift,
+        "repairs": dict(host.repairs),
+        "last_repairs": [
+            {"at": write_time(each.at), "kind": each.kind, "found": each.found, "seconds": round(each.took, 3)}
+            for each in repairs
+        ],
+        "guarded": guarded,
         "last_error": host.last_error,
         "seen_at": write_time(host.seen_at),
         "live": is_live(host, now),

@@ -46,21 +46,54 @@ def _show_status(found: Document) -> None:
 
 
 def _list_hosts(found: Document) -> None:
-    table = make_table("GATEWAY", "BACKEND", "REVISION", "REPAIRS", "STATE", "SEEN", right=["REVISION", "REPAIRS"])
+    numbers = ["REVISION", "ENFORCED", "REPAIRS"]
+    table = make_table("GATEWAY", "BACKEND", *numbers, "STATE", "SEEN", right=numbers)
     for host in found["hosts"]:
         state = "paused" if host["paused"] else "live" if host["live"] else "silent"
         seen = str(host["seen_at"]).partition(".")[0].replace("T", " ")
-        add_row(table, host["host"], host["backend"], host["applied_revision"], host["drift"], state, seen)
+        held = f"{host['enforced']} of {host['desired']}"
+        add_row(table, host["host"], host["backend"], host["applied_revision"], held, host["drift"], state, seen)
     print_table(table)
 
 
 def _find_remarks(found: Document) -> Iterator[str]:
     if found["last_error"]:
         yield f"Error: {found['last_error']}"
+    if found["window"]:
+        window = found["window"]
+        yield (
+            f"{window['actor']} has opened a window of confirmation: unless it is confirmed in {window['left']:.0f} s, "
+            f"revision {window['base']} comes back (`netlimit confirm` keeps what was changed)."
+        )
+    for host in found["hosts"]:
+        yield from _tell_shortcomings(host)
+    for host in found["hosts"]:
+        if host["safe_reasons"]:
+            safe = ", ".join(f"{network} ({reason})" for network, reason in host["safe_reasons"].items())
+            yield f"No rule touches, on {host['host']}: {safe}."
     for name, capability in found["capabilities"].items():
         if not capability["available"]:
             yield f"{'Missing' if capability['needed'] else 'Note'}: {name}. {capability['reason']}"
     yield from found["notes"]
+
+
+def _tell_shortcomings(host: Document) -> Iterator[str]:
+    """What of a gateway is not as it should be, or was not lately."""
+    meanings = {
+        "degraded": "rules are not in force for all they speak of",
+        "lifted": "rules with on_failure open are out of force",
+        "drifted": "things were changed by others and are not yet put right",
+    }
+    short = [f"{host[kind]} {meaning}" for kind, meaning in meanings.items() if host[kind]]
+    if short:
+        yield f"On {host['host']}, {', '.join(short)}."
+    if host["last_repairs"]:
+        lines = [f"Repaired on {host['host']}:"]
+        for repair in host["last_repairs"]:
+            at = str(repair["at"]).partition(".")[0].replace("T", " ")
+            first = str(repair["found"]).strip().partition("\n")[0]
+            lines.append(f"  {at} {repair['kind']}, in {repair['seconds']:.3f} s: {first}")
+        yield "\n".join(lines)
 
 
 def _show_counters(found: Document, shapes: bool) -> None:

@@ -173,6 +173,7 @@ def test_the_status_of_one_gateway_is_the_status(client: httpx.Client, store: St
         "wanted_revision": 1,
         "applied_revision": 1,
         "drift": 3,
+        "window": None,
         "last_error": "It failed.",
         "rules": {"applied": 1, "expired": 0, "disabled": 0, "pending": 0, "degraded": 0, "error": 0, "total": 1},
         "notes": ["A note."],

@@ -109,6 +109,21 @@ def test_what_gateways_say_is_told(url: str, full: None) -> None:
     assert 0 <= age < 60
 
 
+def test_status_tells_the_same_and_what_was_repaired(client: httpx.Client, store: Store, full: None) -> None:
+    for number in range(6):
+        store.repaired("gw1", "chains", f"repair {number}", 0.02345, datetime.now(UTC))
+    found = client.get("/status").json()
+    (host,) = found["hosts"]
+    assert [host[kind] for kind in ("desired", "enforced", "degraded", "drifted", "lifted")] == [5, 4, 3, 2, 1]
+    assert (host["repairs"], host["guarded"]) == ({"chains": 5, "sets": 2}, True)
+    assert [(each["found"], each["seconds"]) for each in host["last_repairs"]] == [
+        (f"repair {number}", 0.023) for number in (5, 4, 3, 2, 1)
+    ]
+    assert (found["window"]["open"], found["window"]["guards"]) == (True, ["gw1"])
+    store.confirm("test", datetime.now(UTC))
+    assert client.get("/status").json()["window"] is None
+
+
 def test_rules_without_a_name_are_in_the_totals_alone(url: str, full: None, client: httpx.Client) -> None:
     named = 'netlimit_rule_packets_total{host="gw1",name="down",rule="1",what="matched"}'
     total = 'netlimit_packets_total{host="gw1",what="matched"}'

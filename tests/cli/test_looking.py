@@ -15,7 +15,7 @@ def test_status(served: Netlimit) -> None:
     lines = served.do("status").splitlines()
     assert lines[0] == "Rules: 0"
     assert lines[1] == f"Revision: {found['wanted_revision']} wanted, {found['wanted_revision']} applied"
-    assert lines[-1].split()[:5] == ["gw1", "fake", str(found["wanted_revision"]), "0", "live"]
+    assert lines[-1].split()[:7] == ["gw1", "fake", str(found["wanted_revision"]), "0", "of", "0", "0"]
 
 
 def test_counters(served: Netlimit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Netlimit, alive, until
+from tests.cli.running import Netlimit, alive, settings_in, until
 
 
 def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
@@ -76,6 +77,21 @@ def test_it_goes_on_where_it_ended(netlimit: Netlimit) -> None:
     server = netlimit.serve()
     until(lambda: netlimit.ask("rule", "show", "one")["status"]["state"] == "applied")
     server.end()
+
+
+def test_logs_are_json_that_tells_no_secret(directory: Path) -> None:
+    netlimit = Netlimit(settings_in(directory, NETLIMIT_LOG_FORMAT="json", NETLIMIT_LOG_LEVEL="debug"))
+    server = netlimit.serve()
+    added = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    server.end()
+    lines = [json.loads(line) for line in server.said().splitlines()]
+    assert {line["part"] for line in lines} >= {"api", "controller"}
+    assert all({"time", "level", "host", "event"} <= line.keys() for line in lines)
+    (applied,) = [line for line in lines if line.get("rules") == [added["id"]]]
+    assert (applied["part"], applied["revision"], applied["seconds"] > 0) == ("controller", added["revision"], True)
+    (asked,) = [line for line in lines if (line.get("method"), line.get("status")) == ("POST", 201)]
+    assert (asked["route"], asked["actor"], len(asked["request"])) == ("/api/v1/rules", "bootstrap", 32)
+    assert (_database(netlimit) / "admin.token").read_text().strip() not in server.said()
 
 
 def test_a_place_that_is_taken_ends_it_with_a_sentence(netlimit: Netlimit) -> None:
