@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from netlimit.settings import Settings
 START_SECONDS = 15.0
 """How long a guard may take to begin."""
 _PURPOSE = "be the guard of this host"
+_LATE = ("netlimit.controller", "netlimit.kernel.linux", "netlimit.kernel.fake")
 _UMASK = 0o007
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ def run_guard(settings: Settings, once: bool = False) -> None:
     """
     from netlimit.guard import Guard
 
+    for module in _LATE:  # when they are needed the disk may be gone
+        importlib.import_module(module)
     os.umask(_UMASK)
     log_to_stderr("guard", settings)
     stopping = [signal.SIGTERM] if once else []

@@ -24,7 +24,7 @@ from tests.kernel.worker import RemoteKernel
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "gw"
-PATIENCE = 15.0
+PATIENCE = 30.0
 COMMAND = ("-c", "from netlimit.cli.main import app; app()")
 
 
@@ -62,6 +62,11 @@ class Gateway:
                 env=self._environment,
             )
         return self._process
+
+    def tell_to_end(self) -> None:
+        """Send SIGTERM, and wait for nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it; what is in the kernel stays."""
