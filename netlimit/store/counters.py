@@ -21,7 +21,8 @@ _SUM = select(counters.c.host, *(func.sum(counters.c[name]) for name in _COUNTED
 
 
 def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -> None:
-    """Keep the readings of a gateway in place of the former ones of the same rules."""
+    """Keep the readings of a gateway in place of the former ones of the same rules, in the order of ids: see `mark`."""
+    readings = sorted(readings, key=lambda reading: reading.rule_id)
     statement = upsert(connection, counters)
     for start in range(0, len(readings), _AT_ONCE):
         connection.execute(statement, [_to_row(host, reading) for reading in readings[start : start + _AT_ONCE]])

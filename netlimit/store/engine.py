@@ -131,7 +131,11 @@ class Database:
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
                     connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS}s'"))
-                self._refuse_newer(schema(connection) or "")
+                found = schema(connection)
+                self._refuse_newer(found or "")
+                if not self.is_sqlite and found not in (None, SCHEMA):
+                    # Changes of rules begin with the clock: so do we, for else each could wait for the other.
+                    connection.execute(text("LOCK TABLE clock IN ACCESS EXCLUSIVE MODE"))
                 yield connection
 
     def check_pages(self) -> None:
@@ -261,7 +265,7 @@ def schema(connection: Connection) -> str | None:
 def _parse_url(text: str) -> URL:
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise StoreError(
             "NETLIMIT_DATABASE_URL (not shown, it may hold a password) is no database URL; write for example "
             "sqlite:////var/lib/netlimit/netlimit.db or postgresql+psycopg://user:password@host/netlimit."

@@ -15,12 +15,14 @@ _KEPT = rule_states.join(rules, rules.c.id == rule_states.c.rule_id)
 
 
 def mark(connection: Connection, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
-    """Keep the states of `exceptional` on a gateway, and forget those of `cleared`."""
-    gone = [{"number": number} for number in cleared]
+    """Keep the states of `exceptional` on a gateway, and forget those of `cleared`: in the order of ids, for whoever
+    locks rows in another order may wait for us while we wait for them."""
+    gone = [{"number": number} for number in sorted(cleared)]
     if gone:
         at = (rule_states.c.host == host, rule_states.c.rule_id == bindparam("number"))
         connection.execute(delete(rule_states).where(*at), gone)
-    rows = [{"host": host, "rule_id": e.rule_id, "state": e.state.value, "message": e.message} for e in exceptional]
+    ordered = sorted(exceptional, key=lambda each: each.rule_id)
+    rows = [{"host": host, "rule_id": e.rule_id, "state": e.state.value, "message": e.message} for e in ordered]
     if rows:
         connection.execute(upsert(connection, rule_states), rows)
 

@@ -3,7 +3,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
+from netlimit.errors import StoreError
 from netlimit.records import Counts
 from netlimit.store import Store
 from netlimit.store.migrate import alembic_config
@@ -156,3 +161,48 @@ def test_migrations_are_found_by_import_not_by_directory(tmp_path: Path) -> None
         check=True,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_who_writes_during_an_upgrade_loses_nothing(store: Store, empty_url: str) -> None:
+    """Processes of the older netlimit go on to write: first the clock, then the audit. Two upgrade at once."""
+    take(store, "0002")
+    ended, lines = threading.Event(), Counter[int]()
+    others = [Store(empty_url) for _ in range(4)]
+
+    def write(number: int) -> None:
+        database = others[number]._database
+        while not ended.is_set() or not lines[number]:
+            with database._writer.connect() as connection, connection.begin():
+                connection.execute(text("UPDATE clock SET revision = revision + 1"))
+                connection.execute(
+                    text("INSERT INTO audit (at, actor, revision, action) SELECT 1, 'x', revision, 'add' FROM clock")
+                )
+            lines[number] += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(write, number) for number in (2, 3)]
+        time.sleep(0.1)
+        upgrading = [pool.submit(other.upgrade) for other in others[:2]]
+        for each in upgrading:
+            each.result(30)
+        time.sleep(0.1)
+        ended.set()
+        for each in writing:
+            each.result(30)
+    assert store.revision() == lines.total()
+    assert sorted(line.revision for line in store.audit(limit=100_000)) == list(range(1, lines.total() + 1))
+    assert differences(store) == []
+    for other in others:
+        other.close()
+
+
+def test_who_has_begun_before_an_upgrade_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that knows an older schema goes on as long as that works, and then says why it does not."""
+    store.upgrade()
+    with store._database.migrating() as connection:
+        connection.execute(text("ALTER TABLE clock RENAME COLUMN pruned TO cut"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreError):
+        keep(store)
+    with pytest.raises(StoreError, match="newer than this netlimit knows"):
+        keep(store)
