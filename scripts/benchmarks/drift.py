@@ -82,7 +82,7 @@ def _break_and_wait(lab: Lab) -> Iterator[tuple[float, str]]:
             time.sleep(chance.uniform(0.5, 2))
             commands = chance.choice(list(_damages(chance, *whole)))
             for command in commands:
-                lab.gateway.run(*command)
+                lab.gateway.run(*command, check=False)  # what is repaired meanwhile cannot be destroyed
             yield _wait(kernel, whole, commands), " ".join(commands[-1])
 
 

@@ -19,9 +19,10 @@ def lab(root: None, request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A controller that runs. A module names what no rule may touch: SAFE = (…)."""
+    """A controller that runs. A module names what no rule may touch: SAFE = (…); one that breaks things over and over
+    says that this is no fight to back off from: PERSISTENT = True."""
     gateway = Gateway(lab, tmp_path_factory.mktemp("gateway"), getattr(request.module, "SAFE", ()))
-    gateway.start()
+    gateway.start(*(("-m", "tests.e2e.persistent") if getattr(request.module, "PERSISTENT", False) else ()))
     yield gateway
     gateway.close()
 

@@ -15,6 +15,7 @@ from scripts.testbed.namespaces import LAN, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import MEASURED, MEGABIT, megabits, offer, shape
 
+PERSISTENT = True
 HOST = "10.1.110.1"
 DEATHS, COME, GO = 4, 200, 30
 DAMAGES = {
