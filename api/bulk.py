@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from api import bodies, schemas
 from api.auth import CallerOf
-from api.context import StoreOf, WaitingOf, no_query
+from api.context import StoreOf, WaitingOf
 from api.headers import Wait, preference_applied
+from api.lockout import ForceQuery, Lockout, LockoutOf
 from api.openapi import reference, write_examples
 from api.problems import Problem, find_problem, list_problems, responses
 from api.representation import read_rule
@@ -86,7 +88,6 @@ async def _read_body(request: Request) -> Sent:
     "",
     status_code=201,
     summary="Add many rules",
-    dependencies=[Depends(no_query)],
     responses={
         201: {"description": "All of them are kept.", "model": schemas.BulkAdded},
         **responses(400, 401, 403, 409, 413, 415, 422, 503),
@@ -94,13 +95,19 @@ async def _read_body(request: Request) -> Sent:
     openapi_extra=_BODY,
 )
 async def add_rules(
-    sent: Annotated[Sent, Depends(_read_body)], caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
+    query: Annotated[ForceQuery, Query()],
+    sent: Annotated[Sent, Depends(_read_body)],
+    caller: CallerOf,
+    lockout: LockoutOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
 ) -> Response:
     """Keep all the rules of a JSON array, or of NDJSON, as one change; or none, and say what is wrong in which line.
 
     Lines are numbered from 1; in an array, an item is a line.
     """
-    kept = await run_in_threadpool(_add, store, sent, caller.actor)
+    kept = await run_in_threadpool(_add, store, sent, caller.actor, lockout, query.force)
     revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
     if wait is not None:
         await waiting.applied(revision, wait)
@@ -132,9 +139,12 @@ def read_batch(sent: Sent, now: datetime) -> Batch:
     return batch
 
 
-def _add(store: Store, sent: Sent, actor: Actor) -> list[Rule]:
+def _add(store: Store, sent: Sent, actor: Actor, lockout: Lockout, force: bool) -> list[Rule]:
     now = datetime.now(UTC)
     batch = read_batch(sent, now)
+    found = ((line, lockout.find(rule, force)) for line, rule in zip(batch.lines, batch.rules, strict=True))
+    batch.wrong += [(line, problem) for line, problem in found if problem is not None]
+    batch.wrong.sort(key=itemgetter(0))
     if batch.wrong:
         raise list_problems(batch.wrong)
     try:

@@ -17,7 +17,7 @@ RESERVED_NAMES = ("bulk",)
 """Names that are addresses under /rules already."""
 LONGEST_TEXT = 1000
 """No field has more letters, so that nobody's time is spent on reading a number of a million digits."""
-READ_ONLY = ("id", "revision", "created_at", "updated_at", "status", "effective_rate", "effective_burst")
+READ_ONLY = ("id", "revision", "created_at", "updated_at", "status", "effective_rate", "effective_burst", "warnings")
 """What netlimit alone sets; a rule that is sent back may have it."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -18,6 +19,7 @@ from api.auth import CallerOf
 from api.context import StoreOf, WaitingOf, no_query
 from api.cursors import read_cursor, write_cursor
 from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied
+from api.lockout import ForceQuery, Lockout, LockoutOf
 from api.openapi import body_of, one_rule
 from api.preview import preview
 from api.problems import Problem, responses
@@ -37,7 +39,7 @@ Key = Annotated[str, Path(alias="key", description="The rule's id, or its name."
 """The part of an address that names a rule."""
 
 
-class KeepQuery(schemas.Strict):
+class KeepQuery(ForceQuery):
     """The parameters of keeping a rule."""
 
     dry_run: schemas.Flag = Field(
@@ -82,16 +84,23 @@ Changes = Annotated[dict[str, Any], Depends(_read_changes)]
     openapi_extra=body_of({"application/json": (schemas.NewRule, schemas.NEW_RULES)}),
 )
 async def add_rule(
-    query: Annotated[KeepQuery, Query()], sent: Sent, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait
+    query: Annotated[KeepQuery, Query()],
+    sent: Sent,
+    caller: CallerOf,
+    lockout: LockoutOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
 ) -> Response:
     """Keep a rule. The controllers hear of it at once; `Prefer: wait=5` waits until the kernel holds it."""
     now = datetime.now(UTC)
     rule = read_rule(sent, now)
+    await run_in_threadpool(lockout.check, rule, query.force)
     if query.dry_run:
-        return JSONResponse(await preview(rule, store, waiting, now))
+        return JSONResponse(await _preview(rule, store, waiting, now, lockout))
     (kept,) = await run_in_threadpool(store.add, [rule], caller.actor, now)
     where = {"Location": f"/api/v1/rules/{kept.id}"}
-    return await _answer(Kept(kept, now, now), store, waiting, wait, 201, where)
+    return await _answer(Kept(kept, now, now), store, waiting, wait, lockout, 201, where)
 
 
 @router.get(
@@ -149,6 +158,7 @@ async def replace_rule(
     query: Annotated[KeepQuery, Query()],
     sent: Sent,
     caller: CallerOf,
+    lockout: LockoutOf,
     store: StoreOf,
     waiting: WaitingOf,
     wait: Wait,
@@ -159,10 +169,11 @@ async def replace_rule(
     before = await run_in_threadpool(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
     expected = expect_revision(if_match, before.rule)
+    await run_in_threadpool(lockout.check, rule, query.force, before.rule)
     if query.dry_run:
-        return JSONResponse(await preview(with_changes(rule, id=before.rule.id), store, waiting, now))
+        return JSONResponse(await _preview(with_changes(rule, id=before.rule.id), store, waiting, now, lockout))
     kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.actor, now, expected)
-    return await _answer(kept, store, waiting, wait)
+    return await _answer(kept, store, waiting, wait, lockout)
 
 
 @router.patch(
@@ -181,6 +192,7 @@ async def change_rule(
     query: Annotated[KeepQuery, Query()],
     changes: Changes,
     caller: CallerOf,
+    lockout: LockoutOf,
     store: StoreOf,
     waiting: WaitingOf,
     wait: Wait,
@@ -191,9 +203,12 @@ async def change_rule(
         now, before = datetime.now(UTC), await run_in_threadpool(find_kept, store, key)
         rule = read_rule(merge(before.rule, changes), now)
         expect_revision(if_match, before.rule)
-        return JSONResponse(await preview(with_changes(rule, id=before.rule.id), store, waiting, now))
-    kept = await run_in_threadpool(_change, store, key, changes, caller.actor, if_match)
-    return await _answer(kept, store, waiting, wait)
+        await run_in_threadpool(lockout.check, rule, query.force, before.rule)
+        return JSONResponse(await _preview(with_changes(rule, id=before.rule.id), store, waiting, now, lockout))
+    await run_in_threadpool(lockout.look)  # not while the database is written
+    check = partial(lockout.check, force=query.force)
+    kept = await run_in_threadpool(_change, store, key, changes, caller.actor, if_match, check)
+    return await _answer(kept, store, waiting, wait, lockout)
 
 
 @router.delete(
@@ -243,6 +258,7 @@ async def _answer(
     store: Store,
     waiting: WaitingOf,
     wait: int | None,
+    lockout: Lockout,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
@@ -250,16 +266,30 @@ async def _answer(
     if wait is not None:
         await waiting.applied(kept.rule.revision, wait)
     (described,) = await run_in_threadpool(describe, [kept], store)
+    described["warnings"] = await run_in_threadpool(lockout.warn, kept.rule)
     return JSONResponse(described, status, {**(headers or {}), "ETag": etag(kept.rule), **preference_applied(wait)})
 
 
-def _change(store: Store, key: str, changes: Mapping[str, object], actor: Actor, if_match: str | None) -> Kept:
+async def _preview(rule: Rule, store: Store, waiting: WaitingOf, now: datetime, lockout: Lockout) -> dict[str, object]:
+    """The draft of a rule, with what somebody should know who keeps it."""
+    return {**await preview(rule, store, waiting, now), "warnings": await run_in_threadpool(lockout.warn, rule)}
+
+
+def _change(
+    store: Store,
+    key: str,
+    changes: Mapping[str, object],
+    actor: Actor,
+    if_match: str | None,
+    check: Callable[..., None],
+) -> Kept:
     """Merge and write, with nobody in between."""
     now = datetime.now(UTC)
 
     def alter(rule: Rule) -> Rule:
         altered = read_rule(merge(rule, changes), now)
         expect_revision(if_match, rule)
+        check(altered, before=rule)
         return altered
 
     return store.change(find_kept(store, key).rule.id, alter, actor, now)

@@ -20,7 +20,7 @@ def describe_rule(rule: Rule) -> str:
     by = f" by {standing['enforced_by']}" if standing["enforced_by"] else ""
     what = " ".join(part for part in (describe_traffic(rule), describe_limit(rule)) if part)
     line = f"rule {describe_title(rule)}: {rule['action']} {rule['target']} {what}: {standing['state']}{by}."
-    return f"{line} {standing['message']}" if standing["message"] else line
+    return " ".join([line, *filter(None, [standing["message"]]), *rule.get("warnings", ())])
 
 
 def describe_title(rule: Rule) -> str:
@@ -62,6 +62,7 @@ def describe_preview(draft: Rule) -> str:
     held = draft["effective_rate"]
     if held is not None and held["text"] != draft["rate"]["text"]:
         lines.append(f"The kernel would really hold {held['text']}.")
+    lines += draft.get("warnings", ())
     lines += [f"{host} did not answer." for host in found["silent"]]
     return "\n".join(lines)
 

@@ -31,6 +31,9 @@ Comment = Annotated[str | None, typer.Option("--comment", help="A note.")]
 OnFailure = Annotated[str | None, typer.Option("--on-failure", help="closed (default) or open.")]
 Wait = Annotated[int, typer.Option("--wait", min=0, max=60, help="Seconds to wait until the kernel holds it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Keep nothing: only show what it would do.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Keep it even if it would hit who is safe (an SSH session, say). Admins only.")
+]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait.")]
 
 

@@ -51,6 +51,7 @@ def add_rule(
     on_failure: options.OnFailure = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but do not enforce it yet.")] = False,
     dry_run: options.DryRun = False,
+    force: options.Force = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -62,9 +63,9 @@ def add_rule(
     )
     with open_client(context) as client:
         if dry_run:
-            draft = client.call("POST", "/rules", json=fields, params=DRY_RUN)
+            draft = client.call("POST", "/rules", json=fields, params=DRY_RUN | forced(force))
             return say(json, draft, describe_preview(draft))
-        rule = client.call("POST", "/rules", json=fields, wait=None if no_wait else wait)
+        rule = client.call("POST", "/rules", json=fields, params=forced(force), wait=None if no_wait else wait)
     return say(json, rule, f"Added {describe_rule(rule)}")
 
 
@@ -93,6 +94,7 @@ def edit_rule(
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enforce it, or not.")] = None,
     unset: Annotated[list[Field] | None, typer.Option("--unset", help="Put this field back to its default.")] = None,
     dry_run: options.DryRun = False,
+    force: options.Force = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -104,9 +106,9 @@ def edit_rule(
         raise typer.BadParameter("Nothing to change was given; `netlimit rule edit --help` shows the options.")
     with open_client(context) as client:
         if dry_run:
-            draft = client.call("PATCH", rule_path(key), json=fields, params=DRY_RUN)
+            draft = client.call("PATCH", rule_path(key), json=fields, params=DRY_RUN | forced(force))
             return say(json, draft, describe_preview(draft))
-        rule = client.call("PATCH", rule_path(key), json=fields, wait=None if no_wait else wait)
+        rule = client.call("PATCH", rule_path(key), json=fields, params=forced(force), wait=None if no_wait else wait)
     return say(json, rule, f"Changed {describe_rule(rule)}")
 
 
@@ -161,6 +163,7 @@ def import_rules(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A JSON array, or a JSON object on each line; - is stdin.")
     ],
+    force: options.Force = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -171,7 +174,13 @@ def import_rules(
     headers = {"Content-Type": "application/json" if is_array else "application/x-ndjson"}
     with open_client(context) as client:
         added = client.call(
-            "POST", "/rules/bulk", content=body, headers=headers, wait=None if no_wait else wait, timeout=BULK_SECONDS
+            "POST",
+            "/rules/bulk",
+            content=body,
+            headers=headers,
+            params=forced(force),
+            wait=None if no_wait else wait,
+            timeout=BULK_SECONDS,
         )
     say(json, added, f"Added {count(added['added'], 'rule')} at revision {added['revision']}: {added['state']}.")
 
@@ -195,6 +204,11 @@ def export_rules(
         for number, line in enumerate(lines):
             typer.echo(f"{',' if number else ''}\n{line}", nl=False)
         typer.echo("\n]")
+
+
+def forced(force: bool) -> dict[str, str]:
+    """What tells the API that the safe set is not to be heeded."""
+    return {"force": "true"} if force else {}
 
 
 def exported(rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""Rules that would hit who is safe are refused, with the reason, unless an admin forces them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from netlimit.lockout import Havens
+from netlimit.records import HostStatus, SafeReason
+from netlimit.rules import parse_rule
+from netlimit.store import Store
+from tests.api.server import connect
+
+NOW = datetime.now(UTC)
+SEEN = NOW.timestamp()
+WHY = {
+    "198.51.100.7": (SafeReason("SSH session", SEEN), "where an SSH session to gw1 comes from"),
+    "198.51.100.8": (SafeReason("API client", SEEN), "where somebody speaks to the API of gw1 from"),
+    "10.2.0.1": (SafeReason("default gateway", SEEN), "a default gateway of gw1"),
+    "203.0.113.5": (SafeReason("database host", SEEN), "where gw1 has its database"),
+    "203.0.113.6": (SafeReason("counter store (Redis) host", SEEN), "where gw1 has its counter store (Redis)"),
+    "2001:db8::7": (
+        SafeReason("SSH session", SEEN - 600),
+        "where an SSH session to gw1 comes from, or did a while ago",
+    ),
+    "192.0.2.0/24": (SafeReason("settings"), "in the safe set of gw1 (NETLIMIT_SAFE)"),
+}
+BLOCK: dict[str, Any] = {"target": "198.51.100.7", "action": "block"}
+LIMIT: dict[str, Any] = {"target": "198.51.100.7", "rate": "5 packets/s"}
+
+
+@pytest.fixture
+def gateway(store: Store) -> None:
+    store.report(
+        HostStatus(
+            host="gw1",
+            backend="iptables",
+            safe=tuple(WHY),
+            safe_reasons={network: why for network, (why, _) in WHY.items()},
+        )
+    )
+
+
+@pytest.mark.usefixtures("gateway")
+def test_the_reason_is_said(client: httpx.Client) -> None:
+    for target, (_, sentence) in WHY.items():
+        answer = client.post("/rules", json={"target": target, "action": "block"})
+        assert answer.status_code == 409
+        problem = answer.json()
+        assert problem["field"] == "target"
+        assert f"would hit {target}, which is {sentence}. " in problem["detail"]
+        assert "force=true" in problem["detail"]
+    assert client.get("/rules").json()["total"] == 0
+
+
+@pytest.mark.usefixtures("gateway")
+def test_what_would_hit_somebody_who_is_safe_is_refused_and_nothing_else(client: httpx.Client) -> None:
+    for rule in (
+        LIMIT,
+        {**LIMIT, "direction": "to", "action": "reject"},
+        {**LIMIT, "action": "shape", "rate": "1 Mbit/s"},
+        {**LIMIT, "hosts": ["gw1", "gw2"]},
+        {"target": "192.0.2.0/25", "action": "block"},
+    ):
+        assert client.post("/rules", json=rule).status_code == 409
+    assert client.post("/rules?dry_run=true", json=LIMIT).status_code == 409
+    for rule in (
+        {"target": "198.51.100.7", "action": "allow"},
+        {**LIMIT, "action": "observe"},
+        {**LIMIT, "enabled": False},
+        {**BLOCK, "target": "198.51.100.8", "hosts": ["gw2"]},
+        {"target": "198.51.100.9", "action": "block"},
+        {"target": "198.51.100.0/24", "action": "block"},
+    ):
+        assert client.post("/rules", json=rule).status_code == 201
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_rule_around_them_says_whom_it_spares(client: httpx.Client) -> None:
+    kept = client.post("/rules", json={"target": "198.51.100.0/24", "action": "block"}).json()
+    assert kept["warnings"] == [
+        "It leaves alone who is safe: 198.51.100.7 (where an SSH session to gw1 comes from), "
+        "198.51.100.8 (where somebody speaks to the API of gw1 from)."
+    ]
+    assert client.put("/rules/1", json={**kept, "target": "198.51.101.0/24"}).json()["warnings"] == []
+    everything = client.post("/rules", json={"target": "0.0.0.0/0", "action": "block"}).json()
+    assert everything["warnings"][0].endswith(" and 3 more.")
+
+
+@pytest.mark.usefixtures("gateway")
+def test_an_admin_can_force_it_and_nobody_else(client: httpx.Client, url: str) -> None:
+    with connect(url, "operator") as operator:
+        refused = operator.post("/rules?force=true", json=BLOCK)
+    assert refused.status_code == 403
+    assert "may not force a rule that would hit the safe set" in refused.json()["detail"]
+    assert client.post("/rules?force=true", json=BLOCK).status_code == 201
+
+
+@pytest.mark.usefixtures("gateway")
+def test_changes_are_looked_at_too_but_not_what_stays(client: httpx.Client) -> None:
+    client.post("/rules", json={**LIMIT, "target": "198.51.100.9"})
+    assert client.patch("/rules/1", json={"target": "198.51.100.7"}).status_code == 409
+    assert client.put("/rules/1", json=LIMIT).status_code == 409
+    assert client.get("/rules/1").json()["target"] == "198.51.100.9"
+    assert client.patch("/rules/1?force=true", json={"target": "198.51.100.7"}).status_code == 200
+    assert client.patch("/rules/1", json={"comment": "It was forced."}).status_code == 200
+    assert client.patch("/rules/1", json={"rate": "1 packets/s"}).status_code == 409
+    assert client.patch("/rules/1", json={"enabled": False}).status_code == 200
+    assert client.patch("/rules/1", json={"enabled": True}).status_code == 409
+    assert client.put("/rules/1?force=true", json=LIMIT).status_code == 200
+
+
+@pytest.mark.usefixtures("gateway")
+def test_of_many_rules_each_line_is_told(client: httpx.Client) -> None:
+    batch = [{**LIMIT, "target": "198.51.100.9"}, LIMIT, {"target": "10.1.2.3"}, {**BLOCK, "target": "10.2.0.1"}]
+    problem = client.post("/rules/bulk", json=batch).json()
+    assert [each["line"] for each in problem["errors"]] == [2, 3, 4]
+    assert client.get("/rules").json()["total"] == 0
+    del batch[2]
+    problem = client.post("/rules/bulk", json=batch)
+    assert problem.status_code == 409
+    assert client.post("/rules/bulk?force=true", json=batch).json()["added"] == 3
+
+
+def test_who_asks_is_safe_before_any_controller_knows() -> None:
+    rule = parse_rule({"target": "198.51.100.9", "action": "block"}, NOW)
+    assert "which is where this request comes from" in str(Havens([], NOW, ("198.51.100.9", "gw1")).refuse(rule))
+    assert Havens([], NOW, ("198.51.100.10", "gw1")).refuse(rule) is None
+
+
+def test_of_a_gateway_that_is_long_gone_nothing_is_known() -> None:
+    rule = parse_rule(BLOCK, NOW)
+    status = HostStatus("gw1", "iptables", safe=("198.51.100.7",), seen_at=NOW - timedelta(hours=1))
+    assert Havens([status], NOW).refuse(rule) is None
+
+
+@pytest.mark.usefixtures("gateway")
+def test_explain_says_why_an_address_is_safe(client: httpx.Client) -> None:
+    client.post("/rules", json={"target": "198.51.100.0/24", "action": "block"})
+    found = client.get("/explain", params={"src": "198.51.100.7", "dst": "10.1.0.1", "protocol": "tcp"}).json()
+    assert found["verdict"] == "passes"
+    assert "198.51.100.7 is in the safe set (SSH session), and the rule does not name it" in found["text"]
+
+
+def test_the_status_tells_who_is_safe_and_why(client: httpx.Client, gateway: None) -> None:
+    (host,) = client.get("/status").json()["hosts"]
+    assert host["safe_reasons"]["198.51.100.7"] == "SSH session"
