@@ -35,6 +35,7 @@ def test_defaults() -> None:
     assert found.set_size == 1048576
     assert found.url == "http://127.0.0.1:8750"
     assert found.token is None
+    assert (found.log_format, found.log_level) == ("console", "info")
 
 
 def test_everything_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +121,7 @@ def test_secrets_do_not_print(monkeypatch: pytest.MonkeyPatch) -> None:
         ("LISTEN", "::1:8750", "write host:port"),
         ("LISTEN", "[1.2]:8750", "write host:port"),
         ("BACKEND", "ebpf", 'it can be "auto", "iptables", "l7", "fake"'),
+        ("LOG_FORMAT", "xml", '\'xml\' is none of "console", "json"'),
         ("SAFE", "10.0.0.1,router", "'router' is no address or CIDR"),
         ("SAFE", "10.0.0.1/8", "'10.0.0.1/8' is no address or CIDR"),
         ("HOST", "gw 1", "no name for a gateway"),
