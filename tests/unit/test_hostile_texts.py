@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.requests import Request
+from typer import BadParameter
 
 from api import bodies
 from api.cursors import read_cursor
@@ -23,6 +24,7 @@ from api.headers import expect_revision, preferred_wait
 from api.origin import find_origin, read_address
 from api.problems import Problem
 from api.representation import read_rule
+from netlimit.cli.undo import parse_length
 from netlimit.errors import RuleError, SettingsError
 from netlimit.rates import Kind, parse_burst, parse_rate
 from netlimit.roles import parse_role
@@ -67,6 +69,7 @@ def count_refused(strategy: st.SearchStrategy[Any], parse: Callable[[Any], objec
         ("ports", damaged("80", "80,443", "8000-8100", "53:54"), lambda text: parse_ports("ports", text), RuleError),
         ("values for ports", VALUES, lambda value: parse_ports("ports", value), RuleError),
         ("lengths of time", damaged("90s", "10m", "30d", "2 h", "600"), parse_ttl, RuleError),
+        ("windows", damaged("60s", "5m", "1h", "90"), parse_length, BadParameter),
         ("places", damaged("127.0.0.1:8750", "[::1]:80", "gw:1"), parse_listen, ValueError),
         ("masks", damaged("0xff000000", "255", "0b1100"), parse_mark_mask, ValueError),
         ("networks", damaged("10.0.0.0/8,192.0.2.1", "2001:db8::/32"), parse_safe, ValueError),
