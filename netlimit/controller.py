@@ -23,18 +23,20 @@ from netlimit.conflicts import find_conflicts, is_serious
 from netlimit.counting import Tally
 from netlimit.drift import Histogram, Repairs, describe
 from netlimit.errors import KernelError, StoreError
+from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.outage import Outage
-from netlimit.plan import Plan, WriteIngress, WriteTree, diff, drifted, same_place
+from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
-from netlimit.rules import OnFailure, Rule
+from netlimit.roster import Roster
+from netlimit.rules import Rule
 from netlimit.safety import REMEMBERED_SECONDS, SafeSet
-from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, Structure
+from netlimit.state import OFFENDER_PREFIX
 from netlimit.state import State as KernelState
-from netlimit.tree import Queues, SavedRoot, Topology, Tree
+from netlimit.tree import Queues, SavedRoot, Topology
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Replica, Store, Watch
@@ -110,7 +112,6 @@ class Controller:
         self._replica = replica
         self._watch: Watch | None = None
         self._outage: Outage | None = None
-        self._lifted: set[int] | None = None
         self._undone: Window | None = None
         self._kernel = kernel
         self._setup = setup
@@ -118,9 +119,7 @@ class Controller:
         self._compilation: Compilation | None = None
         self._status = HostStatus(host=setup.host, backend=setup.backend)
         self._revision = -1
-        self._expiries: list[tuple[float, int]] = []
-        self._ending: dict[int, Rule] = {}
-        self._open: set[int] = set()
+        self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
         self._repairs = Repairs()
         self._left: set[str] = set()
@@ -137,11 +136,9 @@ class Controller:
         self._ports = set(setup.ports)
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
-        self._sound: Mapping[str, Tree] | None = None
+        self._inspection = Inspection(kernel)
         self._conflicts: tuple[str, ...] = ()
         self._presence = Presence(setup.idle)
-        self._sweep: Iterator[tuple[str, ...]] = iter(())
-        self._stride = STRUCTURE_SECONDS
         self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues"), 0.0)
 
     # -- running
@@ -249,12 +246,12 @@ class Controller:
         if outage.over():
             log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
             self._outage, self._store = None, self._database
-            if self._lifted is not None:
-                said = self._say(self._lifted)
-                log.warning("%d rules with on_failure=open come back into force.", len(self._lifted), extra=said)
-                self._lifted, self._compilation = None, None
+            if self._roster.lifted is not None:
+                back = self._roster.lifted
+                log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
+                self._roster.lifted = self._compilation = None
             self._status = replace(self._status, last_error=None)
-        elif self._lifted is None and outage.seconds >= self._setup.failure_seconds and self._compilation is not None:
+        elif self._compilation is not None and outage.seconds >= self._setup.failure_seconds:
             self._lift()
 
     def _was_undone(self) -> bool:
@@ -265,16 +262,18 @@ class Controller:
 
     def _lift(self) -> None:
         """Take rules that would rather not limit than go on unattended out of force."""
-        self._lifted = {rule_id for rule_id in self._open if rule_id in self._compiled}
-        for rule_id in self._lifted:
+        if self._roster.lifted is not None:
+            return
+        lifted = self._roster.lift(self._compiled.__contains__)
+        for rule_id in lifted:
             self._compiled.drop(rule_id)
-        if self._lifted:
+        if lifted:
             log.warning(
                 "The database has been away for %.0f s: %d rules with on_failure=open are out of force until it is "
                 "back.",
                 self._setup.failure_seconds,
-                len(self._lifted),
-                extra=self._say(self._lifted),
+                len(lifted),
+                extra=self._say(lifted),
             )
 
     def _heed_clock(self) -> None:
@@ -283,9 +282,9 @@ class Controller:
         moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
         if abs(moved) > CLOCK_SLACK:
             log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
-            for rule in list(self._ending.values()):
+            for rule in self._roster.ending:
                 self._put(rule)
-            self._in_step = self._in_step and not self._ending
+            self._in_step = self._in_step and not self._roster.ending
         self._clock_offset = offset
 
     # -- loading and compiling
@@ -327,7 +326,7 @@ class Controller:
         self._probe()
         self._numbered = self._store.numbering(self._setup.host)
         self._compilation = Compilation(self._facts(), self._numbered)
-        self._expiries, self._ending, self._open = [], {}, set()
+        self._roster = Roster(self._setup.host, self._roster.lifted)
         self._exceptional = self._store.marked(self._setup.host)
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
@@ -351,8 +350,9 @@ class Controller:
         if known and self._in_step:
             self._count(known)
         for rule_id in changes.removed:
+            self._news.add(rule_id)
             self._compiled.drop(rule_id)
-            self._forget(rule_id)
+            self._roster.forget(rule_id)
             self._tally.forget(rule_id)
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
@@ -365,40 +365,16 @@ class Controller:
         self._revision = changes.revision
 
     def _put(self, rule: Rule) -> None:
-        now = self._now()
-        self._forget(rule.id)
-        if rule.expires_at is not None and rule.enabled:
-            self._ending[rule.id] = rule
-        if rule.on_failure is OnFailure.OPEN:
-            self._open.add(rule.id)
-            if self._lifted is not None:
-                self._lifted.add(rule.id)
-        if not rule.in_force(now, self._setup.host) or (self._lifted is not None and rule.id in self._lifted):
+        self._news.add(rule.id)
+        admitted = self._roster.admit(rule, self._now())
+        if admitted is None:
             self._compiled.drop(rule.id)
-            return
-        if rule.expires_at is not None:
-            rule = self._schedule(rule, rule.expires_at, now)
-        self._compiled.put(rule)
-
-    def _forget(self, rule_id: int) -> None:
-        self._news.add(rule_id)
-        self._ending.pop(rule_id, None)
-        self._open.discard(rule_id)
-
-    def _schedule(self, rule: Rule, end: datetime, now: datetime) -> Rule:
-        """Note when the rule must be looked at again. The kernel cannot hold an end that is too far away: until it
-        is near, the entry has none."""
-        far = (end - now).total_seconds() > LONGEST_TIMEOUT
-        look = end - timedelta(seconds=LONGEST_TIMEOUT) if far else end
-        heapq.heappush(self._expiries, (look.timestamp(), rule.id))
-        return replace(rule, expires_at=None) if far else rule
+        else:
+            self._compiled.put(admitted)
 
     def _expire(self) -> None:
-        now = self._now().timestamp()
-        while self._expiries and self._expiries[0][0] <= now:
-            _, rule_id = heapq.heappop(self._expiries)
-            if rule_id in self._ending:  # else it has no end any more, or is gone
-                self._put(self._ending[rule_id])
+        for rule in self._roster.due(self._now()):
+            self._put(rule)
 
     def _look_again(self, rule_id: int) -> None:
         kept = self._store.find(rule_id)
@@ -427,7 +403,8 @@ class Controller:
         else:
             self._adopt()  # another process may have given out classes since this one looked
             plan = self._diff_all()
-        self._in_step, self._sound = False, None
+        self._in_step = False
+        self._inspection.forget()
         self._apply(plan)
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
@@ -542,15 +519,9 @@ class Controller:
             self._due["sweep"] = time.monotonic() + max(self._stride, SWEEP_SHARE * (_spent() - before))
             self._repair(drift)
 
-    def _find_drift(self) -> dict[str, str]:
+    def _find_drift(self) -> Drift:
         """What of structure and trees is not as it was applied, by kind."""
-        desired = self._compiled.state
-        found = self._kernel.structure()
-        drift = {}
-        if found.sets != desired.structure.sets:
-            drift["sets"] = "the sets"
-        if (found.chains, found.hooks) != (desired.structure.chains, desired.structure.hooks):
-            drift["chains"] = "the chains"
+        drift = self._inspection.look(self._compiled)
         if not len(self._compiled.shaping):
             return drift
         queues = self._kernel.queues()
@@ -558,53 +529,27 @@ class Controller:
         if foreign != self._foreign:
             self._foreign = foreign
             self._compiled.protect(self._facts())
-        device = self._find_drifted(queues.trees)
-        if device is not None:
-            drift["queues"] = f"the queues of {device}"
-        if self._kernel.ingress() != desired.programs:
-            drift["ingress"] = "the programs on the ingress"
-        return drift
+        return {**drift, **self._inspection.look_at_queues(self._compiled, queues)}
 
-    def _find_drifted(self, trees: Mapping[str, Tree]) -> str | None:
-        """The first device whose tree is not as it should be. A tree that is the same object as the last time is as it
-        was: of a thousand classes that is seen at once."""
-        if trees == self._sound:
-            return None
-        device = drifted(self._compiled.state.trees, trees)
-        self._sound = trees if device is None else None
-        return device
-
-    def _sweep_one(self) -> dict[str, str]:
+    def _sweep_one(self) -> Drift:
         """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was
         applied, by kind."""
         compilation = self._compiled
-        names = next(self._sweep, None)
+        names = self._inspection.next_turn(compilation)
         if names is None:
-            others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
-            turns = [*compilation.owners, *((name,) for name in sorted(others))]
-            self._sweep, self._stride = iter(turns), min(STRUCTURE_SECONDS, SWEEP_SECONDS / (1 + len(turns)))
             return {}
-        if not compilation.structure.sets.keys() & set(names):
-            return self._sweep_ingress(names[0])
-        sets = {name: ipset for name, ipset in compilation.structure.sets.items() if name in names}
-        readings = self._kernel.readings(sets)
-        part = Structure(sets)
-        wanted = KernelState(part, {name: compilation.entries[name] for name in sets})
-        found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
-        owners = compilation.owners.get(names, {})
-        self._store_counts(self._tally.read(compilation, set(owners.values()), readings, self._now()))
-        return {"entries": f"entries of the set {names[0]}"} if diff(wanted, KernelState(part, found)) else {}
+        readings = self._inspection.read(compilation, names)
+        if readings is not None:
+            owners = set(compilation.owners.get(names, {}).values())
+            self._store_counts(self._tally.read(compilation, owners, readings, self._now()))
+        return self._inspection.compare(compilation, names, readings)
 
-    def _sweep_ingress(self, name: str) -> dict[str, str]:
-        wanted = self._compiled.state.entries.get(name)
-        if wanted is None:  # it has gone since the sweep began
-            return {}
-        found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
-        if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):
-            return {"entries": f"entries of the lane {name}"}
-        return {}
+    @property
+    def _stride(self) -> float:
+        """Seconds from one look at entries to the next, if it costs little."""
+        return min(STRUCTURE_SECONDS, SWEEP_SECONDS / (1 + self._inspection.turns))
 
-    def _repair(self, drift: Mapping[str, str]) -> None:
+    def _repair(self, drift: Drift) -> None:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
         over all of it."""
         began = time.monotonic()
@@ -632,7 +577,7 @@ class Controller:
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
 
-    def _leave(self, drift: Mapping[str, str]) -> None:
+    def _leave(self, drift: Drift) -> None:
         """Tell what is left as it is for a while."""
         self._left.update(drift)
         if self._status.drifted != len(self._left):
@@ -854,7 +799,7 @@ class Controller:
             changes |= {"safe": tuple(self._safe.reasons), "safe_reasons": dict(self._safe.reasons)}
         if self._compilation is not None:
             enforced, failed = self.standing()
-            lifted = len(self._lifted or ())
+            lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             changes["degraded"] = sum(note.degraded for note in self._compilation.shaping.notes.values())
         changes |= {"applying": self._passes.read()}
@@ -883,8 +828,8 @@ class Controller:
             return STRUCTURE_SECONDS
         idle = set() if self._compilation.shaping.seen_sets else {"newcomers"}
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
-        if self._expiries:
-            wake = min(wake, self._expiries[0][0] - self._now().timestamp())
+        if self._roster.next_look is not None:
+            wake = min(wake, self._roster.next_look - self._now().timestamp())
         return max(0.0, min(wake, STRUCTURE_SECONDS))
 
     def _wait(self) -> None:

@@ -48,7 +48,7 @@ class Away:
         end = time.monotonic() + (PATIENCE if until else 0.5)
 
         def stopped() -> bool:
-            outage, lifted = self.controller._outage is not None, bool(self.controller._lifted)
+            outage, lifted = self.controller._outage is not None, bool(self.controller._roster.lifted)
             return {"alone": outage, "lifted": lifted, "back": not outage, None: False}[until] or time.monotonic() > end
 
         self.controller.run(stopped)

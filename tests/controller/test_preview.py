@@ -184,7 +184,7 @@ def _picture(site: Site) -> object:
             compiled.owners,
             compiled.changed,
             site.controller._in_step,
-            site.controller._expiries,
+            site.controller._roster._looks,
             site.kernel.elements,
             site.kernel.chains,
             site.kernel.trees,

@@ -46,7 +46,7 @@ def test_a_lost_entry_is_found_by_the_sweep(site: Site) -> None:
     name = next(name for name in site.kernel.sets if name.startswith("nl-l4"))
     site.kernel.damage(set_name=name)
     for _ in range(8):
-        site.controller._sweep_one()
+        site.controller._repair(site.controller._sweep_one())
     assert site.send("10.0.0.1", times=6)[-1] == "drop"
     assert site.store.hosts()[0].drift == 1
 

@@ -1,0 +1,93 @@
+"""Looking whether the kernel holds what was applied: structure and trees at once, entries in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from netlimit.compile import Compilation
+from netlimit.kernel.base import Kernel, Reading, read_entries
+from netlimit.plan import diff, drifted, same_place
+from netlimit.state import State, Structure
+from netlimit.tree import Queues, Tree
+
+Drift = Mapping[str, str]
+"""What is not as it was applied, in words, by its kind ("chains", "sets", "entries", "queues", "ingress")."""
+
+
+class Inspection:
+    """Looks at one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._sound: Mapping[str, Tree] | None = None
+        self._turns: Iterator[tuple[str, ...]] = iter(())
+        self.turns = 0
+        """How many looks at entries it takes to see all of them."""
+
+    def look(self, compilation: Compilation) -> Drift:
+        """What of chains and sets is not as it was applied."""
+        desired, found = compilation.state.structure, self._kernel.structure()
+        drift = {}
+        if found.sets != desired.sets:
+            drift["sets"] = "the sets"
+        if (found.chains, found.hooks) != (desired.chains, desired.hooks):
+            drift["chains"] = "the chains"
+        return drift
+
+    def look_at_queues(self, compilation: Compilation, queues: Queues) -> Drift:
+        """What of the trees, as they were read, and of the programs on the ingress is not as it was applied."""
+        drift = {}
+        device = self._find_drifted(compilation.state.trees, queues.trees)
+        if device is not None:
+            drift["queues"] = f"the queues of {device}"
+        if self._kernel.ingress() != compilation.state.programs:
+            drift["ingress"] = "the programs on the ingress"
+        return drift
+
+    def forget(self) -> None:
+        """Trees are about to be written."""
+        self._sound = None
+
+    def next_turn(self, compilation: Compilation) -> tuple[str, ...] | None:
+        """The sets, or the lane, whose entries are to be looked at now; None at the end of a round."""
+        names = next(self._turns, None)
+        if names is None:
+            others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
+            turns = [*compilation.owners, *((name,) for name in sorted(others))]
+            self._turns, self.turns = iter(turns), len(turns)
+        return names
+
+    def read(self, compilation: Compilation, names: tuple[str, ...]) -> dict[str, dict[str, Reading]] | None:
+        """The entries of these sets with their counters; None if they are a lane of the ingress, or gone."""
+        sets = compilation.structure.sets.keys() & set(names)
+        return self._kernel.readings(sets) if sets else None
+
+    def compare(
+        self, compilation: Compilation, names: tuple[str, ...], readings: Mapping[str, Mapping[str, Reading]] | None
+    ) -> Drift:
+        """What of the entries that were read is not as it was applied."""
+        if readings is None:
+            return self._look_at_lane(compilation, names[0])
+        sets = {name: ipset for name, ipset in compilation.structure.sets.items() if name in names}
+        part = Structure(sets)
+        wanted = State(part, {name: compilation.entries[name] for name in sets})
+        found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
+        return {"entries": f"entries of the set {names[0]}"} if diff(wanted, State(part, found)) else {}
+
+    def _look_at_lane(self, compilation: Compilation, name: str) -> Drift:
+        wanted = compilation.state.entries.get(name)
+        if wanted is None:  # it has gone since the round began
+            return {}
+        found = read_entries(self._kernel.ingress_readings([name]).get(name, {}))
+        if found.keys() != wanted.keys() or not all(same_place(wanted[key], found[key]) for key in found):
+            return {"entries": f"entries of the lane {name}"}
+        return {}
+
+    def _find_drifted(self, desired: Mapping[str, Tree], trees: Mapping[str, Tree]) -> str | None:
+        """The first device whose tree is not as it should be. A tree that is the same object as the last time is as it
+        was: of a thousand classes that is seen at once."""
+        if trees == self._sound:
+            return None
+        device = drifted(desired, trees)
+        self._sound = trees if device is None else None
+        return device
