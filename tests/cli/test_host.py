@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
@@ -99,10 +100,22 @@ def test_teardown_without_a_database(gateway: Netlimit) -> None:
 
 def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
     before = snapshot(gateway)
-    found = gateway.ask("doctor")["capabilities"]
-    assert {"iptables", "ipset", "marks", "htb", "tbf", "bpf", "ifb", "fq_codel"} <= set(found)
+    done = gateway.run("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert {"iptables", "ipset", "marks", "htb", "tbf", "bpf", "ifb", "fq_codel"} <= set(found["capabilities"])
+    assert {"controller", "database"} == {each["name"] for each in found["findings"] if each["severity"] == "serious"}
+    assert done.returncode == 1
+    assert snapshot(gateway) == before
+
+
+def test_doctor_is_content_where_everything_runs(gateway: Netlimit) -> None:
+    server = gateway.serve()
     rows = {words[0]: words[1:] for line in gateway.do("doctor").splitlines() if (words := line.split())}
     assert [rows[name] for name in ("htb", "tbf", "bpf", "ifb")] == [["yes"]] * 4
     assert rows["fq_codel"][:2] in (["yes"], ["not", "needed"])
-    assert rows["Nothing"] == ["is", "missing."]
-    assert snapshot(gateway) == before
+    assert rows["Nothing"] == ["keeps", "rules", "from", "holding."]
+    gateway.do("teardown")
+    torn = gateway.run("doctor")
+    assert (torn.returncode, "SERIOUS: paused. `netlimit teardown` has taken" in torn.stdout) == (1, True)
+    server.end()
+    assert "SERIOUS: controller. No controller runs here" in gateway.run("doctor").stdout
