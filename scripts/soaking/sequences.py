@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
@@ -34,11 +34,11 @@ from netlimit import controller as control
 from netlimit import drift, outage
 from netlimit.errors import KernelError, NetlimitError
 from netlimit.kernel import ipset
-from netlimit.kernel.base import HostFacts
+from netlimit.kernel.base import HostFacts, observe
 from netlimit.kernel.linux import LinuxKernel
 from netlimit.plan import Step
 from netlimit.records import State
-from netlimit.rules import Rule, parse_rule
+from netlimit.rules import OnFailure, Rule, parse_rule
 from netlimit.state import TABLES
 from netlimit.store import Replica, Store, open_replica
 from tests.unit.strategies import SAFE, rules
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST = "soak"
 WORK = 4
 """Turns of the controller's loop between two looks at whether all is as desired."""
-MOST_LOOKS = 120
+MOST_LOOKS = 60
 PROGRAMS = ["iptables-legacy", "iptables-legacy", "ip6tables-legacy"]
 PLACES = [(table, hook) for table in ("raw", "mangle") for hook in ("PREROUTING", "FORWARD", "OUTPUT", "INPUT")]
 SHAPES: tuple[dict[str, object], ...] = (
@@ -174,20 +174,27 @@ class Sequences(RuleBasedStateMachine):
 
     # -- the world
 
-    @initialize()
-    def make_world(self) -> None:
+    @initialize(
+        limits=st.lists(rules(), min_size=2, max_size=8, unique_by=lambda each: each.identity),
+        shapes=st.lists(st.sampled_from(SHAPES), max_size=4, unique_by=str),
+    )
+    def make_world(self, limits: list[Rule], shapes: list[dict[str, object]]) -> None:
+        """A gateway with two devices and what is of others, where some rules are in force already."""
         for line in (*NETWORK, *UPLINK, "link add other type veth peer name another", "link set other up"):
             ip(line)
         do("tc", "qdisc", "add", "dev", "other", "root", "handle", "1:", "pfifo", "limit", "77")
         do("iptables-legacy", "-w", "-t", "mangle", "-A", "FORWARD", "-p", "udp", "--dport", "9", "-j", "ACCEPT")
         do("ipset", "create", "foreign", "hash:ip")
         do("ipset", "add", "foreign", "192.0.2.1")
+        for each in (*limits, *map(as_shape, shapes)):
+            self.change("begin with", lambda now, each=each: self.store.add([each], "soak", now))  # type: ignore[misc]
+        self.turn(WORK)
 
     # -- changes
 
     @precondition(lambda self: not self.away)
-    @rule(new=rules(), ttl=st.none() | st.sampled_from([2, 60, 7200]), failure=st.sampled_from(["closed", "open"]))
-    def add(self, new: Rule, ttl: int | None, failure: Any) -> None:
+    @rule(new=rules(), ttl=st.none() | st.sampled_from([2, 60, 7200]), failure=st.sampled_from(OnFailure))
+    def add(self, new: Rule, ttl: int | None, failure: OnFailure) -> None:
         def keep(now: datetime) -> None:
             ends = now + timedelta(seconds=ttl) if ttl else None
             self.store.add([replace(new, expires_at=ends, on_failure=failure)], "soak", now)
@@ -459,7 +466,7 @@ class Sequences(RuleBasedStateMachine):
             lack = self.lack()
             if not lack and self.controller._outage is None:
                 break
-        assert not lack, f"there is still to do:\n{lack}"
+        assert not lack, f"there is still to do:\n{lack}\n{observe(self.witness)}"
         self.done["sequences"] += 1
 
     def clear(self) -> None:
