@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from netlimit.store import Conflict, Store
+from netlimit.rules import Rule
+from netlimit.store import Conflict, Stale, Store
 from tests.store.examples import NOW, keep, rule
 
 WRITES = 200
@@ -70,6 +72,34 @@ def test_of_many_who_limit_the_same_one_wins(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(attempt, range(8))) == 1
     assert store.revision() == 1
+
+
+def test_changes_of_one_rule_are_made_of_each_other(store: Store) -> None:
+    kept = keep(store, comment="0")
+
+    def raise_it(before: Rule) -> Rule:
+        return replace(before, comment=str(int(before.comment) + 1))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: store.change(kept.id, raise_it, "test", NOW), range(100)))
+    found = store.find(kept.id)
+    assert found is not None
+    assert (found.rule.comment, store.revision()) == ("100", 101)
+
+
+def test_of_many_who_change_what_they_have_read_one_wins(store: Store) -> None:
+    kept = keep(store)
+
+    def attempt(number: int) -> bool:
+        try:
+            store.replace(kept.id, replace(kept, comment=str(number)), "test", NOW, kept.revision)
+        except Stale:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(attempt, range(16))) == 1
+    assert store.revision() == 2
 
 
 def test_a_large_batch_appears_at_once(url: str, store: Store) -> None:

@@ -1,0 +1,91 @@
+"""Two gateways share a PostgreSQL database: each enforces its own rules, and hears of them at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from ipaddress import ip_address
+
+import pytest
+
+from netlimit.controller import Controller, Setup
+from netlimit.kernel.fake import FakeKernel
+from netlimit.packet import Packet
+from netlimit.rules import parse_rule
+from netlimit.store import Store
+from tests.databases import Postgres
+
+SECONDS = 20.0
+
+
+class Gateway:
+    """A controller that runs, with a kernel in memory."""
+
+    def __init__(self, host: str, url: str) -> None:
+        self.store = Store(url)
+        self.kernel = FakeKernel(now=time.time)
+        self.stopping = threading.Event()
+        controller = Controller(self.store, self.kernel, Setup(host, "fake"))
+        self.thread = threading.Thread(target=controller.run, args=(self.stopping.is_set,))
+        self.thread.start()
+
+    def blocks(self, source: str) -> bool:
+        packet = Packet(ip_address(source), ip_address("203.0.113.1"), in_interface="lan", out_interface="wan")
+        return self.kernel.trace(packet) != "accept"
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.thread.join()
+        self.store.close()
+
+
+@pytest.fixture
+def gateways(postgres_url: str) -> Iterator[dict[str, Gateway]]:
+    gateways = {host: Gateway(host, postgres_url) for host in ("gw1", "gw2")}
+    yield gateways
+    for gateway in gateways.values():
+        gateway.close()
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[Store]:
+    store = Store(postgres_url)
+    yield store
+    store.close()
+
+
+def until(come: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not come():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def block(store: Store, target: str, *hosts: str) -> None:
+    """Add a rule; both have taken it in, if it is theirs, on return."""
+    now = datetime.now(UTC)
+    rule = parse_rule({"target": target, "action": "block", "hosts": list(hosts)}, now)
+    (kept,) = store.add([rule], "test", now)
+    until(lambda: [host.applied_revision for host in store.hosts()] == [kept.revision] * 2)
+
+
+def test_each_has_its_own_rules_also_after_a_lost_connection(
+    postgres: Postgres, migrated: str, store: Store, gateways: dict[str, Gateway]
+) -> None:
+    one, two = gateways["gw1"], gateways["gw2"]
+    block(store, "10.0.0.1", "gw1")
+    block(store, "10.0.0.2", "gw2")
+    block(store, "10.0.0.3")
+    assert [one.blocks(f"10.0.0.{n}") for n in (1, 2, 3, 4)] == [True, False, True, False]
+    assert [two.blocks(f"10.0.0.{n}") for n in (1, 2, 3, 4)] == [False, True, True, False]
+    postgres.run(
+        migrated,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    block(store, "10.0.0.4", "gw1")
+    assert (one.blocks("10.0.0.4"), two.blocks("10.0.0.4")) == (True, False)
+    store.remove(1, "test", datetime.now(UTC))
+    until(lambda: not one.blocks("10.0.0.1"))
