@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
 
-_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+_GROUPS = LINKS | 0x10 | 0x40 | 0x100 | 0x400
 """Changes of links, addresses and routes (linux/rtnetlink.h: RTMGRP_…)."""
-_LONGEST_TRUST = 30.0
-"""Seconds after which everything is read again, told or not."""
 _LOOPBACK = 0x8
 _UP = 0x1
 _DEAD = 0x1 | 0x10
@@ -24,7 +22,6 @@ _DEAD = 0x1 | 0x10
 _UNICAST = 1
 _LOCAL_TABLE = 255
 _UNROUTED = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
-_RECEIVE = 1 << 16
 
 
 class TopologyWatch:
@@ -32,35 +29,18 @@ class TopologyWatch:
     passed."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+        self._notices = Notices(_GROUPS)
         self._read: Topology | None = None
         self._until = 0.0
 
     def topology(self) -> Topology:
         """The same object as before while nothing has changed that it tells. Raises OSError."""
-        if self._has_changed() or self._read is None or time.monotonic() >= self._until:
+        if self._notices.heard() or self._read is None or time.monotonic() >= self._until:
             found = read_topology()
             # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
             self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
-            self._until = time.monotonic() + _LONGEST_TRUST
+            self._until = time.monotonic() + LONGEST_TRUST
         return self._read
-
-    def _has_changed(self) -> bool:
-        """Whether the kernel has told of anything. Opened late: the socket belongs to a network namespace."""
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-            weakref.finalize(self, self._socket.close)
-            self._socket.setblocking(False)
-            self._socket.bind((0, _GROUPS))
-        changed = False
-        while True:
-            try:
-                self._socket.recv(_RECEIVE)
-            except BlockingIOError:
-                return changed
-            except OSError:  # ENOBUFS: there was more than the buffer holds
-                pass
-            changed = True
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
