@@ -12,7 +12,7 @@ from ipaddress import ip_network
 from typing import NamedTuple
 
 from netlimit.records import HostStatus, SafeReason
-from netlimit.rules import Action, Rule, Target, format_target
+from netlimit.rules import Action, Direction, Protocol, Rule, Target, format_target
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
 
 CALLER = "caller"
@@ -51,7 +51,8 @@ class Havens:
         """`caller` is the address that asks, and the gateway of which. Of a gateway not heard of for longer than it
         remembers who is safe, nothing is known."""
         self._now = now
-        self._havens = [*_read_caller(caller), *(haven for host in hosts for haven in _read(host, now))]
+        self._hosts = [host for host in hosts if _is_known(host, now)]
+        self._havens = [*_read_caller(caller), *(haven for host in self._hosts for haven in _read(host))]
         self._index: dict[tuple[int, int, int], list[Haven]] = {}
         for haven in self._havens:
             self._index.setdefault(_key(haven.network, haven.network.prefixlen), []).append(haven)
@@ -63,7 +64,7 @@ class Havens:
             return None
         haven = next(self._find_around(rule), None)
         if haven is None:
-            return None
+            return self._find_closed(rule)
         target, network = format_target(rule.target), format_target(haven.network)
         where = target if target == network else f"{target} in {network}"
         return (
@@ -89,6 +90,19 @@ class Havens:
         more = f" and {len(inside) - _MOST_TOLD} more" if len(inside) > _MOST_TOLD else ""
         return f"It leaves alone who is safe: {', '.join(inside[:_MOST_TOLD])}{more}."
 
+    def _find_closed(self, rule: Rule) -> str | None:
+        """Why a rule would close a gateway to those who manage it, for a rule that names its own address comes before
+        who is safe."""
+        for host in self._hosts:
+            ports = [port for port in host.management if _speaks_of(rule, port)]
+            if ports and str(rule.target.network_address) in host.own and (not rule.hosts or host.host in rule.hosts):
+                return (
+                    f"'{rule}' would let nobody connect to port {ports[0]} of {host.host} at "
+                    f"{format_target(rule.target)} any more, by which it is managed, not even who is safe. Name a "
+                    "protocol or ports that leave it open; an admin can force this one (`force=true`, `--force`)."
+                )
+        return None
+
     def _find_around(self, rule: Rule) -> Iterator[Haven]:
         """Those in which all of the target lies."""
         for version, length in self._lengths:
@@ -98,10 +112,24 @@ class Havens:
                         yield haven
 
 
-def _read(host: HostStatus, now: datetime) -> Iterator[Haven]:
-    if host.seen_at is not None and (now - host.seen_at).total_seconds() <= REMEMBERED_SECONDS:
-        unknown = SafeReason("")
-        yield from (Haven(ip_network(text), host.host, host.safe_reasons.get(text, unknown)) for text in host.safe)
+def _is_known(host: HostStatus, now: datetime) -> bool:
+    return host.seen_at is not None and (now - host.seen_at).total_seconds() <= REMEMBERED_SECONDS
+
+
+def _read(host: HostStatus) -> Iterator[Haven]:
+    unknown = SafeReason("")
+    yield from (Haven(ip_network(text), host.host, host.safe_reasons.get(text, unknown)) for text in host.safe)
+
+
+def _speaks_of(rule: Rule, port: int) -> bool:
+    """Whether a rule blocks one address, and new TCP connections to a port of it."""
+    alone = rule.action is Action.BLOCK and rule.target.prefixlen == rule.target.max_prefixlen
+    where = rule.selector
+    if not alone or where.protocol not in (Protocol.ANY, Protocol.TCP):
+        return False
+    ranges = where.ports if rule.direction is Direction.TO else where.source_ports
+    others = where.source_ports if rule.direction is Direction.TO else where.ports
+    return not others and (not ranges or any(low <= port <= high for low, high in ranges))
 
 
 def _read_caller(caller: tuple[str, str] | None) -> Iterator[Haven]:

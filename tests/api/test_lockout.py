@@ -131,6 +131,24 @@ def test_who_asks_is_safe_before_any_controller_knows() -> None:
     assert Havens([], NOW, ("198.51.100.10", "gw1")).refuse(rule) is None
 
 
+def test_a_gateway_s_own_address_is_not_closed_to_those_who_manage_it() -> None:
+    gateway = HostStatus("gw1", "iptables", own=("10.1.0.1",), management=(22,), seen_at=NOW)
+    own: dict[str, Any] = {"target": "10.1.0.1", "direction": "to", "action": "block"}
+    for rule in (own, {**own, "protocol": "tcp", "ports": "1-1023"}, {**own, "direction": "from"}):
+        sentence = Havens([gateway], NOW).refuse(parse_rule(rule, NOW))
+        assert sentence is not None
+        assert "would let nobody connect to port 22 of gw1 at 10.1.0.1 any more" in sentence
+    for rule in (
+        {**own, "protocol": "udp"},
+        {**own, "protocol": "tcp", "ports": 80},
+        {**own, "target": "10.1.0.0/24"},
+        {**own, "target": "10.1.0.2"},
+        {**own, "hosts": ["gw2"]},
+        {"target": "10.1.0.1", "direction": "to", "rate": "10 connections/min", "per": "peer"},
+    ):
+        assert Havens([gateway], NOW).refuse(parse_rule(rule, NOW)) is None
+
+
 def test_of_a_gateway_that_is_long_gone_nothing_is_known() -> None:
     rule = parse_rule(BLOCK, NOW)
     status = HostStatus("gw1", "iptables", safe=("198.51.100.7",), seen_at=NOW - timedelta(hours=1))
