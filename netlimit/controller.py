@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING
 
 from netlimit.account import tell
 from netlimit.compile import Compilation
-from netlimit.conflicts import find_conflicts, is_serious
 from netlimit.counting import Tally
 from netlimit.drift import Histogram, Repairs, describe
 from netlimit.errors import KernelError, StoreError
 from netlimit.inspection import Drift, Inspection
-from netlimit.kernel.base import Addresses, HostFacts, Kernel, observe, read_entries
-from netlimit.limits import Facts, own_addresses, parse_safe
+from netlimit.kernel.base import Kernel, observe, read_entries
 from netlimit.outage import Outage
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
+from netlimit.premises import Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
-from netlimit.records import DISPENSABLE, Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
+from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
 from netlimit.roster import Roster
 from netlimit.rules import Rule
-from netlimit.safety import REMEMBERED_SECONDS, SafeSet
+from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.state import OFFENDER_PREFIX
 from netlimit.state import State as KernelState
-from netlimit.tree import Queues, SavedRoot, Topology
+from netlimit.tree import SavedRoot
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Replica, Store, Watch
@@ -130,14 +129,8 @@ class Controller:
         self._exceptional: dict[int, Exceptional] = {}
         self._in_step = False
         self._numbered: dict[tuple[str, str], int] = {}
-        self._host_facts: HostFacts | None = None
-        self._where = Addresses((), ())
-        self._safe = SafeSet(setup.safe, setup.servers)
-        self._ports = set(setup.ports)
-        self._topology = Topology()
-        self._foreign: Mapping[str, str] = {}
+        self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
-        self._conflicts: tuple[str, ...] = ()
         self._presence = Presence(setup.idle)
         self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues"), 0.0)
 
@@ -162,7 +155,7 @@ class Controller:
             except KernelError as error:
                 log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
                 self._in_step = False
-                self._topology = Topology()  # devices and their qdiscs may be others than those that are known
+                self._premises.forget()
                 self._try_report(last_error=str(error))
                 retry = self._back_off(retry, stopped)
         self._stop_watching()
@@ -172,7 +165,8 @@ class Controller:
         if self._outage is not None:
             self._look_for_database(self._outage)
         self._heed_clock()
-        self._look_round()
+        if self._is_due("survey", SURVEY_SECONDS):
+            self._premises.look_for_conflicts()
         self._answer_questions()
         if self._store.paused(self._setup.host):
             self._pause()
@@ -323,9 +317,11 @@ class Controller:
             self._load_anew()
 
     def _load_anew(self) -> None:
-        self._probe()
+        self._premises.probe(self._store.hosts())
+        self._premises.look(self._saved_roots())
+        self._find_safe()
         self._numbered = self._store.numbering(self._setup.host)
-        self._compilation = Compilation(self._facts(), self._numbered)
+        self._compilation = Compilation(self._premises.facts, self._numbered)
         self._roster = Roster(self._setup.host, self._roster.lifted)
         self._exceptional = self._store.marked(self._setup.host)
         self._tally = Tally(self._store.raw_counters(self._setup.host))
@@ -525,10 +521,8 @@ class Controller:
         if not len(self._compiled.shaping):
             return drift
         queues = self._kernel.queues()
-        foreign = self._find_foreign(queues)
-        if foreign != self._foreign:
-            self._foreign = foreign
-            self._compiled.protect(self._facts())
+        if self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {}):
+            self._compiled.protect(self._premises.facts)
         return {**drift, **self._inspection.look_at_queues(self._compiled, queues)}
 
     def _sweep_one(self) -> Drift:
@@ -592,52 +586,14 @@ class Controller:
 
     # -- the host
 
-    def _probe(self) -> None:
-        if self._host_facts is None:
-            self._host_facts = self._kernel.probe(self._setup.mark_mask)
-            self._recall()
-        self._topology, self._foreign = self._kernel.topology(), self._find_foreign(self._kernel.queues())
-        self._find_safe()
-        missing = {name: reason for name, reason in self._host_facts.capabilities.items() if reason}
-        for name, reason in missing.items():
-            if name in DISPENSABLE:
-                log.info("Not there, and not needed: %s. %s", name, reason)
-            else:
-                log.warning("Missing: %s. %s", name, reason)
-
-    def _facts(self) -> Facts:
-        assert self._host_facts is not None
-        return Facts(
-            host=self._setup.host,
-            mark_mask=self._setup.mark_mask,
-            set_size=self._setup.set_size,
-            own=own_addresses(self._where.own),
-            safe=parse_safe(tuple(self._safe.reasons)),
-            management=self._management,
-            capabilities=self._host_facts.capabilities,
-            topology=self._topology,
-            foreign=self._foreign,
-            hz=self._host_facts.hz,
-        )
-
     def _follow(self) -> None:
         """Follow devices and routes: what is shaped moves to where it leaves now."""
-        topology = self._kernel.topology()
-        if topology is self._topology or self._compilation is None:
+        if self._compilation is None or not self._premises.has_moved():
             return
-        self._topology, self._foreign = topology, self._find_foreign(self._kernel.queues())
+        self._premises.look(self._saved_roots())
         with self._wholly():
-            self._compiled.protect(self._facts())
+            self._compiled.protect(self._premises.facts)
         self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
-
-    def _find_foreign(self, queues: Queues) -> Mapping[str, str]:
-        """The devices with a root qdisc of somebody else, but for those that may be taken over as they are now."""
-        saved = self._saved_roots() if queues.foreign else {}
-        return {
-            device: text
-            for device, text in queues.foreign.items()
-            if device not in saved or self._kernel.save_root(device) != saved[device]
-        }
 
     def _greet(self) -> None:
         """Give classes to hosts that have appeared, and take them from those that are gone."""
@@ -661,45 +617,18 @@ class Controller:
             seen |= {name: list(held) for name, held in self._kernel.ingress_seen(incoming).items()}
         return seen
 
-    def _look_round(self) -> None:
-        """Look now and then for what gets in the way of limits."""
-        if self._is_due("survey", SURVEY_SECONDS):
-            before = self._conflicts
-            self._conflicts = tuple(map(str, filter(is_serious, find_conflicts(self._kernel.survey(thorough=False)))))
-            for conflict in self._conflicts:
-                if conflict not in before:
-                    log.warning("%s", conflict)
-
-    def _recall(self) -> None:
-        """Who was safe a moment ago is so still, though this process has not seen him."""
-        for status in self._store.hosts():
-            if status.host == self._setup.host:
-                self._safe.recall(status.safe_reasons)
-
-    def _find_safe(self) -> set[str]:
-        """Find out the host's own addresses and who is safe; the addresses that have joined or left."""
-        where, now = self._kernel.addresses(), self._now()
+    def _find_safe(self) -> set[str] | None:
+        now = self._now()
         clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
-        before = {*self._where.own, *self._safe.reasons}
-        self._safe.update(now.timestamp(), where.peers, self._topology.gateways, clients)
-        self._where = where
-        self._ports.update(where.ports)
-        return before ^ {*self._where.own, *self._safe.reasons}
-
-    @property
-    def _management(self) -> tuple[int, ...]:
-        """The ports of which open connections pass. One stays when sshd ends: those that it served go on."""
-        return tuple(sorted(self._ports))
+        return self._premises.find_safe(clients, now.timestamp())
 
     def _protect(self) -> None:
         """Follow the host's own addresses and who is safe; rules that name one of them change their place."""
-        if self._compilation is None:
-            return
-        known, changed = self._management, self._find_safe()
-        if not changed and known == self._management:
+        changed = self._find_safe() if self._compilation is not None else None
+        if changed is None:
             return
         compilation = self._compiled
-        compilation.protect(self._facts())
+        compilation.protect(self._premises.facts)
         named = [i for i, fragment in compilation.fragments.items() if not changed.isdisjoint(fragment.keys)]
         with self._wholly():
             for rule_id in named:
@@ -792,11 +721,7 @@ class Controller:
         return {"revision": self._revision, **({"rules": rules} if rules else {})}
 
     def _report(self, **changes: object) -> None:
-        facts = self._host_facts
-        if facts is not None:
-            changes |= {"capabilities": facts.capabilities, "hz": facts.hz, "notes": (*facts.notes, *self._conflicts)}
-            changes |= {"own": self._where.own, "management": self._management}
-            changes |= {"safe": tuple(self._safe.reasons), "safe_reasons": dict(self._safe.reasons)}
+        changes |= self._premises.describe()
         if self._compilation is not None:
             enforced, failed = self.standing()
             lifted = len(self._roster.lifted or ())
