@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # for the types alone: a controller is given its store
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-STRUCTURE_SECONDS = 1.0
+STRUCTURE_SECONDS = 0.7
 SURVEY_SECONDS = 300.0
 """How often the host is looked over for what gets in the way of limits."""
 SWEEP_SECONDS = 40.0
@@ -55,7 +55,7 @@ NEWCOMER_SHARE = 10
 QUEUE_SECONDS = 10.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 LOOK_SHARE = 20
-"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a second."""
+"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment."""
 SWEEP_SHARE = 50
 """A sweep that took t seconds is followed by that many times t of rest."""
 MOST_OFFENDERS = 100
