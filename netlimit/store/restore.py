@@ -62,7 +62,10 @@ def restore(
         connection.execute(update(clock).values(oldest=before.oldest, **pruned))
     values = {"revision": revision, "last_rule": max(last_rule, before.last_rule), "pruned": revision}
     connection.execute(update(clock).values(values))
-    _exchange(connection, backup, revision, actor, now)
+    if newest == 0:
+        history.note_restore(connection, revision, {}, actor, now)
+    else:
+        _exchange(connection, backup, revision, actor, now)
     connection.execute(delete(tombstones))
     restored = Restored(revision, _count(connection), label)
     audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
