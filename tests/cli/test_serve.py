@@ -1,4 +1,4 @@
-"""`netlimit serve`: two processes that live and die together, and share a database."""
+"""`netlimit serve`: three processes that live and die together, and share a database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
 def test_a_signal_ends_all_of_it(netlimit: Netlimit, number: signal.Signals) -> None:
     server = netlimit.serve()
     children = list(server.children)
-    assert len(children) == 2
+    assert len(children) == 3
     assert server.end(number) == 0
     assert not any(map(alive, children))
     assert "Traceback" not in server.said()
@@ -38,7 +38,7 @@ def test_killing_it_leaves_nothing_behind(netlimit: Netlimit) -> None:
     until(lambda: not any(map(alive, children)))
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_when_one_part_dies_the_other_is_ended(netlimit: Netlimit, which: int) -> None:
     server = netlimit.serve()
     children = list(server.children)
@@ -58,7 +58,7 @@ def test_a_part_that_hangs_is_killed(netlimit: Netlimit) -> None:
 
 def test_root_keeps_the_api_out_of_its_rights(root: None, netlimit: Netlimit) -> None:
     server = netlimit.serve()
-    assert list(server.children.values()) == [0, pwd.getpwnam("nobody").pw_uid]
+    assert list(server.children.values()) == [0, pwd.getpwnam("nobody").pw_uid, 0]
     netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
     database = _database(netlimit)
     group = pwd.getpwnam("nobody").pw_gid

@@ -1,0 +1,82 @@
+"""Undoing on the command line: what it prints, as text and as JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.kernel.lock import is_locked
+from tests.cli.running import Netlimit, until
+
+
+def test_it_returns_to_a_revision(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one")
+    first = served.ask("revisions", "--limit", "1")[0]
+    assert (first["action"], first["actor"], first["rules"], first["returned_to"]) == ("add", "bootstrap", 1, None)
+    served.do("rule", "edit", "one", "--rate", "5 packets/s")
+    served.do("rule", "add", "10.1.2.4", "--action", "block", "--name", "two")
+    last = first["revision"] + 2
+    changed, added = served.ask("diff", str(first["revision"]))
+    assert (changed["kind"], changed["fields"]) == (
+        "changed",
+        {"rate": {"before": "200 packets/s", "after": "5 packets/s"}},
+    )
+    assert (added["kind"], added["fields"]["name"]) == ("added", {"before": None, "after": "two"})
+    printed = served.do("diff", str(last), str(first["revision"])).splitlines()
+    assert printed[1:] == [
+        "    rate: 5 packets/s -> 200 packets/s",
+        f"- rule {added['rule']} (two): block from 10.1.2.4 any",
+    ]
+    said = served.do("rollback", str(first["revision"]))
+    assert said == f"Revision {first['revision']} is back, as revision {last + 1}: the kernel holds it.\n"
+    assert f"rollback to {first['revision']}, 2 rules" in served.do("revisions")
+    assert served.do("diff", str(first["revision"])) == "The rules are the same.\n"
+    again = served.ask("rollback", str(first["revision"]))
+    assert again == {"returned_to": first["revision"], "revision": last + 1, "applied": "applied"}
+
+
+def test_a_window_is_confirmed_or_abandoned(served: Netlimit) -> None:
+    before = served.ask("revisions", "--limit", "1")[0]["revision"]
+    assert served.ask("apply", "--confirm", "5m")["confirm_within"] == 300
+    assert "has opened a window of confirmation already" in served.refuse("apply", "--confirm", "60s")
+    confirmed = served.ask("confirm")
+    assert (confirmed["base"], confirmed["outcome"]) == (before, "confirmed")
+    assert "was confirmed" in served.refuse("confirm")
+    served.do("apply", "--confirm", "60s")
+    served.do("rule", "add", "10.1.2.4", "--action", "block")
+    assert served.do("rollback") == f"Revision {before} is back, as revision {before + 2}: the kernel holds it.\n"
+    assert served.ask("rule", "list")["items"] == []
+
+
+def test_without_a_revision_or_a_window_it_is_used_wrongly(netlimit: Netlimit) -> None:
+    netlimit.do("db", "upgrade")
+    done = netlimit.run("rollback")
+    assert done.returncode == 2
+    assert "Say which revision" in done.stderr.replace("\n", " ")
+    assert "There is no revision 7 yet; the newest is 0." in netlimit.refuse("rollback", "7")
+    assert "There is no revision 7 yet" in netlimit.refuse("diff", "7")
+    assert "none has been" in netlimit.refuse("confirm")
+    assert netlimit.ask("revisions") == []
+
+
+@pytest.mark.parametrize("length", ["0s", "25h", "soon", "-1", "1.5s"])
+def test_a_length_that_is_none_is_refused(netlimit: Netlimit, length: str) -> None:
+    done = netlimit.run("apply", f"--confirm={length}")
+    assert done.returncode == 2
+    assert "is no length of a window" in done.stderr
+
+
+def test_one_guard_waits_for_the_other(netlimit: Netlimit) -> None:
+    netlimit.do("db", "upgrade")
+    lock = (
+        netlimit.environment["NETLIMIT_DATABASE_URL"]
+        .removeprefix("sqlite:///")
+        .replace("netlimit.db", "controller/guard.lock")
+    )
+    first = netlimit.start("guard")
+    until(lambda: is_locked(lock, "look"), first.said)
+    second = netlimit.start("guard")
+    first.end()
+    until(lambda: is_locked(lock, "look"), second.said)
+    assert not second.ended
+    assert second.end() == 0
+    assert "Traceback" not in second.said()
