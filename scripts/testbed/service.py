@@ -125,6 +125,9 @@ class Service:
 
 
 def remove_lock(namespace: Namespace) -> None:
-    """Removes the lock file of a netlimit that ran in a namespace; it is named for it, and means nothing without it."""
+    """Removes the lock files of a netlimit that was killed in a namespace; they are named for it, and mean nothing
+    without it."""
     with contextlib.suppress(FileNotFoundError):
-        Path(RUN, "netlimit", f"{(NAMESPACES / namespace.name).stat().st_ino}.lock").unlink()
+        number = (NAMESPACES / namespace.name).stat().st_ino
+        for path in Path(RUN, "netlimit").glob(f"{number}.*"):
+            path.unlink(missing_ok=True)

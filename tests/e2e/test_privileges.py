@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,16 +18,14 @@ import pytest
 from netlimit.records import State
 from scripts.testbed.namespaces import SERVER, WAN, Lab
 from scripts.testbed.streams import receive, send
-from tests.e2e.gateway import COMMAND, Gateway
+from tests.e2e.gateway import COMMAND, ROOT, Gateway
 
 USER = "nobody"
 TWO = f"{1 << 12 | 1 << 13:016x}"
 """CAP_NET_ADMIN and CAP_NET_RAW."""
-START = (
-    "mkdir -p /run/netlimit && mount -t tmpfs -o mode=750 none /run/netlimit && "
-    f"exec {sys.executable} {COMMAND[0]} '{COMMAND[1]}' controller --user {USER}"
-)
-"""With a directory for locks of its own, in the mount namespace of this process alone."""
+PLACE = "mkdir -p /run/netlimit && mount -t tmpfs -o mode=750 none /run/netlimit"
+"""A directory for locks of one's own, in the mount namespace of one process alone."""
+START = f"{PLACE} && exec {shlex.join([sys.executable, *COMMAND, 'controller', '--user', USER])}"
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +93,24 @@ def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) ->
     state, message = gateway.state(rule)
     assert state is State.ERROR
     assert "it has not CAP_BPF and CAP_SYS_ADMIN" in message
+
+
+@pytest.mark.parametrize(("options", "ingress"), [((), "it has not CAP_BPF"), (("--bpf",), None)])
+def test_what_root_prepares_is_for_the_controller_alone(
+    lab: Lab, directory: Path, options: tuple[str, ...], ingress: str | None
+) -> None:
+    """And with two capabilities more, that one can do everything that root can."""
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER, *options])
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "other")}
+    names = "/run/netlimit /run/netlimit/* /sys/fs/bpf/netlimit /sys/fs/bpf/netlimit/*"
+    script = f"{PLACE} && {command} && stat -c '%a %U %n' {names} && cat /run/netlimit/capabilities.json"
+    *files, found = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT).stdout.splitlines()
+    assert files == [
+        f"750 {USER} /run/netlimit",
+        "640 root /run/netlimit/capabilities.json",
+        "750 root /sys/fs/bpf/netlimit",
+        "640 root /sys/fs/bpf/netlimit/nl_root",
+    ]
+    missing = {name: reason for name, reason in json.loads(found).items() if reason and name != "fq_codel"}
+    assert list(missing) == (["ifb"] if ingress else [])
+    assert ingress is None or ingress in missing["ifb"]

@@ -1,5 +1,6 @@
 """One process at a time, and nothing left behind."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,10 @@ def test_a_lock_that_cannot_be_opened_is_an_error_of_the_kernel(tmp_path: Path) 
         lock.locked(str(tmp_path / "none" / "lock"), "write"),
     ):
         pytest.fail("there is no such lock")
+
+
+def test_what_root_locks_in_the_directory_of_a_controller_belongs_to_that_one(root: None, tmp_path: Path) -> None:
+    """Else it could not take a lock that root has left."""
+    os.chown(tmp_path, 65534, -1)
+    with lock.locked(str(tmp_path / "lock"), "write"):
+        assert (tmp_path / "lock").stat().st_uid == 65534
