@@ -185,7 +185,7 @@ class Guard:
         """Put the kernel right from memory; whether that went well. A controller that runs without the database hears
         of it by its copy; if that cannot be written, there is one in memory for this pass."""
         ended = replace(window, outcome=Outcome.EXPIRED, ended_at=datetime.now(UTC), revision=snapshot.revision)
-        log.error("The database does not answer: revision %d comes back from memory.", snapshot.revision)
+        log.error("The database has not done its part: revision %d comes back from memory.", snapshot.revision)
         try:
             try:
                 with self._open_copy() as copy:

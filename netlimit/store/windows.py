@@ -134,7 +134,7 @@ def _end(
 
 
 def _describe(window: Window) -> Mapping[str, Any]:
-    return {"base": window.base, "seconds": window.seconds, "opened_by": window.actor}
+    return {"base": window.base, "seconds": window.seconds, "opened_by": window.actor, "paused": list(window.paused)}
 
 
 def _clock_time(moment: datetime) -> str:

@@ -31,7 +31,7 @@ def test_what_is_not_confirmed_is_undone(store: Store) -> None:
     assert actions(store) == ["add", "open-window", "add", "remove", "rollback", "add", "remove", "expire-window"]
     opened = store.audit()[-2]
     assert (opened.actor, opened.address, opened.request, opened.revision) == ("admin", "192.0.2.1", "request-7", 1)
-    assert opened.after == {"base": 1, "seconds": 60, "opened_by": "admin"}
+    assert opened.after == {"base": 1, "seconds": 60, "opened_by": "admin", "paused": []}
 
 
 def test_what_is_confirmed_stays(store: Store) -> None:
