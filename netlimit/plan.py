@@ -307,7 +307,7 @@ def _diff_tree(device: str, want: Tree, have: Tree, touched: Collection[int] | N
     changed = [
         number
         for number in numbers
-        if number in want.classes and (known or not alike_class(want.classes[number], have.classes.get(number)))
+        if number in want.classes and (known or not alike_class(want.classes[number], _find_class(number, want, have)))
     ]
     children = {handle: number for handle, number in want.children.items() if have.children.get(handle) != number}
     changed += [number for number in children.values() if number not in changed]
@@ -320,6 +320,14 @@ def _diff_tree(device: str, want: Tree, have: Tree, touched: Collection[int] | N
         WriteTree(device, want.handle, root, _order(want, changed), children),
         WriteTree(device, want.handle, gone=tuple(gone)),
     )
+
+
+def _find_class(number: int, want: Tree, have: Tree) -> QueueClass | None:
+    """A class as it was found. HTB lets nobody change the quantum of a class that others lie in, and needs it for none
+    of them: it counts as what it should be."""
+    wanted, found = want.classes[number], have.classes.get(number)
+    inner = wanted.leaf is None and number not in want.children.values()
+    return found._replace(quantum=wanted.quantum) if found is not None and inner else found
 
 
 def _order(tree: Tree, numbers: Iterable[int]) -> dict[int, QueueClass]:

@@ -131,7 +131,7 @@ class Sequences(RuleBasedStateMachine):
         self.store = Store(f"sqlite:///{self.database}")
         self.kernel, self.witness = FaultyKernel(), FaultyKernel()
         self.clock = Clock()
-        ipset.time = self.clock  # type: ignore[attr-defined]  # the module's own name for it
+        ipset.time = self.clock  # type: ignore[assignment]  # the module's own name for it
         self.replica: Replica | None = None
         self.controller = self.start()
         self.matched: Counter[int] = Counter()
@@ -564,7 +564,7 @@ def soak(count: int, number: int, steps: int) -> None:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        run_state_machine_as_test(seed(number)(Sequences), settings=wanted)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(seed(number)(Sequences), settings=wanted)
     done = Sequences.done
     made = done.pop("sequences")
     print(

@@ -148,6 +148,19 @@ def test_a_class_changes_and_others_come_and_go(kernel: RemoteKernel) -> None:
         assert_alike(kernel.queues().trees["near"], replace(grow(), classes=wanted))
 
 
+def test_the_quantum_of_a_class_that_others_lie_in_cannot_be_changed_and_is_no_drift(kernel: RemoteKernel) -> None:
+    """A cap was there when its tree was made, and is not any more."""
+    top, holder = classid(ROOT, TOP), classid(ROOT, 1)
+    capped = {**grow().classes, top: grow().classes[top]._replace(rate=6_250_000, ceil=6_250_000, quantum=25_000)}
+    kernel.apply(plant(replace(grow(), classes=capped)))
+    for step in diff(State(trees={"near": grow()}), State(trees=kernel.queues().trees)).steps:
+        kernel.apply(step)
+    found = kernel.queues().trees
+    assert drifted({"near": grow()}, found) is None, "what cannot be changed is not tried over and over"
+    other = {**found["near"].classes, holder: found["near"].classes[holder]._replace(quantum=2_000)}
+    assert drifted({"near": grow()}, {"near": replace(found["near"], classes=other)}) == "near"
+
+
 def test_a_class_goes_with_all_that_hangs_on_it(kernel: RemoteKernel) -> None:
     kernel.apply(plant(grow()))
     kernel.apply(WriteTree("near", ROOT, gone=(classid(ROOT, 1), classid(FIRST_CHILD, 1))))
