@@ -131,7 +131,7 @@ class Sequences(RuleBasedStateMachine):
         self.store = Store(f"sqlite:///{self.database}")
         self.kernel, self.witness = FaultyKernel(), FaultyKernel()
         self.clock = Clock()
-        ipset.time = self.clock  # type: ignore[assignment]  # the module's own name for it
+        ipset.time = self.clock  # type: ignore[attr-defined, assignment]  # the module's own name for it
         self.replica: Replica | None = None
         self.controller = self.start()
         self.matched: Counter[int] = Counter()
