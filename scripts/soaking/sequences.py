@@ -373,15 +373,10 @@ class Sequences(RuleBasedStateMachine):
                 "777kbit",
             )
 
-    @rule(device=st.sampled_from(["lan", "wan", "nl-in"]))
-    def delete_queues(self, device: str) -> None:
-        self.count("delete queues")
-        do("tc", "qdisc", "del", "dev", device, "root")
-
-    @rule()
-    def clear_ingress(self) -> None:
-        self.count("clear the ingress")
-        do("tc", "qdisc", "del", "dev", "lan", "clsact")
+    @rule(device=st.sampled_from(["lan", "wan", "nl-in"]), root=st.booleans())
+    def delete_queues(self, device: str, root: bool) -> None:
+        self.count("delete queues" if root else "clear an ingress")
+        do("tc", "qdisc", "del", "dev", device, "root" if root else "clsact")
 
     @rule(renamed=st.booleans())
     def change_uplink(self, renamed: bool) -> None:
