@@ -210,6 +210,12 @@ class Controller:
         applied, former = find_former(self._store, self._setup.host) if plan else (None, [])
         return plan, tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
 
+    def relax(self) -> None:
+        """One pass that takes rules with `on_failure: open` out of force. Raises as `sync`."""
+        self._load()
+        self._lift("The controller")
+        self.sync()
+
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
         failed = len(self._compiled.problems)
@@ -246,7 +252,7 @@ class Controller:
                 self._roster.lifted = self._compilation = None
             self._status = replace(self._status, last_error=None)
         elif self._compilation is not None and outage.seconds >= self._setup.failure_seconds:
-            self._lift()
+            self._lift("The database")
 
     def _was_undone(self) -> bool:
         """Whether the guard has put the copy back, since the last look, to what was before a window that nobody has
@@ -254,7 +260,7 @@ class Controller:
         before, self._undone = self._undone, self._store.window()
         return self._undone != before
 
-    def _lift(self) -> None:
+    def _lift(self, gone: str) -> None:
         """Take rules that would rather not limit than go on unattended out of force."""
         if self._roster.lifted is not None:
             return
@@ -263,8 +269,8 @@ class Controller:
             self._compiled.drop(rule_id)
         if lifted:
             log.warning(
-                "The database has been away for %.0f s: %d rules with on_failure=open are out of force until it is "
-                "back.",
+                "%s has been away for %.0f s: %d rules with on_failure=open are out of force until it is back.",
+                gone,
                 self._setup.failure_seconds,
                 len(lifted),
                 extra=self._say(lifted),

@@ -46,7 +46,8 @@ PASS_SECONDS = 20.0
 
 class Guard:
     """Guards one gateway. `make_kernel` and `make_controller` make what a pass over the kernel needs; `open_copy` opens
-    the copy on which a controller runs that has lost the database."""
+    the copy on which a controller runs that has lost the database. After `failure_seconds` without a controller, rules
+    with `on_failure: open` are taken out of force until one runs (None: never)."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Guard:
         make_kernel: Callable[[], Kernel],
         make_controller: Callable[[Store, Kernel], Controller],
         open_copy: Callable[[], AbstractContextManager[Replica | None]],
+        failure_seconds: float | None = None,
     ) -> None:
         self._store = store
         self._host = host
@@ -63,6 +65,8 @@ class Guard:
         self._make_controller = make_controller
         self._open_copy = open_copy
         self._database = ThreadPoolExecutor(1, "database")
+        self._failure_seconds = failure_seconds
+        self._controlled_at: float | None = _now()
         self._beat_at = 0.0
         self._complaint = ""
 
@@ -75,6 +79,7 @@ class Guard:
             elif stopped():
                 break
             else:
+                self._look_for_controller()
                 time.sleep(LOOK_SECONDS)
         self._try(lambda: self._store.unguarded(self._host))
         self._database.shutdown()
@@ -221,6 +226,28 @@ class Guard:
             log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
         if left:
             raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")
+
+    # -- the controller
+
+    def _look_for_controller(self) -> None:
+        """Where none has run for too long, take out of force what would rather not limit than go on unattended."""
+        if self._failure_seconds is None:
+            return
+        kernel = self._make_kernel()
+        if kernel.controlled():
+            self._controlled_at = _now()
+        elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
+            self._relax(kernel)
+
+    def _relax(self, kernel: Kernel) -> None:
+        try:
+            with self._open_copy() as copy:
+                if copy is not None and copy.revision() and not copy.paused(self._host):
+                    self._make_controller(copy, kernel).relax()
+        except NetlimitError as error:
+            self._complain(error)
+            return
+        self._controlled_at = None  # once is enough: the next controller puts everything back
 
     # -- the database
 

@@ -17,7 +17,7 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.errors import KernelError
 from netlimit.kernel.lock import is_locked, locked
-from netlimit.settings import Settings
+from netlimit.settings import Backend, Settings
 
 START_SECONDS = 15.0
 """How long a guard may take to begin."""
@@ -63,6 +63,7 @@ def run_guard(settings: Settings, once: bool = False) -> None:
                     lambda: make_kernel(settings),
                     lambda source, kernel: make_controller(settings, source, kernel),
                     lambda: open_copy(settings),
+                    None if once or settings.backend is Backend.FAKE else settings.failure_seconds,
                 ).run(lambda: bool(stopping))
         except KernelError:
             if stopping:

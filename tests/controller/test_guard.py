@@ -16,6 +16,7 @@ from netlimit import guard as guarding
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
+from netlimit.kernel.fake import FakeKernel
 from netlimit.records import Outcome
 from netlimit.store import Replica, Store, open_replica
 from tests.controller.conftest import Clock, Site
@@ -41,10 +42,14 @@ class Guarded:
         self.site = site
         self.directory = directory
         self.stopping = threading.Event()
-        guard = Guard(
-            site.store, "gw", lambda: site.kernel, lambda source, kernel: Controller(source, kernel, SETUP), self.copy
-        )
-        self.thread = threading.Thread(target=guard.run, args=[self.stopping.is_set])
+        self.alive = True
+        self.thread = threading.Thread(target=self.make_guard().run, args=[self.stopping.is_set])
+
+    def make_guard(self, failure_seconds: float | None = None) -> Guard:
+        def make(source: Store, kernel: FakeKernel) -> Controller:
+            return Controller(source, kernel, SETUP, self.site.clock)
+
+        return Guard(self.site.store, "gw", lambda: self.site.kernel, make, self.copy, failure_seconds)  # type: ignore[arg-type]
 
     @contextmanager
     def copy(self) -> Iterator[Replica]:
@@ -151,3 +156,32 @@ def test_a_controller_without_its_database_follows_the_guard(guarded: Guarded) -
             controller.tick()
             assert site.send(CLIENT) == ["accept"]
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
+
+
+def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_long(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = Guarded(site, tmp_path)
+    monkeypatch.setattr(site.kernel, "controlled", lambda: guarded.alive)
+    guard = guarded.make_guard(failure_seconds=0.3)
+    thread = threading.Thread(target=guard.run, args=[guarded.stopping.is_set])
+    site.add(target=CLIENT, action="block", on_failure="open")
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
+    with guarded.copy() as copy:
+        copy.follow(site.store)
+    thread.start()
+    try:
+        time.sleep(0.6)
+        assert site.send(CLIENT) == ["drop"], "the controller lives"
+        guarded.alive = False
+        guarded.wait_until_open()
+        assert site.send("10.0.0.2") == ["drop"]
+        guarded.alive = True
+        site.restart().sync()
+        assert site.send(CLIENT) == ["drop"]
+        time.sleep(0.6)
+        assert site.send(CLIENT) == ["drop"], "it lives again"
+    finally:
+        guarded.stopping.set()
+        thread.join(10)
