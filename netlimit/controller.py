@@ -249,7 +249,8 @@ class Controller:
             if self._roster.lifted is not None:
                 back = self._roster.lifted
                 log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
-                self._roster.lifted = self._compilation = None
+                self._roster.lifted = None
+            self._compilation = None  # what was marked and counted meanwhile, the database does not know
             self._status = replace(self._status, last_error=None)
         elif self._compilation is not None and outage.seconds >= self._setup.failure_seconds:
             self._lift("The database")

@@ -122,6 +122,27 @@ def test_what_changed_meanwhile_is_taken_in_when_the_database_is_back(away: Away
     assert (host.applied_revision, host.last_error) == (away.site.store.revision(), None)
 
 
+def test_a_controller_that_started_without_its_database_tells_it_everything_when_it_is_back(away: Away) -> None:
+    """What is in error, and what was counted: the copy knew the one, and not the other."""
+    site = away.site
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.add(target="10.0.0.2", rate="1 Mbit/s", action="shape", interface="wan")
+    away.run()
+    site.send("10.0.0.1", times=4)
+    away.controller._count([1])
+    site.store.mark("gw", [], [2])
+    away.take_away()
+    away.restart()
+    away.run(until="alone")
+    away.bring_back()
+    away.run(until="back")
+    away.run()
+    assert "There is no device wan" in site.store.exceptional([2])[2]["gw"].message
+    site.send("10.0.0.1", times=3)
+    away.controller._count([1])
+    assert site.store.counters(1)["gw"].total.matched_packets == 7
+
+
 def test_a_rule_ends_in_time_without_the_database(away: Away) -> None:
     away.site.add(target="10.0.0.1", action="block", ttl="10s")
     away.run()
