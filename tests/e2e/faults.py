@@ -92,7 +92,7 @@ class World:
 
     def mend(self) -> None:
         """Somebody flushes a chain; wait until that is put right."""
-        self.run("iptables-legacy -t mangle -F NL-FORWARD")
+        self.run("iptables-legacy -t mangle -F NL-PREROUTING")
         self.gateway.wait(lambda: "-A" in self.lab.gateway.run(*CHAIN).stdout, "the chain to be repaired")
 
     def forget(self) -> None:
@@ -117,13 +117,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Row:
-    """What a fault did: seconds without the limit, packets of the blocked that passed, how many megabits a second the
-    shaped got at most, and the seconds until all was right."""
+    """What a fault did: seconds without the limit, packets of the blocked that passed, seconds in which the shaped got
+    more than its rate, and the seconds until all was right."""
 
     fault: Fault
     lapse: float
     blocked: int
-    shaped: float
+    unshaped: float
     repaired: float
 
 
@@ -174,10 +174,11 @@ def evaluate(fault: Fault, report: ReceiveReport, began: float, ended: float) ->
 
     # A hundred a second are one a bin, and a new bucket holds five; without a limit fifteen come.
     lapse = sum(report.bin_seconds for _, packets in bins(LIMITED) if packets > 7)
-    every = min(1.0, max(0.2, ended - began))
+    every = 0.2
     rates = report.rates(SHAPED, every=every, begin=began, end=began + max(every, ended - began))
+    unshaped = every * sum(rate > 1.5 * MEGABIT for rate in rates)
     blocked = sum(packets for _, packets in bins(BLOCKED))
-    return Row(fault, lapse, blocked, max(rates, default=0.0) / MEGABIT, ended - began)
+    return Row(fault, lapse, blocked, unshaped, ended - began)
 
 
 def put_rules(world: World) -> None:
@@ -202,7 +203,7 @@ COMMIT
 
 
 def flush_mangle(world: World) -> None:
-    world.meddle("iptables-legacy -t mangle -F NL-FORWARD")
+    world.meddle("iptables-legacy -t mangle -F NL-PREROUTING")
 
 
 def lose_place(world: World) -> None:
@@ -359,7 +360,7 @@ def banned(world: World) -> bool:
     return any(line.startswith("add nl-b4-") and f" {SHORT} " in line for line in text.splitlines())
 
 
-CHAIN = ("iptables-legacy", "-t", "mangle", "-S", "NL-FORWARD")
+CHAIN = ("iptables-legacy", "-t", "mangle", "-S", "NL-PREROUTING")
 SHORT = "10.1.84.1"
 FAULTS = [
     Fault("A chain is flushed", flush_mangle, 3.0),
