@@ -40,6 +40,10 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
         "revision": restored.revision,
         "rules": restored.rules,
         "backup": {"made_at": restored.label.made_at.isoformat(), "revision": restored.label.revision},
+        "damaged": restored.aside and str(restored.aside),
     }
     made = f"{restored.label.made_at:%Y-%m-%d %H:%M:%S} UTC"
-    say(json, document, f"Brought back {count(restored.rules, 'rule')} of {made}, as revision {restored.revision}.")
+    text = f"Brought back {count(restored.rules, 'rule')} of {made}, as revision {restored.revision}."
+    if restored.aside is not None:
+        text += f"\nThe damaged database is {restored.aside} now."
+    say(json, document, text)

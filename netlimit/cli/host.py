@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,8 @@ import typer
 
 from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain
-from netlimit.cli.parts import make_controller, make_kernel, open_copy, open_store, read_settings
+from netlimit.cli.logs import log_to_stderr
+from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
@@ -94,12 +95,16 @@ def apply(
 
 
 def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
-    """Bring the kernel to what was applied last. Where a controller runs, it does that by itself."""
+    """Bring the kernel to what was applied last. Where a controller runs, it does that by itself. It logs, as all
+    that systemd starts does. Raises StoreError where the copy cannot be opened."""
+    from netlimit.store import open_replica
+
+    log_to_stderr("apply", settings)
     if kernel.controlled():
         return say(json, {"steps": [], "revision": None}, "A controller runs here, and keeps the rules by itself.")
-    with open_copy(settings) as replica:
-        revision = replica.revision() if replica is not None else 0
-        if replica is None or not revision:
+    with closing(open_replica(settings.state, settings.host)) as replica:
+        revision = replica.revision()
+        if not revision:
             return say(json, {"steps": [], "revision": None}, "Nothing was applied here yet that could come back.")
         if replica.paused(settings.host):
             return say(json, {"steps": [], "revision": revision}, "Paused by teardown, until `netlimit apply`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,8 @@ def netlimit(
     ] = False,
 ) -> None:
     """Limit who may send or receive how much, by the kernel of a Linux gateway."""
+    # Commands answer in their own words. What runs for long replaces this by a log (`log_to_stderr`).
+    logging.basicConfig(handlers=[logging.NullHandler()])
 
 
 app.command()(serve.serve)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
@@ -43,8 +42,6 @@ _PATIENCE = {
     "tcp_user_timeout": "15000",
 }
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
-
-log = logging.getLogger(__name__)
 
 _POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8, "pool_timeout": BUSY_SECONDS}
 """What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
@@ -157,13 +154,14 @@ class Database:
         if found != "ok":
             raise self.explain(_describe_damage(found))
 
-    def put_aside(self, now: datetime) -> None:
-        """Put an empty SQLite file in the place of a damaged one, which stays under another name. Raises OSError."""
+    def put_aside(self, now: datetime) -> Path:
+        """Put an empty SQLite file in the place of a damaged one, which stays under the name that is returned. Raises
+        OSError."""
         assert self.path is not None
         self.close()
         aside = files.put_aside(self.path, now)
-        log.warning("The damaged database is %s now.", aside)
         self._place, self._checked = None, False
+        return aside
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from sqlalchemy import Connection, delete, func, select, text, update
 
@@ -28,11 +29,13 @@ _NUMBERED = ("audit", "repairs", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was brought back: the new revision, how many rules there are, and what the backup says of itself."""
+    """What was brought back: the new revision, how many rules there are, and what the backup says of itself; and where
+    a damaged database is now, in whose place it came."""
 
     revision: int
     rules: int
     label: Label
+    aside: Path | None = None
 
 
 class InUse(NetlimitError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,16 +103,18 @@ class Store:
         With `force`, where there are rules, and a damaged SQLite file is put aside first. Raises NoBackup, InUse,
         Damaged, and OSError where a file cannot be read.
         """
+        aside = None
         with open_backup(path) as (label, backup):
             try:
                 self.upgrade()
             except Damaged:
                 if not force:
                     raise
-                self._database.put_aside(now)
+                aside = self._database.put_aside(now)
                 self.upgrade()
             with self._changing() as connection:
-                return restore(connection, backup, label, as_actor(actor), now, force)
+                restored = restore(connection, backup, label, as_actor(actor), now, force)
+        return replace(restored, aside=aside)
 
     def watch(self) -> Watch:
         """Begin to hear of changes."""

@@ -46,6 +46,12 @@ def test_settings_from_a_file(netlimit: Netlimit, directory: Path) -> None:
     assert "There is no settings file" in netlimit.refuse("--config", "/nosuch", "plan")
 
 
+def test_a_copy_that_cannot_be_opened_is_a_fault_at_boot(netlimit: Netlimit, directory: Path) -> None:
+    (directory / "file").touch()
+    said = netlimit.refuse("apply", "--last", NETLIMIT_STATE_DIRECTORY=str(directory / "file" / "copy"))
+    assert "The copy of the applied rules cannot be kept in" in said
+
+
 @pytest.mark.parametrize("url", ["sqlite:////tmp/a/b.db", "sqlite:///b.db?x=y", "postgresql+psycopg://u@h/netlimit"])
 def test_the_token_is_looked_for_where_the_api_writes_it(url: str) -> None:
     assert find_token_file(url) == token_path(url)

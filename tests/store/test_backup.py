@@ -242,8 +242,9 @@ def test_a_damaged_database_is_put_aside(tmp_path: Path, sqlite_store: Store, ba
     damaged = path.read_bytes()
     with pytest.raises(Damaged, match=r"`netlimit restore FILE`"):
         sqlite_store.restore(backup, "test", NOW)
-    sqlite_store.restore(backup, "test", NOW, force=True)
+    restored = sqlite_store.restore(backup, "test", NOW, force=True)
     assert [kept.rule.id for kept in sqlite_store.select()[0]] == [1, 2]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     aside = path.with_name("netlimit.db.damaged-20300506T070809")
     assert aside.read_bytes() == damaged
+    assert restored.aside == aside
