@@ -57,12 +57,19 @@ def test_the_token_is_looked_for_where_the_api_writes_it(url: str) -> None:
     assert find_token_file(url) == token_path(url)
 
 
-@pytest.mark.parametrize("command", ["controller", "api", "plan", "apply"])
+@pytest.mark.parametrize("command", ["api", "plan", "apply"])
 def test_a_database_that_is_missing_is_a_sentence(netlimit: Netlimit, command: str) -> None:
     done = netlimit.run(command)
     assert done.returncode == 1
     assert "`netlimit db upgrade` makes one" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_controller_waits_for_a_database_that_is_missing(netlimit: Netlimit) -> None:
+    controller = netlimit.start("controller")
+    until(lambda: controller.ended or "`netlimit db upgrade` makes one" in controller.said(), controller.said)
+    assert controller.end() == 0
+    assert "Traceback" not in controller.said()
 
 
 def test_upgrade_may_be_repeated(netlimit: Netlimit) -> None:
