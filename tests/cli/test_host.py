@@ -84,7 +84,7 @@ def test_apply_without_a_controller(gateway: Netlimit) -> None:
     assert plan["steps"]
     assert "Rule 1 comes into force" in plan["words"][0]
     assert gateway.do("plan").startswith(f"{plan['words'][0]}\n")
-    assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0}
+    assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0, "confirm_within": None}
     assert snapshot(gateway) == held
     assert gateway.do("apply") == "1 rule in force here.\n"
     gateway.do("teardown")

@@ -69,8 +69,16 @@ def test_commands_in_sentences_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        assert (page.parent / link).exists(), link
+    for link, _, heading in re.findall(r"\]\(([^)#: ]*)(#([^)]+))?\)", page.read_text("utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not heading or heading in _find_anchors(target.read_text("utf-8")), f"{link}#{heading}"
+
+
+def test_every_setting_is_told_and_no_other() -> None:
+    told = re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \|", (ROOT / "docs/operations.md").read_text("utf-8"), re.MULTILINE)
+    names = [name.lower() for cell in told for name in re.findall(r"[A-Z_]+", cell)]
+    assert sorted(names) == sorted(Settings.model_fields)
 
 
 def test_a_transcript_fits_only_what_was_printed() -> None:
@@ -89,6 +97,12 @@ def _find_mistake(transcript: Transcript, printed: Printed) -> str | None:
     if wanted is not None and not fits(wanted, printed.text):
         return f"{transcript}\nprints\n{printed.text}"
     return None
+
+
+def _find_anchors(page: str) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _walk(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
