@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import NoReturn
 
 from fastapi import Request
@@ -66,8 +67,9 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 
 def parse_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of NDJSON that are not blank, each with its number from 1."""
-    return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    """The lines of NDJSON that are not blank, each with its number from 1; one at a time, for there may be millions."""
+    lines = enumerate(StringIO(text, newline="\n"), 1)
+    return ((number, line.rstrip("\n")) for number, line in lines if line.strip())
 
 
 def parse_array(text: str) -> Iterator[object]:

@@ -27,6 +27,8 @@ from netlimit.rules import Rule
 from netlimit.store import Conflict, ManyErrors, Store
 
 router = APIRouter(prefix="/rules/bulk", tags=["rules"])
+MOST_WRONG = 10_000
+"""So many wrong lines are told at most; what comes after them is not read."""
 
 _EXAMPLE = [
     {"target": "10.5.0.1", "rate": "200 packets/s"},
@@ -66,9 +68,19 @@ class Batch:
             self.rules.append(read_rule(bodies.expect_object(sent), now))
             self.lines.append(line)
         except RuleError as error:
-            self.wrong.append((line, find_problem(error)))
+            self.refuse(line, find_problem(error))
         except Problem as problem:
-            self.wrong.append((line, problem))
+            self.refuse(line, problem)
+
+    def refuse(self, line: int, problem: Problem) -> None:
+        """Note what is wrong with a line. Raises Problem when that is as much as is told."""
+        self.wrong.append((line, problem))
+        if len(self.wrong) == MOST_WRONG:
+            raise self.list_wrong(" at least")
+
+    def list_wrong(self, words: str = "") -> Problem:
+        """All that is wrong, by line; `words` stand behind its number."""
+        return list_problems(sorted(self.wrong, key=itemgetter(0)), words)
 
 
 @dataclass(frozen=True)
@@ -124,15 +136,17 @@ def refuse_method() -> None:
 
 
 def read_batch(sent: Sent, now: datetime) -> Batch:
-    """Read all rules of a body. Raises Problem 400 where an array stops being JSON."""
+    """Read all rules of a body. Raises Problem: 400 where an array stops being JSON, and when too many are wrong."""
     batch = Batch()
     text = bodies.decode(sent.body)
     if sent.by_line:
         for line, rule in bodies.parse_lines(text):
             try:
-                batch.take(line, bodies.parse_json(rule), now)
+                item = bodies.parse_json(rule)
             except Problem as problem:
-                batch.wrong.append((line, problem))
+                batch.refuse(line, problem)
+            else:
+                batch.take(line, item, now)
     else:
         for line, item in enumerate(bodies.parse_array(text), 1):
             batch.take(line, item, now)
@@ -143,10 +157,11 @@ def _add(store: Store, sent: Sent, actor: Actor, lockout: Lockout, force: bool) 
     now = datetime.now(UTC)
     batch = read_batch(sent, now)
     found = ((line, lockout.find(rule, force)) for line, rule in zip(batch.lines, batch.rules, strict=True))
-    batch.wrong += [(line, problem) for line, problem in found if problem is not None]
-    batch.wrong.sort(key=itemgetter(0))
+    for line, problem in found:
+        if problem is not None:
+            batch.refuse(line, problem)
     if batch.wrong:
-        raise list_problems(batch.wrong)
+        raise batch.list_wrong()
     try:
         return store.add(batch.rules, actor, now)
     except ManyErrors as errors:

@@ -125,11 +125,12 @@ def find_problem(error: NetlimitError) -> Problem:
     return Problem(500, sentence)
 
 
-def list_problems(wrong: Sequence[tuple[int, Problem]]) -> Problem:
-    """One problem for many wrong lines, each with its number. Its status is that of all of them, or else 422."""
+def list_problems(wrong: Sequence[tuple[int, Problem]], words: str = "") -> Problem:
+    """One problem for many wrong lines, each with its number; `words` stand behind how many there are. Its status is
+    that of all of them, or else 422."""
     (line, first), statuses = wrong[0], {problem.status for _, problem in wrong}
     one = f"Line {line} is wrong, and nothing was kept: "
-    many = f"{len(wrong)} lines are wrong, and nothing was kept. The first is line {line}: "
+    many = f"{len(wrong)} lines{words} are wrong, and nothing was kept. The first is line {line}: "
     return Problem(
         statuses.pop() if len(statuses) == 1 else 422,
         (one if len(wrong) == 1 else many) + first.detail,

@@ -78,6 +78,15 @@ def test_every_wrong_line_is_told(client: httpx.Client) -> None:
     assert total(client) == 0
 
 
+@pytest.mark.parametrize("by_line", [False, True])
+def test_of_endlessly_many_wrong_lines_some_are_told(client: httpx.Client, by_line: bool) -> None:
+    """The rest is not even looked at: 64 MiB of them would take more memory than a gateway has."""
+    content, headers = ("1\n" * 30_000, NDJSON) if by_line else ("[" + "1," * 30_000 + "1]", JSON)
+    problem = client.post("/rules/bulk", content=content, headers=headers).json()
+    assert problem["detail"].startswith("10000 lines at least are wrong, and nothing was kept. The first is line 1: ")
+    assert [each["line"] for each in problem["errors"]] == list(range(1, 10_001))
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{}", "[", "[{}", "[{},", "[{},]", "[{} {}]", "[] []", "[NaN]", '[{"a": 1, "a": 2}]', "[1",
