@@ -20,7 +20,7 @@ Force = Annotated[
 
 
 def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
-    """Write all that the database holds at this moment to a new file. netlimit may run meanwhile."""
+    """Write all that the database holds to a new file. netlimit may run meanwhile."""
     settings = read_settings(context)
     with open_store(settings) as store:
         try:
@@ -32,7 +32,8 @@ def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
 
 
 def restore(context: typer.Context, file: File, force: Force = False, json: bool = JSON) -> None:
-    """Bring back what a backup holds: everything into an empty database, else its rules in the place of all others."""
+    """Bring back what a backup holds. Into an empty database that is everything; else its rules,
+    in the place of all others."""
     settings = read_settings(context)
     with open_store(settings) as store:
         restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)

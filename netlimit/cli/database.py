@@ -22,7 +22,7 @@ _TOKEN = "admin.token"  # noqa: S105  # the name of a file
 
 @app.command()
 def upgrade(context: typer.Context, json: bool = JSON) -> None:
-    """Make the database if there is none, and bring it to the schema of this netlimit. Harmless when done twice."""
+    """Make the database, or bring it to the schema of this netlimit. Harmless when done twice."""
     settings = read_settings(context)
     with open_store(settings) as store:
         store.upgrade()

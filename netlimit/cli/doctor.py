@@ -28,7 +28,7 @@ API_SECONDS = 3.0
 
 
 def doctor(context: typer.Context, json: bool = JSON) -> None:
-    """Try what this host can do, and look for what gets in the way of limits. Nothing is changed.
+    """Look for what this host lacks, and what gets in the way. Nothing is changed.
 
     Ends with 1 if something is found that keeps rules from holding."""
     settings = read_settings(context)

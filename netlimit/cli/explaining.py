@@ -29,7 +29,7 @@ def explain(
     host: Annotated[str | None, typer.Option("--host", help="Only the rules of this gateway.")] = None,
     json: bool = JSON,
 ) -> None:
-    """Explain which rules hit a packet, in which order, and which do not and why."""
+    """Explain which rules hit a packet. They come in their order; then those that do not, and why."""
     query = {"src": src, "dst": dst, "protocol": protocol, "port": port, "source_port": source_port, "host": host}
     if established:
         query["established"] = "true"

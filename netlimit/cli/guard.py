@@ -32,7 +32,8 @@ def guard(
     context: typer.Context,
     once: bool = typer.Option(False, "--once", help="End as soon as no window of confirmation is open."),
 ) -> None:
-    """Undo what is not confirmed in time; until SIGTERM, but never while a window of confirmation is open."""
+    """Undo what is not confirmed in time. It runs until SIGTERM, but does not end while a window of confirmation
+    is open."""
     settings = read_settings(context)
     check_backend(settings)
     run_guard(settings, once)

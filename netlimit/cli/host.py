@@ -34,7 +34,7 @@ TakeOver = Annotated[
 
 
 def plan(context: typer.Context, json: bool = JSON) -> None:
-    """Show what would change, in words and as the steps that the kernel would take. Nothing is changed."""
+    """Show what would change, in words and as steps of the kernel. Nothing is changed."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
@@ -66,7 +66,7 @@ def apply(
     confirm: Confirm = None,
     json: bool = JSON,
 ) -> None:
-    """Bring the kernel to what the rules say, once, and end the pause of a teardown."""
+    """Bring the kernel to what the rules say, once. This ends the pause of a teardown."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     if last:
@@ -119,7 +119,7 @@ def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
 
 
 def teardown(context: typer.Context, json: bool = JSON) -> None:
-    """Take everything of netlimit's out of the kernel, and keep the controller off until `netlimit apply`."""
+    """Take everything of netlimit's out of the kernel. The controller keeps off until `netlimit apply`."""
     from netlimit.kernel.base import observe
     from netlimit.teardown import tear_down
 

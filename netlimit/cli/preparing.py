@@ -25,7 +25,9 @@ def prepare(
     user: str = typer.Option(CONTROLLER, "--user", help="Whom the controller runs as."),
     more: bool = typer.Option(False, "--bpf", help="It has CAP_BPF and CAP_SYS_ADMIN as well."),
 ) -> None:
-    """Let a controller that is not root find what it needs: what this host can do, locks, a program. As root."""
+    """Prepare this host, as root, for a controller that is not root.
+
+    It finds what the host can do, and makes the locks and the program that such a controller needs."""
     settings = read_settings(context)
     check_backend(settings)
     if not is_root():

@@ -22,7 +22,7 @@ from netlimit.rules import Action as RuleAction
 app = typer.Typer(help="Rules: who may send or receive how much.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="ID|NAME", help="The rule's id or name.")]
-Keys = Annotated[list[str], typer.Argument(metavar="ID|NAME...", help="Ids or names of rules.")]
+Keys = Annotated[list[str], typer.Argument(metavar="ID|NAME", help="Ids or names of rules.")]
 Field = StrEnum("Field", {field: field for field in sorted(FIELDS - {"target", "ttl", "enabled"})})  # type: ignore[misc]
 PAGE = 1000
 DRY_RUN = {"dry_run": "true"}

@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 
 
 def status(context: typer.Context, json: bool = JSON) -> None:
-    """Show whether the gateways hold the rules, what they can do, and what went wrong."""
+    """Show whether the gateways hold the rules, and what is wrong."""
     with open_client(context) as client:
         found = client.get("/status")
     print_as(json, found, _show_status)
@@ -27,7 +27,7 @@ def counters(
     key: Annotated[str, typer.Argument(metavar="ID|NAME", help="The rule's id or name.")],
     json: bool = JSON,
 ) -> None:
-    """Show what a rule matched, dropped and made wait, read from the kernel now."""
+    """Show what a rule matched, dropped and made wait. It is read from the kernel now."""
     with open_client(context) as client:
         found = client.get(f"{rule_path(key)}/counters")
         shapes = not json and client.get(rule_path(key))["action"] == Action.SHAPE

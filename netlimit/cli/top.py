@@ -34,13 +34,13 @@ class Frame:
 
 def top(
     context: typer.Context,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[ID|NAME]...", help="Which rules to watch.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="ID|NAME", help="Which rules to watch.")] = None,
     most: Annotated[int, typer.Option("--rules", min=1, max=1000, help="The most rules to watch.")] = 20,
     every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
     json: bool = JSON,
 ) -> None:
-    """Watch who is limited, what the rules let through and drop, and what waits; Ctrl-C ends it."""
+    """Watch who is limited, and what rules drop and make wait. Ctrl-C ends it."""
     with open_client(context) as client, suppress(KeyboardInterrupt):
         frames = watch(client, _find_rules(client, keys or [], most), every)
         if once or json:

@@ -32,7 +32,7 @@ _LONGEST = 86400
 
 
 def confirm(context: typer.Context, json: bool = JSON) -> None:
-    """Keep what was changed in the window of confirmation that is open."""
+    """Keep what was changed in the open window of confirmation."""
     settings = read_settings(context)
     with open_store(settings) as store:
         window = store.confirm(local_actor(settings), datetime.now(UTC))
@@ -42,11 +42,13 @@ def confirm(context: typer.Context, json: bool = JSON) -> None:
 def rollback(
     context: typer.Context,
     revision: Annotated[
-        int | None, typer.Argument(help="Which revision; without it, what the open window of confirmation began with.")
+        int | None,
+        typer.Argument(metavar="REVISION", help="Which; without it, what the open window of confirmation began with."),
     ] = None,
     json: bool = JSON,
 ) -> None:
-    """Bring back the rules of a revision, or of the beginning of the window of confirmation that is open."""
+    """Bring back the rules of a revision. Without one, end the open window of confirmation and undo what was
+    changed in it."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
@@ -70,8 +72,10 @@ def revisions(
 
 def diff(
     context: typer.Context,
-    one: Annotated[int, typer.Argument(help="A revision.")],
-    other: Annotated[int | None, typer.Argument(help="Another one; the present one by default.")] = None,
+    one: Annotated[int, typer.Argument(metavar="REVISION", help="A revision.")],
+    other: Annotated[
+        int | None, typer.Argument(metavar="OTHER", help="Another one; the present one by default.")
+    ] = None,
     json: bool = JSON,
 ) -> None:
     """Show how the rules of two revisions differ."""

@@ -28,6 +28,13 @@ def test_help_names_every_command(netlimit: Netlimit) -> None:
     assert [command for command in commands.split() if f"\n  {command} " not in said] == []
 
 
+@pytest.mark.parametrize("group", [(), ("rule",), ("token",), ("db",)])
+def test_what_a_command_does_is_told_in_one_line(netlimit: Netlimit, group: tuple[str, ...]) -> None:
+    commands = netlimit.do(*group, "--help").partition("\nCommands:\n")[2].splitlines()
+    assert commands
+    assert [line for line in commands if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_an_answer_does_not_wait_for_the_other_end() -> None:
     with listen(Listen("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
