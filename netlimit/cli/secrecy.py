@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_plus
 
 from netlimit.settings import Settings
 
@@ -13,7 +13,7 @@ HIDDEN = "***"
 _SHORTEST = 6
 """A shorter secret of the settings is not looked for letter by letter: it would be found in ordinary words."""
 _NAMED = re.compile(r"authorization|cookie|password|passwd|secret|token|api[_-]?key", re.IGNORECASE)
-_PASSWORD = re.compile(r"://[^/?#@]*?:(.+)@")
+_PASSWORDS = (re.compile(r"://[^/?#@]*?:(.+)@"), re.compile(r"[?&](?:ssl)?password=([^&#]+)"))
 _WORDS = r"pass(?:word|wd)|secret|token|api[_-]?key"
 _SAID = (
     (re.compile(r"\b(Bearer|Basic)(\\?['\"]?[ +:=]+)[^\s,;'\"\\\])}]+", re.IGNORECASE), rf"\1\2{HIDDEN}"),
@@ -59,7 +59,7 @@ class Secrecy:
 def list_secrets(settings: Settings) -> set[str]:
     """The secrets that the settings hold, also as a URL spells them."""
     found = {secret.get_secret_value() for secret in (settings.bootstrap_token, settings.token) if secret}
-    password = _PASSWORD.search(settings.database_url)
-    if password:
-        found |= {password[1], unquote(password[1])}
+    for pattern in _PASSWORDS:
+        for password in pattern.findall(settings.database_url) + pattern.findall(settings.counters_url):
+            found |= {password, unquote(password), unquote_plus(password)}
     return found

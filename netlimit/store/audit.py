@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, false, func, insert, select, update
 
 from netlimit.records import Actor
 from netlimit.rules import Rule
@@ -104,6 +104,8 @@ class AuditFilter:
         rule_id = None if self.rule_id is None else min(self.rule_id, LARGEST)
         equal = ((audit.c.actor, self.actor), (audit.c.action, self.action), (audit.c.request, self.request))
         wanted = [column == value for column, value in (*equal, (audit.c.rule_id, rule_id)) if value is not None]
+        if any("\0" in (value or "") for _, value in equal):
+            return [false()]  # PostgreSQL has no such text, and would not even compare it
         wanted += [audit.c.at >= self.since] if self.since else []
         return wanted + ([audit.c.at < self.until] if self.until else [])
 

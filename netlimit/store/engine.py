@@ -42,6 +42,8 @@ _PATIENCE = {
     "tcp_user_timeout": "15000",
 }
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
+_SECRET = ("password", "sslpassword")
+"""What libpq lets a URL say behind its question mark (libpq, 32.1.2), and nobody is to read."""
 
 _POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8, "pool_timeout": BUSY_SECONDS}
 """What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
@@ -90,7 +92,10 @@ class Database:
         self._turn = threading.Lock()
 
     def __str__(self) -> str:
-        return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
+        if self.path:
+            return str(self.path)
+        shown = {name: "***" if name in _SECRET else value for name, value in self.url.query.items()}
+        return self.url.set(query=shown).render_as_string(hide_password=True)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

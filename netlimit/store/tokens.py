@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from netlimit.records import Actor
-from netlimit.store import audit
+from netlimit.store import audit, clock
 from netlimit.store.errors import TokenExists
 from netlimit.store.tables import LARGEST, tokens
 
@@ -52,6 +52,7 @@ def add(
     actor: Actor,
 ) -> Token:
     """Keep a new token. Raises TokenExists."""
+    clock.lock(connection)  # of two who want a name at once, one is told so
     if find(connection, name):
         raise TokenExists(name)
     row = {"name": name, "hash": token_hash, "role": role, "created_at": now, "expires_at": expires_at}

@@ -91,7 +91,8 @@ def test_secrets_are_hidden_wherever_they_stand(said: Callable[[], str], form: L
         log_format=form,
         bootstrap_token="first-secret",
         token="second-secret",
-        database_url="postgresql+psycopg://netlimit:p%40ss word@db/netlimit",
+        database_url="postgresql+psycopg://netlimit:p%40ss word@db/netlimit?sslpassword=key%20word",
+        counters_url="redis://:redword@db/0",
     )
     try:
         raise ValueError(f"refused: first-secret, {TOKEN}")
@@ -107,10 +108,12 @@ def test_secrets_are_hidden_wherever_they_stand(said: Callable[[], str], form: L
                 "given": {"api_key": "k3y", "x": ["second-secret"]},
             },
         )
-    log.error("could not connect as netlimit with p@ss word or p%40ss word, password=uvwxyz")
+    log.error(
+        "could not connect as netlimit with p@ss word or p%40ss word, password=uvwxyz; key word and redword are wrong"
+    )
     text = said()
     for secret in ("first-secret", "second-secret", TOKEN, TOKEN[3:], "abcdefgh", "zyxwvu", "qponml", "hushhush"):
         assert secret not in text
-    for secret in ("dontsay", "plain", "k3y", "p@ss word", "p%40ss word", "uvwxyz"):
+    for secret in ("dontsay", "plain", "k3y", "p@ss word", "p%40ss word", "uvwxyz", "key word", "redword"):
         assert secret not in text
     assert "other:***@db/x" in text

@@ -66,6 +66,7 @@ def test_entries_are_found_by_who_what_which_and_when(store: Store) -> None:
     assert found(rule_id=one.id) == [3, 1]
     assert found(rule_id=10**30) == []
     assert found(request="r-1") == [2]
+    assert found(actor="a\0") == found(action="\0") == found(request="\0") == []
     assert found(since=NOW + timedelta(hours=1)) == [3, 2]
     assert found(until=NOW + timedelta(hours=1)) == [1]
     assert found(actor="ci", action="add", since=NOW, until=NOW + timedelta(days=1)) == [2]

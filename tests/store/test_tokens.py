@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -24,6 +26,16 @@ def test_a_name_is_given_once(store: Store) -> None:
     with pytest.raises(TokenExists, match="a token named 'ci' already"):
         store.add_token("ci", "hash-2", "viewer", NOW)
     assert [token.hash for token in store.tokens()] == ["hash-1"]
+
+
+def test_of_many_who_want_a_name_at_once_one_has_it(store: Store) -> None:
+    def add(number: int) -> None:
+        with suppress(TokenExists):
+            store.add_token("ci", f"hash-{number}", "viewer", NOW)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+    assert len(store.tokens()) == 1
 
 
 def test_expired_and_revoked_tokens_are_not_active(store: Store) -> None:
