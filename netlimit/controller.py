@@ -187,6 +187,7 @@ class Controller:
         self._expire()
         compilation = self._compiled
         if self._in_step and not compilation.changed:
+            self._news.clear()  # of other gateways, or of nothing that the kernel holds
             if revision != self._status.applied_revision or self._find_exceptional() != self._exceptional:
                 self._settle()
             return
@@ -281,7 +282,7 @@ class Controller:
         """A clock that was set moves every end: look at all of them again, and write them anew."""
         offset = self._now().timestamp() - time.monotonic()
         moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
-        if abs(moved) > CLOCK_SLACK:
+        if abs(moved) > CLOCK_SLACK and self._compilation is not None:  # whoever is paused begins anew anyway
             log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
             for rule in self._roster.ending:
                 self._put(rule)

@@ -225,13 +225,13 @@ def diff(
     fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, between, touched)
     add = {name: entries for name, entries in add.items() if name not in full}
-    # Chains that come may name a block that is there already, whose exception somebody has taken away.
-    exceptions = {name: entries for name, entries in add.items() if exempts(name)}
-    add = {name: entries for name, entries in add.items() if name not in exceptions}
     # A set that is nearly full has no room for old and new at once.
     crowded = {
         name: keys for name, keys in remove.items() if len(desired.entries.get(name, ())) + len(keys) > have[name].size
     }
+    # Chains that come may name a block that is there already, whose exception somebody has taken away.
+    exceptions = {name: entries for name, entries in add.items() if exempts(name) and name not in crowded}
+    add = {name: entries for name, entries in add.items() if name not in exceptions}
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
     trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))

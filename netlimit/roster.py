@@ -10,6 +10,9 @@ from datetime import datetime, timedelta
 from netlimit.rules import OnFailure, Rule
 from netlimit.state import LONGEST_TIMEOUT
 
+_MOST_STALE = 100
+"""So many looks that are due no more are left to be, for rules whose end is put off again and again."""
+
 
 class Roster:
     """The rules of one gateway whose standing can change though nobody changes them."""
@@ -17,6 +20,7 @@ class Roster:
     def __init__(self, host: str, lifted: set[int] | None = None) -> None:
         self._host = host
         self._looks: list[tuple[float, int]] = []
+        self._next: dict[int, float] = {}
         self._ending: dict[int, Rule] = {}
         self._open: set[int] = set()
         self.lifted = lifted if lifted is None else set[int]()
@@ -49,6 +53,7 @@ class Roster:
     def forget(self, rule_id: int) -> None:
         """The rule is gone, or is another."""
         self._ending.pop(rule_id, None)
+        self._next.pop(rule_id, None)
         self._open.discard(rule_id)
         if self.lifted is not None:
             self.lifted.discard(rule_id)
@@ -56,8 +61,8 @@ class Roster:
     def due(self, now: datetime) -> Iterator[Rule]:
         """The rules that must be looked at again by now, each once."""
         while self._looks and self._looks[0][0] <= now.timestamp():
-            _, rule_id = heapq.heappop(self._looks)
-            if rule_id in self._ending:  # else it has no end any more, or is gone
+            moment, rule_id = heapq.heappop(self._looks)
+            if self._next.get(rule_id) == moment:  # else it has another end, or none any more, or is gone
                 yield self._ending[rule_id]
 
     def lift(self, in_force: Callable[[int], bool]) -> set[int]:
@@ -70,5 +75,8 @@ class Roster:
         is near, the entry has none."""
         far = (end - now).total_seconds() > LONGEST_TIMEOUT
         look = end - timedelta(seconds=LONGEST_TIMEOUT) if far else end
+        self._next[rule.id] = look.timestamp()
         heapq.heappush(self._looks, (look.timestamp(), rule.id))
+        if len(self._looks) > 2 * len(self._next) + _MOST_STALE:
+            self._looks = sorted((moment, rule_id) for rule_id, moment in self._next.items())
         return replace(rule, expires_at=None) if far else rule

@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 from netlimit.plan import SwitchTable, WriteSets
 from netlimit.records import State
+from netlimit.rules import parse_rule
 from tests.controller.conftest import Site
 from tests.databases import DATABASES
 
@@ -143,3 +144,25 @@ def test_an_exception_is_there_before_what_it_is_an_exception_from(site: Site) -
         site.kernel.apply(step)
         assert site.send("10.0.0.1") == ["accept"], step
     assert site.send("10.0.0.2") == ["drop"]
+
+
+def test_exceptions_change_places_in_a_set_that_is_full(small_site: Callable[[int], Site]) -> None:
+    site = small_site(5)  # who is safe takes one
+    allowed = [site.add(target=f"10.0.0.{n}", action="allow") for n in range(1, 5)]
+    site.add(target="10.0.0.0/28", action="block")
+    site.controller.sync()
+    for rule in allowed:
+        other = parse_rule({"target": f"10.0.0.{rule.id + 4}", "action": "allow"}, site.clock())
+        site.store.replace(rule.id, other, "test", site.clock())
+    site.controller.sync()
+    assert site.send("10.0.0.1") == ["drop"]
+    assert all(site.send(f"10.0.0.{n}") == ["accept"] for n in range(5, 9))
+
+
+def test_what_only_others_hold_is_no_news_here(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    for n in range(3):
+        site.add(target=f"10.0.1.{n}", rate="5 packets/s", hosts=["another"])
+        site.controller.sync()
+    assert site.controller._news == set()

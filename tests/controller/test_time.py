@@ -1,4 +1,9 @@
+from dataclasses import replace
+from datetime import timedelta
+
 from netlimit.kernel.base import Addresses
+from netlimit.roster import Roster
+from netlimit.rules import parse_rule
 from netlimit.state import ChainId
 from tests.controller.conftest import Site
 from tests.databases import DATABASES
@@ -110,3 +115,24 @@ def test_questions_are_answered_through_the_store(site: Site) -> None:
     answer = site.store.answered(offenders)
     assert answer is not None
     assert answer["items"] == [{"address": "10.0.0.1", "packets": 3, "bytes": 180}]
+
+
+def test_a_clock_that_is_set_while_it_is_paused_changes_nothing(site: Site) -> None:
+    site.add(target="10.0.0.1", action="block", ttl="10m")
+    site.controller.tick()
+    site.store.pause("gw", True)
+    site.controller.tick()
+    site.clock.pass_by(hours=1)
+    site.controller.tick()
+    site.store.pause("gw", False)
+    site.controller.tick()
+    assert site.kernel.structure().chains == {}
+
+
+def test_an_end_that_is_put_off_again_and_again_is_remembered_once(site: Site) -> None:
+    roster = Roster("gw")
+    for second in range(1000):
+        now = site.clock() + timedelta(seconds=second)
+        roster.admit(replace(parse_rule({"target": "10.0.0.1", "action": "block", "ttl": "1h"}, now), id=1), now)
+    assert len(roster._looks) < 200
+    assert [rule.id for rule in roster.due(now + timedelta(hours=2))] == [1]

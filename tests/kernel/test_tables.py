@@ -7,6 +7,7 @@ import pytest
 from tests.kernel.worker import RemoteKernel
 
 DIGEST = "from netlimit.kernel.tables import digest_tables; print(digest_tables({family}).hex())"
+READ = "from netlimit.kernel.iptables import TableReader; print(TableReader().read({family}))"
 PROGRAMS = {4: "iptables-legacy", 6: "ip6tables-legacy"}
 RULE = ("OUTPUT", "-o", "lo", "-p", "udp", "-m", "udp", "--dport", "7", "-j", "ACCEPT")
 CHANGES = [
@@ -44,3 +45,12 @@ def digest(kernel: RemoteKernel, family: int) -> str:
 def send(address: str) -> str:
     family = "AF_INET6" if ":" in address else "AF_INET"
     return f"import socket; socket.socket(socket.{family}, socket.SOCK_DGRAM).sendto(b'x', ('{address}', 7))"
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_host_that_has_no_tables_of_a_family_has_nothing_of_ours(untouched: RemoteKernel, family: int) -> None:
+    """As where IPv6 is switched off, or nobody has asked for any table since the machine started."""
+    hidden = 'mount -t tmpfs none "/proc/$$/net" && exec python3 -c "$1"'
+    words = ("unshare", "-m", "sh", "-c", hidden, "sh")
+    assert "False" in untouched.run(*words, "import os; print(os.path.exists('/proc/net/ip_tables_names'))")
+    assert untouched.run(*words, READ.format(family=family)) == "({}, {})\n"
