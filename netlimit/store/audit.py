@@ -120,13 +120,27 @@ def note_rollback(
     now: datetime,
 ) -> None:
     """Write down a return to an earlier revision: one line for it, and one for each rule unless they are many."""
-    summary = {"revision": returned_to, "rules": len(before)}
-    lines = [_line("rollback", revision, None, None, actor, now) | {"after": summary}]
-    if len(before) <= MOST_ROWS:
-        for rule_id, old in before.items():
-            new = after[rule_id]
-            action = "replace" if old and new else "add" if new else "remove"
-            lines.append(_line(action, revision, old.rule if old else None, new.rule if new else None, actor, now))
+    line = _line("rollback", revision, None, None, actor, now)
+    connection.execute(insert(audit), [line | {"after": {"revision": returned_to, "rules": len(before)}}])
+    note_exchanged(connection, revision, before, after, actor, now)
+
+
+def note_exchanged(
+    connection: Connection,
+    revision: int,
+    before: Mapping[int, Kept | None],
+    after: Mapping[int, Kept | None],
+    actor: Actor,
+    now: datetime,
+) -> None:
+    """Write down what became of each of these rules, unless they are many; None for one that is not there."""
+    if not 0 < len(before) <= MOST_ROWS:
+        return
+    lines = []
+    for rule_id, old in before.items():
+        new = after[rule_id]
+        action = "replace" if old and new else "add" if new else "remove"
+        lines.append(_line(action, revision, old.rule if old else None, new.rule if new else None, actor, now))
     connection.execute(insert(audit), lines)
 
 

@@ -96,8 +96,10 @@ def _exchange(connection: Connection, backup: Connection, revision: int, actor: 
     then, present = _read_rules(backup), _read_rules(connection)
     before = {number: present.get(number) for number in sorted(then.keys() | present.keys())
               if not history.same(present.get(number), then.get(number))}  # fmt: skip
+    after = {number: renew(then.get(number), revision, now) for number in before}
     history.note_restore(connection, revision, before, actor, now)
-    exchange(connection, before, {number: renew(then.get(number), revision, now) for number in before}, revision)
+    exchange(connection, before, after, revision)
+    audit.note_exchanged(connection, revision, before, after, actor, now)
 
 
 def _read_rules(connection: Connection) -> dict[int, Kept]:

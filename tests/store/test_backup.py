@@ -112,6 +112,29 @@ def test_a_restore_is_a_change_that_can_be_undone(store: Store, file: Path) -> N
     assert after == {kept.rule.id: replace(kept.rule, revision=0) for kept in before}
 
 
+def test_the_audit_tells_what_became_of_each_rule(store: Store, file: Path) -> None:
+    first, second = keep(store), keep(store, "10.0.0.2")
+    keep(store, "10.0.0.3")
+    store.back_up(file, NOW)
+    store.remove(second.id, "test", NOW)
+    store.replace(first.id, rule(rate="5 MB/s"), "test", NOW)
+    keep(store, "10.0.0.4")
+    store.restore(file, "ann", NOW, force=True)
+    lines = [each for each in store.audit() if each.actor == "ann"]
+    assert [(each.action, each.rule_id) for each in lines] == [
+        ("restore", None),
+        ("remove", 4),
+        ("add", 2),
+        ("replace", 1),
+    ]
+    old, new = lines[-1].before, lines[-1].after
+    assert old is not None
+    assert new is not None
+    assert (old["rate"], new["rate"]) == ("5 MB/s", "100 packets/s")
+    assert lines[2].before is None
+    assert {each.revision for each in lines} == {store.revision()}
+
+
 def test_a_database_that_is_far_behind_goes_on_after_the_backup(store: Store, other: Store, file: Path) -> None:
     for number in range(5):
         keep(store, f"10.0.0.{number}")
