@@ -1,4 +1,4 @@
-"""Drift: what others changed of ours. Which kind of thing it was, and whether somebody does it over and over."""
+"""Drift: what others changed of ours. What is told of it, and whether somebody does it over and over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
+from netlimit.plan import Plan
 
 CALM_SECONDS = 60.0
 MOST_REPAIRS = 5
@@ -15,18 +15,6 @@ FIRST_REST, LAST_REST = 2.0, 60.0
 """Seconds between two repairs in a fight; each is twice as long as the one before."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
-
-
-def find_kind(plan: Plan) -> str:
-    """What a repair is about: "chains", "sets", "queues", "ingress", or "entries" where only those differ."""
-    steps = plan.steps
-    if any(isinstance(step, SwitchTable) for step in steps):
-        return "chains"
-    if any(isinstance(step, WriteSets) and (step.create or step.destroy) for step in steps):
-        return "sets"
-    if any(isinstance(step, WriteTree) for step in steps):
-        return "queues"
-    return "ingress" if any(isinstance(step, WriteIngress) for step in steps) else "entries"
 
 
 def describe(plan: Plan) -> str:

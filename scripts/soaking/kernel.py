@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from netlimit import controller as control
 from netlimit.compile import compile_rules
@@ -29,9 +27,9 @@ from netlimit.plan import Step, diff
 from netlimit.rules import Rule, parse_rule
 from netlimit.state import TABLES
 from netlimit.store import Store
+from scripts.soaking.namespace import do, run_inside
 from tests.unit.strategies import LIMITS, SAFE, SELECTORS, TARGETS
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST = "soak"
 MOST_TICKS = 400
 HOOKS = {"raw": ["PREROUTING"], "mangle": ["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]}
@@ -212,11 +210,6 @@ class Soak:
         return [line for line in lines if not line.startswith("-A NL-") and "-j NL-" not in line]
 
 
-def do(*argv: str) -> str:
-    """Run a command; that it may have nothing to do is no error."""
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-
-
 def soak(seconds: float, seed: int) -> None:
     """Run inside a namespace."""
     logging.disable(logging.WARNING)
@@ -238,6 +231,7 @@ def soak(seconds: float, seed: int) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """How long."""
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
 
@@ -247,14 +241,4 @@ def run(options: argparse.Namespace) -> int:
     if options.inside:
         soak(options.seconds, options.seed)
         return 0
-    if os.geteuid() != 0:
-        print("scripts/soak: it makes a network namespace, which only root can: run it as root.", file=sys.stderr)
-        return 1
-    name = f"nl-g-{os.getpid()}-soak"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        inside = ["kernel", "--inside", f"--seconds={options.seconds}", f"--seed={options.seed}"]
-        again = ["ip", "netns", "exec", name, sys.executable, "-m", "scripts.soaking.main", *inside]
-        return subprocess.run(again, check=False, cwd=ROOT).returncode
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True)
+    return run_inside("kernel", "--inside", f"--seconds={options.seconds}", f"--seed={options.seed}")

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import shutil
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -41,9 +39,9 @@ from netlimit.records import State
 from netlimit.rules import OnFailure, Rule, parse_rule
 from netlimit.state import TABLES
 from netlimit.store import Replica, Store, open_replica
+from scripts.soaking.namespace import do, run_inside
 from tests.unit.strategies import SAFE, rules
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST = "soak"
 WORK = 4
 """Turns of the controller's loop between two looks at whether all is as desired."""
@@ -528,11 +526,6 @@ def send_frames(out: str, to: str, src: str, dst: str, count: int) -> None:
         note(str(error))
 
 
-def do(*argv: str) -> str:
-    """Run a command; that it may have nothing to do is no error."""
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-
-
 def ip(line: str) -> None:
     """Run ip, which must do it."""
     subprocess.run(["ip", *line.split()], check=True)
@@ -580,14 +573,5 @@ def run(options: argparse.Namespace) -> int:
     if options.inside:
         soak(options.count, options.seed, options.steps)
         return 0
-    if os.geteuid() != 0:
-        print("scripts/soak: it makes a network namespace, which only root can: run it as root.", file=sys.stderr)
-        return 1
-    name = f"nl-g-{os.getpid()}-soak"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        inside = ["sequences", "--inside", f"--count={options.count}", f"--steps={options.steps}"]
-        again = ["ip", "netns", "exec", name, sys.executable, "-m", "scripts.soaking.main", *inside]
-        return subprocess.run([*again, f"--seed={options.seed}"], check=False, cwd=ROOT).returncode
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True)
+    chosen = (f"--count={options.count}", f"--steps={options.steps}", f"--seed={options.seed}")
+    return run_inside("sequences", "--inside", *chosen)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from scripts.soaking.sequences import ROOT
+from scripts.soaking.namespace import ROOT
 
 COUNT = 25
 
