@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
+from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, exists, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, select
 
 from netlimit.records import Exceptional, State
 from netlimit.rules import Rule
@@ -30,45 +31,48 @@ class Alike:
 
 def take_census(connection: Connection, now: datetime, applied: Sequence[int]) -> list[Alike]:
     """Every rule, in groups; `applied` are the revisions between which rules stand differently."""
-    over = (func.coalesce(rules.c.expires_at <= now, False)).label("over")
+    over = _is_over(now)
     later = sum((case((rules.c.revision > step, 1), else_=0) for step in sorted(set(applied))), literal(0))
     what = (rules.c.enabled, over, rules.c.hosts, later.label("later"))
-    marked = exists().where(rule_states.c.rule_id == rules.c.id)
+    marked = exists().where(rule_states.c.rule_id == rules.c.id).correlate(rules)
     counted = (
         select(*what, func.max(rules.c.revision).label("revision"), func.count().label("number"))
         .where(~marked)
         .group_by(*what)
     )
     groups = [Alike(_example(row, now), {}, row.number) for row in connection.execute(counted)]
-    return groups + _count_marked(connection, now, (rules.c.id, rules.c.revision, *what))
+    return groups + [alike for alike, _ in sort_out(connection, now, applied, [marked])]
 
 
-def _count_marked(connection: Connection, now: datetime, columns: Sequence[object]) -> list[Alike]:
-    """Those that are exceptional somewhere: told apart by where, and how."""
-    kept = and_(rule_states.c.rule_id == rules.c.id)
-    asked = select(*columns, rule_states.c.host, rule_states.c.state).join_from(rules, rule_states, kept)  # type: ignore[call-overload]
-    rows: dict[int, Row[tuple[object, ...]]] = {}
+def sort_out(
+    connection: Connection, now: datetime, applied: Sequence[int], wanted: Sequence[ColumnElement[bool]]
+) -> list[tuple[Alike, list[int]]]:
+    """The same of the rules that are `wanted`, each group with the ids of its rules."""
+    steps = sorted(set(applied))
     states: dict[int, list[tuple[str, str]]] = {}
+    exceptional = select(rule_states.c.rule_id, rule_states.c.host, rule_states.c.state)
+    of_rule = rules.c.id == rule_states.c.rule_id
+    for rule_id, host, state in connection.execute(exceptional.join(rules, of_rule).where(*wanted)):
+        states.setdefault(rule_id, []).append((host, state))
+    groups: dict[tuple[object, ...], tuple[Row[Any], list[int]]] = {}
+    asked = select(rules.c.id, rules.c.revision, rules.c.enabled, _is_over(now), rules.c.hosts).where(*wanted)
     for row in connection.execute(asked):
-        rows[row.id] = row
-        states.setdefault(row.id, []).append((row.host, row.state))
-    numbers: Counter[tuple[object, ...]] = Counter()
-    examples: dict[tuple[object, ...], int] = {}
-    for rule_id, row in rows.items():
-        key = (row.enabled, row.over, row.hosts, row.later, *sorted(states[rule_id]))
-        numbers[key] += 1
-        examples[key] = rule_id
-    return [
-        Alike(
-            _example(rows[rule_id], now),
-            {host: Exceptional(rule_id, State(state), "") for host, state in states[rule_id]},
-            numbers[key],
-        )
-        for key, rule_id in examples.items()
-    ]
+        rule_id, revision, *what = row
+        key = (*what, bisect_left(steps, revision), *sorted(states.get(rule_id, ())))
+        groups.setdefault(key, (row, []))[1].append(rule_id)
+    return [(_describe(row, states.get(row.id, ()), len(ids), now), ids) for row, ids in groups.values()]
 
 
-def _example(row: Row[tuple[object, ...]], now: datetime) -> Rule:
+def _describe(row: Row[Any], states: Iterable[tuple[str, str]], number: int, now: datetime) -> Alike:
+    exceptional = {host: Exceptional(row.id, State(state), "") for host, state in states}
+    return Alike(_example(row, now), exceptional, number)
+
+
+def _is_over(now: datetime) -> ColumnElement[bool]:
+    return func.coalesce(rules.c.expires_at <= now, False).label("over")
+
+
+def _example(row: Row[Any], now: datetime) -> Rule:
     end = now if row.over else now + timedelta(days=1)
     hosts = read_hosts(row.hosts) if row.hosts else ()
     return Rule(_ANY, enabled=row.enabled, expires_at=end, hosts=hosts, revision=row.revision)

@@ -48,7 +48,7 @@ from netlimit.store import (
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.backup import Label, open_backup, write_backup
-from netlimit.store.census import Alike, take_census
+from netlimit.store.census import Alike, sort_out, take_census
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Damaged
 from netlimit.store.restore import Restored, restore
@@ -74,8 +74,10 @@ class Store:
     share a store; processes must each make their own.
     """
 
-    def __init__(self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS) -> None:
-        self._database = Database(url)
+    def __init__(
+        self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS, wal: bool = True
+    ) -> None:
+        self._database = Database(url, wal)
         self._audit_length = audit_length
         self._revisions = revisions
 
@@ -350,6 +352,15 @@ class Store:
         """Every rule, in groups of those that stand alike; `applied` are the revisions that gateways have applied."""
         with self._database.reading() as connection:
             return take_census(connection, now, applied)
+
+    def sort_out(
+        self, now: datetime, applied: Sequence[int], *, contains: str | None = None, target: str | None = None,
+        labels: Mapping[str, str] | None = None, action: str | None = None,
+    ) -> list[tuple[Alike, list[int]]]:  # fmt: skip
+        """The rules that match everything given, as `select` has it, in groups as `census` has them, with their ids."""
+        wanted = rules.conditions(contains, target, labels or {}, action)
+        with self._database.reading() as connection:
+            return sort_out(connection, now, applied, wanted)
 
     def exceptional_counts(self) -> dict[State, int]:
         """How many pairs of rule and gateway are in each exceptional state."""

@@ -6,6 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from netlimit.records import Exceptional, HostStatus, State
+from netlimit.rules import parse_rule
+from netlimit.store import Store
 from tests.api.server import connect
 from tests.databases import DATABASES
 
@@ -299,8 +302,27 @@ def test_pages_follow_each_other(client: httpx.Client) -> None:
     assert seen == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_pages_of_a_state_follow_each_other(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.rules.MOST", 4)
+def test_a_state_is_looked_for_without_reading_every_rule(
+    client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    for number in range(12):
+        add(client, target=f"10.1.2.{number}", enabled=number % 6 != 0, hosts=[["gw1"], ["gw2"], []][number % 3])
+    store.add([parse_rule({**RULE, "target": "10.1.3.1", "expires_at": now.isoformat()}, now)], "test", now)
+    for host, applied in (("gw1", 20), ("gw2", 8)):
+        store.report(HostStatus(host, "iptables", applied_revision=applied), now)
+    wrong = [Exceptional(number, State.ERROR, "wrong") for number in (2, 4, 7)]
+    store.mark("gw1", [*wrong, Exceptional(10, State.DEGRADED, "so so"), Exceptional(1, State.APPLIED, "note")], [])
+    store.mark("gw2", [Exceptional(3, State.APPLIED, "note")], [])
+    standing = {rule["id"]: rule["status"]["state"] for rule in client.get("/rules").json()["items"]}
+    monkeypatch.delattr("netlimit.store.Store.select")
+    found = {state: ids(client, state=state) for state in State}
+    assert found == {state: [number for number in standing if standing[number] == state] for state in State}
+    assert all(found.values()), found
+    assert ids(client, state="error", contains="10.1.2.3") == [4]
+
+
+def test_pages_of_a_state_follow_each_other(client: httpx.Client) -> None:
     for number in range(20):
         add(client, target=f"10.1.2.{number}", enabled=number % 3 != 0)
     first = client.get("/rules", params={"state": "disabled", "limit": 4}).json()
