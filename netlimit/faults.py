@@ -10,6 +10,7 @@ from pathlib import Path
 from netlimit.conflicts import Finding, Severity
 
 SILENT_SECONDS = 30.0
+"""A controller reports every five seconds; one that has not for so long is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             "controller",
             Severity.SERIOUS,
             "No controller runs here: changes of rules do not reach the kernel, and what others break stays broken.",
-            "Start `netlimit serve`, or `netlimit controller`.",
+            "Start it: `systemctl start netlimit-controller`, or `netlimit serve` where there are no units.",
         )
     elif report.lost is None and (report.silent is None or report.silent > SILENT_SECONDS):
         yield Finding(
@@ -96,7 +97,8 @@ def _find_api(report: ServiceReport) -> Iterator[Finding]:
             "api",
             Severity.WARNING,
             report.unreached,
-            "Limits hold meanwhile. Start `netlimit serve`; NETLIMIT_URL says where it is looked for.",
+            "Limits hold meanwhile. Start it: `systemctl start netlimit-api`, or `netlimit serve` where there are no units. "
+            "NETLIMIT_URL says where it is looked for.",
         )
     if not report.encrypted and not _is_loopback(report.listen):
         yield Finding(

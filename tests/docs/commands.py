@@ -73,10 +73,7 @@ def _expand(pattern: str) -> list[str]:
 
 def demo_script() -> str:
     """The demo, as short as it can be."""
-    done = subprocess.run(
-        ["scripts/demo", "--seconds", "4"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=START_SECONDS
-    )
-    return done.stdout
+    return _run("scripts/demo", "--seconds", "4")
 
 
 def install_script() -> str:
@@ -95,8 +92,14 @@ def uninstall_script() -> str:
 
 
 def _in_image(script: str, directory: str, *options: str) -> str:
-    command = [script, "--root", directory, *options]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return _run(script, "--root", directory, *options)
+
+
+def _run(*command: str) -> str:
+    """What a script prints, which must do its work."""
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=START_SECONDS)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 SPECIAL: dict[str, Callable[[], str]] = {
