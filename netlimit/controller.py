@@ -112,6 +112,7 @@ class Controller:
         self._watch: Watch | None = None
         self._outage: Outage | None = None
         self._undone: Window | None = None
+        self._uncopied = False
         self._kernel = kernel
         self._setup = setup
         self._now = now
@@ -178,7 +179,7 @@ class Controller:
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._protect()
             self._report()
-            if self._replica is not None and self._replica.copied != self._revision:
+            if self._uncopied:
                 self._copy()
 
     def sync(self) -> None:
@@ -247,14 +248,23 @@ class Controller:
         if outage.over():
             log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
             self._outage, self._store = None, self._database
-            if self._roster.lifted is not None:
-                back = self._roster.lifted
-                log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
-                self._roster.lifted = None
-            self._compilation = None  # what was marked and counted meanwhile, the database does not know
-            self._status = replace(self._status, last_error=None)
+            self._return()
         elif self._compilation is not None and outage.seconds >= self._setup.failure_seconds:
             self._lift("The database")
+
+    def _return(self) -> None:
+        """Load everything from the database: what was marked and counted without it, it does not know."""
+        before = self._roster
+        back, before.lifted = before.lifted, None
+        try:
+            if self._compilation is not None:
+                self._load_all()
+        except StoreError:  # it has gone again
+            before.lifted = back
+            raise
+        self._status = replace(self._status, last_error=None)
+        if back is not None:
+            log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
 
     def _was_undone(self) -> bool:
         """Whether the guard has put the copy back, since the last look, to what was before a window that nobody has
@@ -321,8 +331,14 @@ class Controller:
             raise
 
     def _load_all(self) -> None:
-        with self._wholly():
-            self._load_anew()
+        """Take in everything. If that cannot be had, what is known stays: the copy may be older."""
+        known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
+        try:
+            with self._wholly():
+                self._load_anew()
+        except StoreError:
+            self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision = known
+            raise
 
     def _load_anew(self) -> None:
         self._premises.probe(self._store.hosts())
@@ -468,6 +484,7 @@ class Controller:
             self._exceptional = exceptional
             self._tell_worse(changed)
         self._report(applied_revision=self._revision, last_error=self._find_error())
+        self._uncopied = True
         self._copy()
 
     def _tell_worse(self, changed: Iterable[Exceptional]) -> None:
@@ -484,11 +501,8 @@ class Controller:
         returns to what was before. Without a copy, the rules are no less in force."""
         if self._replica is None or self._outage is not None:
             return
-        window = self._database.window()
-        if window is not None and window.outcome is None:
-            return
         try:
-            self._replica.follow(self._database)
+            self._uncopied = not self._replica.follow(self._database)
         except StoreError as error:
             log.error("%s The copy of the applied rules stays as it was.", error)
 
@@ -650,6 +664,8 @@ class Controller:
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
+            self._uncopied = True
+            self._copy()
 
     # -- questions
 

@@ -21,7 +21,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 
 from netlimit.errors import StoreError
 from netlimit.store import files
-from netlimit.store.faults import BUSY_SECONDS, Undone, explain_fault
+from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
 from netlimit.store.tables import SCHEMA
 
 CHANNEL = "netlimit"
@@ -76,9 +76,12 @@ class Database:
     at the start (BEGIN IMMEDIATE): a transaction that reads first and then writes would fail at once when another
     process has written in between. Those of one process queue up before that, for SQLite knows no queue: who waits
     looks again now and then, and with many of them some would wait for ever.
+
+    `wal` gives a SQLite file a write-ahead log, so that readers go on while one writes. Without it, the file can be
+    read on a disk without room.
     """
 
-    def __init__(self, url: str | URL) -> None:
+    def __init__(self, url: str | URL, wal: bool = True) -> None:
         self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
@@ -90,6 +93,7 @@ class Database:
         self._checked = False
         self._place: files.Place | None = None
         self._turn = threading.Lock()
+        self._journal = "WAL" if wal else "DELETE"
 
     def __str__(self) -> str:
         if self.path:
@@ -128,7 +132,7 @@ class Database:
         self._checked = False
         with self._in_words():
             if self.is_sqlite:
-                self._use_wal()
+                self._choose_journal()
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
@@ -182,10 +186,10 @@ class Database:
         """Close every connection."""
         self.engine.dispose()
 
-    def _use_wal(self) -> None:
-        """Write-ahead logging lets readers go on while one writes. It is a property of the file, so set once."""
+    def _choose_journal(self) -> None:
+        """It is a property of the file, so set once."""
         with self.engine.connect() as connection:
-            connection.execution_options(**{_BEGIN: None}).exec_driver_sql("PRAGMA journal_mode=WAL")
+            connection.execution_options(**{_BEGIN: None}).exec_driver_sql(f"PRAGMA journal_mode={self._journal}")
 
     def find_place(self) -> files.Place | None:
         """Which file SQLite's is now; None when there is none, and for a server."""
@@ -221,7 +225,7 @@ class Database:
 
     def _refuse_newer(self, found: str) -> None:
         if found > SCHEMA:
-            raise StoreError(
+            raise TooNew(
                 f"The database {self} is at schema {found}, newer than this netlimit knows ({SCHEMA}); "
                 "install the newer netlimit here too, or go back to a backup from before the upgrade."
             )

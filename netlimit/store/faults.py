@@ -13,6 +13,10 @@ class Damaged(StoreError):
     """The SQLite file is not what SQLite has written."""
 
 
+class TooNew(StoreError):
+    """The database was brought to a schema that only a newer netlimit knows."""
+
+
 class Undone(StoreError):
     """The server undid a transaction that stood in the way of another: it can be made again."""
 

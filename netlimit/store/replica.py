@@ -17,6 +17,7 @@ from netlimit.errors import StoreError
 from netlimit.records import Exceptional, HostStatus, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
+from netlimit.store.faults import Damaged, TooNew
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.tree import SavedRoot
@@ -52,24 +53,24 @@ class Replica(Store):
     """
 
     def __init__(self, path: Path, host: str) -> None:
-        super().__init__(f"sqlite:///{path}")
+        super().__init__(f"sqlite:///{path}", wal=False)  # it must be there on a full disk
         self._host = host
         self._copied = -1
         self._paused = False
         self._roots: dict[str, SavedRoot] = {}
 
-    @property
-    def copied(self) -> int:
-        """The revision that the copy is known to hold; -1 before the first `follow`."""
-        return self._copied
-
-    def follow(self, source: Store) -> None:
+    def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
-        numbers, the roots it took the place of, whether it is paused. All or nothing. Raises StoreError."""
+        numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
+        confirmation is open: then False. Raises StoreError."""
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
-        changes = source.changes(self._copied, self._host) if self._copied >= 0 else None
+        known = self._copied >= 0 and self._copied == self.revision()  # a guard may have put another in its place
+        changes = source.changes(self._copied, self._host) if known else None
         revision, every = (changes.revision, None) if changes is not None else source.load(self._host)
+        window = source.window()  # asked last: all of this was so before it opened
+        if window is not None and window.outcome is None:
+            return False
         with self._database.writing() as connection:
             if changes is not None:
                 rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
@@ -86,6 +87,7 @@ class Replica(Store):
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, paused)
         self._copied, self._paused, self._roots = revision, paused, saved
+        return True
 
     def hold(self, snapshot: Snapshot, window: Window) -> None:
         """Hold what a snapshot says, instead of all else: the rules from before a window that has expired. A controller
@@ -174,8 +176,9 @@ def _try(do: Callable[[], T], otherwise: T) -> T:
 
 
 def open_replica(directory: Path, host: str) -> Replica:
-    """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of another version, is
-    begun anew: it is a copy. Raises StoreError."""
+    """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of a newer version, is
+    begun anew: it is a copy. One that cannot be written (the disk is full, or it is busy) is taken as it is. Raises
+    StoreError."""
     path = directory / "applied.db"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,11 +190,21 @@ def open_replica(directory: Path, host: str) -> Replica:
     replica = Replica(path, host)
     try:
         replica.upgrade()
-    except StoreError as error:
+    except (Damaged, TooNew) as error:
         log.warning("%s It is a copy, and begun anew.", error)
         replica.close()
-        for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-            leftover.unlink(missing_ok=True)
+        _remove(path)
         replica = Replica(path, host)
         replica.upgrade()
+    except StoreError as error:
+        replica.revision()
+        log.warning("%s The copy is taken as it is.", error)
     return replica
+
+
+def _remove(path: Path) -> None:
+    try:
+        for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
+            name.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"The damaged copy {path} cannot be removed: {error.strerror}.") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
-from netlimit.store import Replica, Store, open_replica
+from netlimit.records import Outcome, Window
+from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
 
 PATIENCE = 10.0
@@ -220,6 +223,91 @@ def test_a_copy_that_cannot_be_written_keeps_nobody_from_limiting(away: Away, mo
     away.site.add(target="10.0.0.1", rate="5 packets/s")
     away.controller.sync()
     assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def test_what_is_torn_down_stays_so_without_the_database(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    away.site.store.pause("gw", True)
+    away.run()
+    assert away.replica.paused("gw"), "or the limits would be back when the machine starts again"
+    away.take_away()
+    for held in (away.site.kernel.chains, away.site.kernel.hooks, away.site.kernel.sets, away.site.kernel.elements):
+        held.clear()
+    away.restart()
+    away.run()
+    assert away.site.send("10.0.0.1", times=8).count("accept") == 8
+    away.bring_back()
+    away.site.store.pause("gw", False)
+    away.run("back")
+    away.run()
+    assert not away.replica.paused("gw")
+
+
+def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy may be older: it cannot be written, or a window of confirmation is open."""
+    away.run()
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    away.site.store.open_window(60, "test", datetime.now(UTC))
+    away.site.add(target="10.0.0.2", rate="5 packets/s")
+    away.run()
+    away.take_away()
+    away.run("alone")
+
+    asked = []
+
+    def load(host: str) -> object:
+        asked.append(host)
+        away.take_away()
+        return Store.load(away.site.store, host)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(away.site.store, "load", load)
+        away.bring_back()
+        while not asked:
+            away.run()
+        away.run()
+    assert {str(rule.target) for rule in away.replica.load("gw")[1]} == {"10.0.0.1/32"}
+    assert away.site.send("10.0.0.2", times=8).count("accept") == 5
+
+
+def test_a_copy_that_a_guard_has_put_back_is_followed_from_there(away: Away) -> None:
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.run()
+    base, now = away.site.store.revision(), datetime.now(UTC)
+    away.site.add(target="10.0.0.2", rate="5 packets/s")
+    away.run()
+    guards = open_replica(away.directory, "gw")
+    window = Window(base, now, 1, "test", (), Outcome.EXPIRED, now, base)
+    guards.hold(take_snapshot(away.site.store, "gw", base, False), window)
+    guards.close()
+    away.site.add(target="10.0.0.3", rate="5 packets/s")
+    away.run()
+    assert _rules(away.replica) == _rules(away.site.store)
+
+
+def test_a_copy_on_a_full_disk_is_there(root: None, away: Away) -> None:
+    """It may be all that there is when the machine starts."""
+    disk = away.directory.with_name("disk")
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "netlimit-test", disk], check=True)
+    try:
+        away.replica.close()
+        away.replica = open_replica(disk / "controller", "gw")
+        away.site.add(target="10.0.0.1", rate="5 packets/s")
+        away.restart().sync()
+        away.replica.close()
+        with suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
+            while filling.write(bytes(4096)):
+                pass
+        away.replica = open_replica(disk / "controller", "gw")
+        assert _rules(away.replica) == _rules(away.site.store) != {}
+        away.replica.close()
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def _rules(store: Store | Replica) -> dict[int, object]:
