@@ -97,8 +97,8 @@ def _find_api(report: ServiceReport) -> Iterator[Finding]:
             "api",
             Severity.WARNING,
             report.unreached,
-            "Limits hold meanwhile. Start it: `systemctl start netlimit-api`, or `netlimit serve` where there are no units. "
-            "NETLIMIT_URL says where it is looked for.",
+            "Limits hold meanwhile. Start it: `systemctl start netlimit-api`, or `netlimit serve` where there are no "
+            "units. NETLIMIT_URL says where it is looked for.",
         )
     if not report.encrypted and not _is_loopback(report.listen):
         yield Finding(
