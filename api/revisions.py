@@ -16,9 +16,11 @@ from api.auth import CallerOf
 from api.context import StoreOf, WaitingOf, no_query
 from api.cursors import read_cursor, write_cursor
 from api.headers import Wait, preference_applied
+from api.lockout import ForceQuery, LockoutOf
 from api.problems import responses
 from api.representation import write_time
 from netlimit.records import Difference, Revision
+from netlimit.rules import Rule
 from netlimit.store import changed_fields
 
 router = APIRouter(prefix="/revisions", tags=["undo"])
@@ -89,17 +91,30 @@ def compare_revisions(revision: Number, other: Other, query: Page, store: StoreO
 @router.post(
     "/{revision}/rollback",
     summary="Return to a revision",
-    dependencies=[Depends(no_query)],
     responses={
         200: {"description": "What has come of it.", "model": schemas.Rollback},
-        **responses(401, 403, 404, 422, 503),
+        **responses(401, 403, 404, 409, 422, 503),
     },
 )
-async def roll_back(revision: Number, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
+async def roll_back(
+    revision: Number,
+    query: Annotated[ForceQuery, Query()],
+    caller: CallerOf,
+    lockout: LockoutOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
+) -> Response:
     """Bring back the rules of a revision under their ids, as one change, which can be undone like any other. When they
-    are as they were, there is no new revision."""
+    are as they were, there is no new revision. Refused where a rule that comes back would hit who is safe
+    by now."""
     now = datetime.now(UTC)
-    after = await run_in_threadpool(store.rollback, revision, caller.actor, now)
+    await run_in_threadpool(lockout.look)  # not while the database is written
+
+    def check(rule: Rule, before: Rule | None) -> None:
+        lockout.check(rule, query.force, before)
+
+    after = await run_in_threadpool(store.rollback, revision, caller.actor, now, check)
     if wait is not None:
         await waiting.applied(after, wait)
     return JSONResponse({"returned_to": revision, "revision": after}, headers=preference_applied(wait))

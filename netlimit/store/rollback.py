@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from sqlalchemy import Connection
 
 from netlimit.records import Actor
+from netlimit.rules import Rule
 from netlimit.store import audit, history, tombstones
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rows import Kept, with_number
 from netlimit.store.rules import erase, forget, write_kept
 
+Check = Callable[[Rule, Rule | None], None]
+"""Raises something if a rule must not take the place of another, or of none."""
 
-def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime) -> int:
+
+def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime, check: Check | None = None) -> int:
     """Bring back the rules of a revision, under their ids; the new revision, or the present one if they are the same.
 
-    Raises NoSuchRevision.
+    `check` is asked of each rule that comes back. Raises NoSuchRevision, and what `check` raises.
     """
     lock(connection)
     then = history.past(connection, revision)
@@ -27,6 +31,10 @@ def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime
               if not history.same(present.get(rule_id), then[rule_id])}  # fmt: skip
     if not before:
         return newest_revision(connection)
+    for rule_id, replaced in before.items():
+        back = then[rule_id]
+        if check and back:
+            check(back.rule, replaced.rule if replaced else None)
     number, _ = take_revision(connection)
     history.note_rollback(connection, number, before, revision, actor, now)
     after = {rule_id: renew(then[rule_id], number, now) for rule_id in before}

@@ -223,11 +223,14 @@ class Store:
     # Undoing
 
     @again
-    def rollback(self, revision: int, actor: Actor | str, now: datetime) -> int:
+    def rollback(self, revision: int, actor: Actor | str, now: datetime, check: rollback.Check | None = None) -> int:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
-        was nothing to change. Raises NoSuchRevision."""
+        was nothing to change. `check` is asked of each rule that comes back, with the one whose place it takes.
+
+        Raises NoSuchRevision, and what `check` raises.
+        """
         with self._changing() as connection:
-            return rollback.roll_back(connection, revision, as_actor(actor), now)
+            return rollback.roll_back(connection, revision, as_actor(actor), now, check)
 
     def revisions(self, limit: int = 100, before: int | None = None) -> list[Revision]:
         """The changes that can be undone, the newest first; `before` is the last one already seen."""

@@ -114,6 +114,22 @@ def test_changes_are_looked_at_too_but_not_what_stays(client: httpx.Client) -> N
 
 
 @pytest.mark.usefixtures("gateway")
+def test_a_rule_that_was_forced_does_not_come_back_by_itself(client: httpx.Client, url: str) -> None:
+    client.post("/rules?force=true", json=BLOCK)
+    client.patch("/rules/1", json={"comment": "It was forced."})
+    client.delete("/rules/1")
+    client.post("/rules", json={**LIMIT, "target": "198.51.100.9"})
+    with connect(url, "operator") as operator:
+        refused = operator.post("/revisions/2/rollback")
+        assert refused.status_code == 409
+        assert "where an SSH session to gw1 comes from" in refused.json()["detail"]
+        assert operator.post("/revisions/2/rollback?force=true").status_code == 403
+        assert operator.post("/revisions/3/rollback").json() == {"returned_to": 3, "revision": 5}
+    assert client.post("/revisions/2/rollback?force=true").json()["revision"] == 6
+    assert client.post("/revisions/1/rollback").json()["revision"] == 7  # it stays
+
+
+@pytest.mark.usefixtures("gateway")
 def test_of_many_rules_each_line_is_told(client: httpx.Client) -> None:
     batch = [{**LIMIT, "target": "198.51.100.9"}, LIMIT, {"target": "10.1.2.3"}, {**BLOCK, "target": "10.2.0.1"}]
     problem = client.post("/rules/bulk", json=batch).json()
