@@ -255,6 +255,7 @@ class Store:
         with self._database.reading() as connection:
             return history.differences(connection, one, other)
 
+    @again
     def open_window(
         self,
         seconds: int,
@@ -276,16 +277,19 @@ class Store:
         with self._database.reading() as connection:
             return windows.last(connection)
 
+    @again
     def confirm(self, actor: Actor | str, now: datetime) -> Window:
         """Keep what was changed in the open window. Raises NoWindow."""
         with self._changing() as connection:
             return windows.confirm(connection, as_actor(actor), now)
 
+    @again
     def abandon(self, actor: Actor | str, now: datetime) -> Window:
         """Undo what was changed in the open window. Raises NoWindow."""
         with self._changing() as connection:
             return windows.abandon(connection, as_actor(actor), now)
 
+    @again
     def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:
         """Undo what was changed in a window that was not confirmed; None if it has ended already."""
         with self._changing() as connection:

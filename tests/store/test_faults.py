@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from sqlalchemy import text
@@ -20,6 +21,7 @@ from netlimit.store.faults import Undone
 from tests.databases import Postgres
 from tests.store.examples import NOW, keep, rule
 
+Result = TypeVar("Result")
 RESCUE = r"is damaged \(.*\)\. What is in the kernel stays\. Stop netlimit and bring back a backup"
 
 
@@ -181,24 +183,43 @@ def test_those_who_write_the_same_rows_wait_for_each_other_and_no_more(postgres_
     store.close()
 
 
+def do_in_the_way(url: str, work: Callable[[], Result]) -> Result:
+    """Do something while another transaction holds what it needs, and then wants what it has."""
+    change = "UPDATE rule_states SET message = 'between' WHERE rule_id = "
+    other = Database(url)
+    with ThreadPoolExecutor(1) as pool, other.engine.connect() as connection:
+        with connection.begin():
+            connection.execute(text(change + "2"))
+            working = pool.submit(work)
+            while not connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
+                assert not working.done()
+            connection.execute(text("SET LOCAL deadlock_timeout = '10s'"))  # the other one shall notice first
+            connection.execute(text(change + "1"))
+        done = working.result(10)
+    other.close()
+    return done
+
+
 def test_what_the_server_undid_for_another_is_done_again(postgres_url: str) -> None:
     store = Store(postgres_url)
     store.mark("gw1", [Exceptional(number, State.ERROR, "before") for number in (1, 2)], [])
     after = [Exceptional(number, State.ERROR, "after") for number in (1, 2)]
-    change = "UPDATE rule_states SET message = 'between' WHERE rule_id = "
-    other = Database(postgres_url)
-    with ThreadPoolExecutor(1) as pool, other.engine.connect() as connection:
-        with connection.begin():
-            connection.execute(text(change + "2"))
-            marking = pool.submit(store.mark, "gw1", after, [])
-            while not connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
-                assert not marking.done()
-            connection.execute(text("SET LOCAL deadlock_timeout = '10s'"))  # the other one shall notice first
-            connection.execute(text(change + "1"))
-        marking.result(10)
+    do_in_the_way(postgres_url, lambda: store.mark("gw1", after, []))
     assert {each.message for each in store.marked("gw1").values()} == {"after"}
     store.close()
-    other.close()
+
+
+def test_a_window_ends_though_its_rules_are_in_use(postgres_url: str) -> None:
+    store = Store(postgres_url)
+    window = store.open_window(60, "test", NOW)
+    keep(store)
+    keep(store, "10.0.0.2")
+    store.mark("gw1", [Exceptional(number, State.ERROR, "before") for number in (1, 2)], [])
+    ended = do_in_the_way(postgres_url, lambda: store.expire(window, "guard", NOW))
+    assert ended is not None
+    assert ended.outcome == "expired"
+    assert store.select() == ([], 0)
+    store.close()
 
 
 def test_what_is_undone_for_ever_is_an_error() -> None:
