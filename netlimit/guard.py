@@ -70,13 +70,14 @@ class Guard:
         self._beat_at = 0.0
         self._complaint = ""
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Guard until `stopped`, but never end while a window is open."""
+    def run(self, stopped: Callable[[], bool], once: bool = False) -> None:
+        """Guard until `stopped`, or with `once` until the database says that no window is open; but never end while
+        one is known to be open."""
         while True:
             window = self._look()
             if window is not None:
                 self._watch_over(window)
-            elif stopped():
+            elif stopped() or (once and not self._complaint):
                 break
             else:
                 self._look_for_controller()

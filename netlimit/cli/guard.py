@@ -15,13 +15,14 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.settings import Backend, Settings
 
 START_SECONDS = 15.0
 """How long a guard may take to begin."""
 _PURPOSE = "be the guard of this host"
+_LOCK_SECONDS = 1.0
 _LATE = ("netlimit.controller", "netlimit.kernel.linux", "netlimit.kernel.fake")
 _UMASK = 0o007
 
@@ -50,14 +51,18 @@ def run_guard(settings: Settings, once: bool = False) -> None:
         importlib.import_module(module)
     os.umask(_UMASK)
     log_to_stderr("guard", settings)
-    stopping = [signal.SIGTERM] if once else []
+    stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, frame: stopping.append(signal.Signals(received)))
+        signal.signal(number, lambda received, frame: stopping.append(received))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     lock = _find_lock(settings)
     while True:
         try:
-            with locked(lock, _PURPOSE, keep=False, patience=0), open_store(settings) as store:
+            # Who looks whether there is a guard holds the lock for a moment.
+            with (
+                locked(lock, _PURPOSE, keep=False, patience=_LOCK_SECONDS if once else 0),
+                open_store(settings) as store,
+            ):
                 Guard(
                     store,
                     settings.host,
@@ -65,15 +70,20 @@ def run_guard(settings: Settings, once: bool = False) -> None:
                     lambda source, kernel: make_controller(settings, source, kernel),
                     lambda: open_copy(settings),
                     None if once or settings.backend is Backend.FAKE else settings.failure_seconds,
-                ).run(lambda: bool(stopping))
+                ).run(lambda: bool(stopping), once)
         except KernelError:
-            if stopping:
+            if stopping or once:
                 return
             time.sleep(1.0)
             continue
-        # A window that was opened while it ended has seen it alive: it is the guard's own.
-        if not _is_window_open(settings):
-            return
+        try:
+            # A window that was opened while it ended has seen it alive: it is the guard's own.
+            if not _is_window_open(settings):
+                return
+        except StoreError:
+            if stopping or not once:
+                raise
+            time.sleep(1.0)
 
 
 def guard_lives(settings: Settings) -> bool:

@@ -185,3 +185,27 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
     finally:
         guarded.stopping.set()
         thread.join(10)
+
+
+def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(
+    small_site: Callable[[int], Site], tmp_path: Path
+) -> None:
+    site = small_site(1000)
+    site.store.open_window(1, "test", datetime.now(UTC))
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    guard = Guarded(site, tmp_path).make_guard()
+    site.store.close()
+    file, hidden = tmp_path / "netlimit.db", tmp_path / "hidden.db"
+    file.rename(hidden)
+    thread = threading.Thread(target=guard.run, args=[lambda: False, True])
+    thread.start()
+    time.sleep(0.3)
+    assert thread.is_alive()
+    hidden.rename(file)
+    thread.join(10)
+    assert not thread.is_alive()
+    window = site.store.window()
+    assert window is not None
+    assert window.outcome is Outcome.EXPIRED
+    assert site.send(CLIENT) == ["accept"]
