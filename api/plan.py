@@ -14,6 +14,7 @@ from api.problems import responses
 
 router = APIRouter(tags=["kernel"])
 ANSWER_SECONDS = 5.0
+"""How long a controller may take to plan, or to compile a rule that is only tried."""
 
 
 class PlanQuery(schemas.Strict):

@@ -8,15 +8,13 @@ from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
 
-from api.plan import put_together
+from api.plan import ANSWER_SECONDS, put_together
 from api.representation import write_draft, write_input
 from api.standing import is_live
 from api.waiting import Waiting
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
 from netlimit.store import Store
-
-ANSWER_SECONDS = 5.0
 
 
 async def preview(rule: Rule, store: Store, waiting: Waiting, now: datetime) -> dict[str, object]:
