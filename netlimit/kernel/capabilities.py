@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -88,6 +89,8 @@ def read_hz() -> int:
 def _try_rules() -> dict[str, str | None]:
     if os.geteuid() != 0 or FINDINGS.exists():  # what root enforces, the controller must be able to keep
         return _recall()
+    if threading.active_count() == 1:  # what a copy of this process would hold of other threads, nobody would let go
+        return _try_in_child()
     done = subprocess.run(
         [sys.executable, "-m", "netlimit.kernel.capabilities"],
         capture_output=True,
@@ -117,17 +120,24 @@ def _recall() -> dict[str, str | None]:
 def find_out_as(give_up: Callable[[], None]) -> dict[str, str | None]:
     """What a process can do that has given up rights by calling `give_up`. As root; leaves no trace on the host."""
     iptables.load()  # who has given up rights may not be able to read it
+    return _try_in_child(give_up)
+
+
+def _try_in_child(give_up: Callable[[], None] = lambda: None) -> dict[str, str | None]:
+    """Try every rule in a copy of this process, which need not load everything again."""
     context = multiprocessing.get_context("fork")
     answer, asked = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(asked, give_up))
     process.start()
     asked.close()
     try:
-        found: dict[str, str | None] = answer.recv()
+        ended = "ended without an answer" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
+        found: dict[str, str | None] = answer.recv() if answer.poll() else {}
     except EOFError:
-        found = dict.fromkeys(NAMES, "the probe of this host ended without an answer")
-    process.join(_PROBE_SECONDS)
-    return found
+        found = {}
+    process.kill()
+    process.join()
+    return found or dict.fromkeys(NAMES, f"the probe of this host {ended}")
 
 
 def _answer(asked: Connection, give_up: Callable[[], None]) -> None:

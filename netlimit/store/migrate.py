@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection
+
+from netlimit.store.engine import schema
+from netlimit.store.tables import SCHEMA
+
+if TYPE_CHECKING:  # it takes long to load, and is needed once
+    from alembic.config import Config
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration, found by import and not by directory; migrations run on `connection`."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(files("migrations")))
     config.attributes["connection"] = connection
@@ -19,4 +26,8 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 def upgrade(connection: Connection) -> None:
     """Take every migration that the database lacks, in the transaction of `connection`."""
+    if schema(connection) == SCHEMA:
+        return
+    from alembic import command
+
     command.upgrade(alembic_config(connection), "head")
