@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
@@ -23,6 +24,29 @@ SEND_SECONDS = 30.0
 """Whoever reads nothing of an answer for so long is cut off."""
 IDLE_SECONDS = 5
 """A connection is kept so long for another request."""
+
+
+class Door(socket.socket):
+    """A listening socket that lets in so many connections as there may be: a `Connection` begins only when TLS has been
+    agreed on, and whoever never agrees would else hold as many as the system has."""
+
+    def __init__(self, listening: socket.socket, proxies: Sequence[Target] = ()) -> None:
+        """Take the place of `listening`."""
+        super().__init__(fileno=listening.detach())
+        self._proxies = proxies
+        self._inside: dict[socket.socket, str | None] = {}
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection. Raises ConnectionAbortedError for one too many."""
+        connection, address = super().accept()
+        place = read_address(address[0])
+        self._inside = {each: where for each, where in self._inside.items() if each.fileno() >= 0}
+        same = sum(where == place for where in self._inside.values())
+        if len(self._inside) >= MOST or (same >= MOST_OF_ONE and not _is_among(place, self._proxies)):
+            connection.close()
+            raise ConnectionAbortedError
+        self._inside[connection] = place
+        return connection, address
 
 
 class Connection(H11Protocol):
@@ -83,7 +107,7 @@ class Connection(H11Protocol):
 
     def _are_too_many(self) -> bool:
         place = self.place
-        if place is None or any(ip_address(place) in proxy for proxy in self._proxies):
+        if place is None or _is_among(place, self._proxies):
             return False
         same = [each for each in self.connections if isinstance(each, Connection) and each.place == place]
         return len(same) > MOST_OF_ONE
@@ -110,3 +134,7 @@ class Connection(H11Protocol):
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
+
+
+def _is_among(place: str | None, proxies: Sequence[Target]) -> bool:
+    return place is not None and any(ip_address(place) in proxy for proxy in proxies)

@@ -93,6 +93,7 @@ def run_api(settings: Settings, user: str) -> None:
     import uvicorn
 
     from api.app import create_app
+    from api.connections import Door
     from api.server import configure
 
     collect_seldom()
@@ -104,7 +105,7 @@ def run_api(settings: Settings, user: str) -> None:
     notes = [warning] if warning else []
     for note in notes:
         log.warning("%s", note)
-    listening = listen(settings.listen)
+    listening = Door(listen(settings.listen), settings.trusted_proxies)
     with open_store(settings) as store:
         config = configure(settings, create_app(settings, store, notes))
         if is_root():

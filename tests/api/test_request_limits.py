@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -229,6 +229,23 @@ def test_connections_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
     for connection in kept:
         connection.close()
+
+
+def test_connections_that_agree_on_no_tls_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_OF_ONE", 3)
+    with ExitStack() as stack:
+        door = stack.enter_context(connections.Door(socket.create_server(("127.0.0.1", 0))))
+        ends = [stack.enter_context(socket.create_connection(door.getsockname(), 5)) for _ in range(5)]
+        inside = [stack.enter_context(door.accept()[0]) for _ in range(3)]
+        with pytest.raises(ConnectionAbortedError):
+            door.accept()
+        assert ends[3].recv(1) == b""
+        inside[0].close()
+        stack.enter_context(door.accept()[0])
+        monkeypatch.setattr(connections, "MOST", 3)
+        stack.enter_context(socket.create_connection(door.getsockname(), 5))
+        with pytest.raises(ConnectionAbortedError):
+            door.accept()
 
 
 def test_waiting_for_the_kernel_is_no_slowness(
