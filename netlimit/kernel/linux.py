@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pyroute2 import NetlinkError
@@ -24,6 +24,7 @@ from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
 LOCKS = Path("/run/netlimit")
 """Where the locks between netlimit's own processes are, named by the network namespace that they are for."""
+_MOMENT = 0.5
 
 
 class LinuxKernel:
@@ -62,10 +63,16 @@ class LinuxKernel:
     @contextmanager
     def sole(self) -> Iterator[None]:
         """Be the one controller of this network namespace."""
-        purpose = "be the controller of this host"
-        if is_locked(_find_lock("controller"), purpose):
-            raise KernelError(purpose, "another controller runs here already; stop it first, one is enough")
-        with locked(_find_lock("controller"), purpose, keep=False, patience=0):
+        purpose, lock = "be the controller of this host", _find_lock("controller")
+        with ExitStack() as held:
+            try:
+                # Who looks whether there is a controller, as the guard does, holds the lock for a moment.
+                held.enter_context(locked(lock, purpose, keep=False, patience=_MOMENT))
+            except KernelError:
+                if not is_locked(lock, purpose):
+                    raise
+                reason = "another controller runs here already; stop it first, one is enough"
+                raise KernelError(purpose, reason) from None
             yield
 
     def controlled(self) -> bool:
