@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 
 from netlimit.cli.database import find_token_file
@@ -17,6 +16,9 @@ from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import read_settings
 from netlimit.cli.tls import trust
 from netlimit.settings import Settings
+
+if TYPE_CHECKING:  # it takes long to load, and those who run here do not need it
+    import httpx
 
 ANSWER_SECONDS = 30.0
 """How long an answer may take, apart from what the API is asked to wait."""
@@ -27,6 +29,8 @@ class Client:
     """Speaks to the API. Whatever is not an answer of success is raised as CommandError, in the API's sentences."""
 
     def __init__(self, settings: Settings) -> None:
+        import httpx
+
         self._url = settings.url
         self._token = find_token(settings)
         self._http = httpx.Client(
@@ -47,6 +51,8 @@ class Client:
 
     def call(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> Any:
         """Do something. `wait` are the seconds that the API may wait for the kernel; None: it answers at once."""
+        import httpx
+
         headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
         timeout = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
         try:
@@ -107,7 +113,7 @@ def find_token(settings: Settings) -> str | None:
     """The token of the settings, or else the one that the first start of this host's own API has kept in a file."""
     if settings.token:
         return settings.token.get_secret_value()
-    if not (_is_loopback(settings.url) or httpx.URL(settings.url).host == settings.listen.host):
+    if not (_is_loopback(settings.url) or _find_host(settings.url) == settings.listen.host):
         return None
     try:
         # The API's user may write beside the database: a link of his must not make root read another file.
@@ -125,8 +131,14 @@ def _advise(had_token: bool) -> str:
 
 
 def _is_loopback(url: str) -> bool:
-    host = httpx.URL(url).host
+    host = _find_host(url)
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _find_host(url: str) -> str:
+    import httpx
+
+    return httpx.URL(url).host

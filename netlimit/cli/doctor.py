@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import httpx
 import typer
 
 from netlimit.cli.database import find_file
@@ -88,6 +87,8 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
 
 def _ask_api(settings: Settings) -> str | None:
     """Why the API does not answer, None if it does. No token is needed for that."""
+    import httpx
+
     try:
         httpx.get(f"{settings.url}/healthz", timeout=API_SECONDS, verify=trust(settings), trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL, NetlimitError) as error:
