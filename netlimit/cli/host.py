@@ -17,12 +17,16 @@ from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
 from netlimit.errors import StoreError
+from netlimit.records import State
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
+    from netlimit.store import Store
     from netlimit.tree import SavedRoot
 
+MOST_TOLD = 10
+"""Of so many rules in error `apply` tells the reason."""
 TakeOver = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,12 +90,19 @@ def apply(
         done = {"host": settings.host, "steps": len(steps.steps)}
         store.note("apply", actor, datetime.now(UTC), after=done)
         enforced, failed = controller.standing()
+        reasons = _find_reasons(store, settings.host)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seconds is not None:
         summary += f"\nUnless `netlimit confirm` comes within {count(seconds, 'second')}, all of it is undone."
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed, "confirm_within": seconds}
-    say(json, document, f"{steps}\n{summary}" if steps else summary)
+    say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary]))
     return None
+
+
+def _find_reasons(store: Store, host: str) -> list[str]:
+    """Why rules cannot be enforced here, a line for each of the first."""
+    errors = [each for _, each in sorted(store.marked(host).items()) if each.state is State.ERROR]
+    return [f"Rule {each.rule_id} is in error: {each.message}" for each in errors[:MOST_TOLD]]
 
 
 def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
