@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
@@ -147,7 +148,8 @@ class Guard:
             undoing = self._database.submit(self._expire, window)
             try:
                 revision = undoing.result(None if restored else RECORD_SECONDS)
-                settling = self._database.submit(self._settle, revision)
+                settle = self._take_back if restored and revision is None else partial(self._settle, revision)
+                settling = self._database.submit(settle)
                 settling.result(None if restored else CONTROLLER_SECONDS + PASS_SECONDS)
                 return
             except KernelError as error:
@@ -183,6 +185,12 @@ class Guard:
                 self._make_controller(self._store, self._make_kernel()).sync()
                 return
             time.sleep(0.05)
+
+    def _take_back(self) -> None:
+        """It was confirmed in the last moment, as the database tells now that the kernel was put back."""
+        log.warning("The window of confirmation was confirmed after all.")
+        if not self._store.paused(self._host):
+            self._make_controller(self._store, self._make_kernel()).sync()
 
     def _applied(self, revision: int) -> bool:
         return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())

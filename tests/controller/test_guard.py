@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from netlimit import guard as guarding
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
-from netlimit.records import Outcome
-from netlimit.store import Replica, Store, open_replica
+from netlimit.records import Actor, Outcome
+from netlimit.store import Replica, Store, open_replica, windows
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
 
@@ -99,13 +99,13 @@ def wait(come: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def locked(store: Store) -> Iterator[None]:
+def locked(store: Store) -> Iterator[Connection]:
     """Keep everybody else from writing to a database, and on PostgreSQL from reading."""
     database = store._database
     with database._writer.connect() as connection, connection.begin():
         if not database.is_sqlite:
             connection.execute(text("LOCK TABLE clock, windows, rules IN ACCESS EXCLUSIVE MODE"))
-        yield
+        yield connection
 
 
 def test_what_nobody_confirms_is_undone_without_a_controller(guarded: Guarded) -> None:
@@ -123,6 +123,15 @@ def test_a_database_that_hangs_keeps_nothing_from_coming_back(guarded: Guarded) 
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
     assert guarded.site.send(CLIENT) == ["accept"]
     assert guarded.site.store.revision() == 2
+
+
+def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarded) -> None:
+    guarded.cut()
+    with locked(guarded.site.store) as connection:
+        windows.confirm(connection, Actor("test"), datetime.now(UTC))
+        guarded.wait_until_open()
+    wait(lambda: guarded.site.send(CLIENT) == ["drop"])
+    assert guarded.outcome is Outcome.CONFIRMED
 
 
 def test_it_does_not_end_while_a_window_is_open(guarded: Guarded) -> None:
