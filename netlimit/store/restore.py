@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, select, text, update
 
 from netlimit.errors import NetlimitError
 from netlimit.records import Actor
-from netlimit.store import audit, history
+from netlimit.store import audit, history, windows
 from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock
 from netlimit.store.clock import revision as newest_revision
@@ -39,7 +39,7 @@ class Restored:
 
 
 class InUse(NetlimitError):
-    """There are rules that would be lost."""
+    """There is something that would be lost, or could not be undone."""
 
 
 def restore(
@@ -47,7 +47,7 @@ def restore(
 ) -> Restored:
     """Bring the rules of a backup in the place of those that are there; every controller reads all of them anew.
 
-    Raises InUse where there are rules, unless forced.
+    Raises InUse where there are rules, unless forced, and where there is nothing but an open window of confirmation.
     """
     lock(connection)
     newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
@@ -56,6 +56,12 @@ def restore(
         raise InUse(
             f"The database has {number} rules, which those of the backup would take the place of; "
             "use --force if they shall."
+        )
+    window = windows.last(connection)
+    if newest == 0 and window is not None and window.outcome is None:
+        raise InUse(
+            "A window of confirmation is open, which could not undo what comes into an empty database: "
+            "end it first, with `netlimit confirm`."
         )
     before = backup.execute(select(clock)).one()
     revision = max(newest, label.revision) + 1

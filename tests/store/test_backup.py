@@ -88,6 +88,18 @@ def test_rules_that_are_there_are_not_lost_by_mistake(store: Store, file: Path) 
     assert store.revision() == 2
 
 
+def test_an_empty_database_with_an_open_window_takes_over_nothing(store: Store, other: Store, file: Path) -> None:
+    """It could not return to what was before: the history of the backup takes the place of its own."""
+    keep(store)
+    store.back_up(file, NOW)
+    other.upgrade()
+    window = other.open_window(60, "test", NOW)
+    with pytest.raises(InUse, match="A window of confirmation is open"):
+        other.restore(file, "test", NOW, force=True)
+    assert other.expire(window, "guard", NOW) is not None
+    assert other.restore(file, "test", NOW).rules == 1
+
+
 def test_a_restore_is_a_change_that_can_be_undone(store: Store, file: Path) -> None:
     first, second = keep(store, name="first"), keep(store, "10.0.0.2", name="second")
     store.add_token("ci", "hash", "admin", NOW)
