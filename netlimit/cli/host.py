@@ -12,7 +12,7 @@ import typer
 from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
@@ -91,6 +91,7 @@ def apply(
         store.note("apply", actor, datetime.now(UTC), after=done)
         enforced, failed = controller.standing()
         reasons = _find_reasons(store, settings.host)
+        renew_copy(settings, store, kernel)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seconds is not None:
         summary += f"\nUnless `netlimit confirm` comes within {count(seconds, 'second')}, all of it is undone."
@@ -136,7 +137,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
 
     settings = read_settings(context)
     kernel = make_kernel(settings)
-    saved = _pause(settings)
+    saved = _pause(settings, kernel)
     if saved is None:
         _warn_of_loss(observe(kernel).trees)
     steps, left = tear_down(kernel, saved)
@@ -148,12 +149,13 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
     say(json, {"steps": list(steps.lines())}, text)
 
 
-def _pause(settings: Settings) -> Mapping[str, SavedRoot] | None:
+def _pause(settings: Settings, kernel: Kernel) -> Mapping[str, SavedRoot] | None:
     """Stop the controller; returns the qdiscs to put back, None if nobody knows: a database that is lost must not keep
     anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
             store.pause(settings.host, True, local_actor(settings))
+            renew_copy(settings, store, kernel)
             return store.saved_roots(settings.host)
     except StoreError as error:
         complain(error)

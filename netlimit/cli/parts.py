@@ -65,6 +65,23 @@ def open_copy(settings: Settings) -> Iterator[Replica | None]:
             replica.close()
 
 
+def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
+    """Bring the copy up to date where no controller does that: with the present rules, if they are in the kernel or
+    nothing is to be there."""
+    if kernel.controlled():
+        return
+    revision, host = store.revision(), settings.host
+    applied = any(each.host == host and each.applied_revision == revision for each in store.hosts())
+    if not applied and not store.paused(host):
+        return
+    with open_copy(settings) as replica:
+        try:
+            if replica is not None:
+                replica.follow(store)
+        except StoreError as error:
+            log.error("%s The copy of the applied rules stays as it was.", error)
+
+
 def make_kernel(settings: Settings) -> Kernel:
     """The kernel that the settings name. Raises CommandError when this process may not change it."""
     check_backend(settings)

@@ -13,8 +13,9 @@ import typer
 
 from netlimit.cli.actor import local_actor
 from netlimit.cli.guard import ensure_guard
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings
+from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
+from netlimit.cli.privileges import is_root
 from netlimit.records import Difference, Revision, Window
 from netlimit.settings import Backend, Settings
 
@@ -36,6 +37,8 @@ def confirm(context: typer.Context, json: bool = JSON) -> None:
     settings = read_settings(context)
     with open_store(settings) as store:
         window = store.confirm(local_actor(settings), datetime.now(UTC))
+        if is_root():
+            renew_copy(settings, store, make_kernel(settings))
     say(json, describe_window(window), f"Confirmed: the rules stay as they are, at revision {window.revision}.")
 
 
@@ -216,6 +219,7 @@ def _bring_kernel(settings: Settings, store: Store, kernel: Kernel, revision: in
         return "paused"
     if not _is_controlled(settings, store, kernel):
         make_controller(settings, store, kernel).sync()
+        renew_copy(settings, store, kernel)
         return "applied"
     end = time.monotonic() + APPLIED_SECONDS
     while time.monotonic() < end:

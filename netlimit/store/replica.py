@@ -187,6 +187,8 @@ def open_replica(directory: Path, host: str) -> Replica:
             f"The copy of the applied rules cannot be kept in {directory}: {error.strerror}. "
             "Set NETLIMIT_STATE_DIRECTORY to a directory of the controller's own."
         ) from error
+    if path.is_symlink():  # root must not write where the controller's user has led it
+        raise StoreError(f"The copy of the applied rules {path} is a link to another file; remove it.")
     replica = Replica(path, host)
     try:
         replica.upgrade()

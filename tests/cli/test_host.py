@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -87,7 +88,19 @@ def test_apply_without_a_controller(gateway: Netlimit) -> None:
     assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0, "confirm_within": None}
     assert snapshot(gateway) == held
     assert gateway.do("apply") == "1 rule in force here.\n"
+    forget(gateway)
+    assert gateway.run("apply", "--last").stdout.endswith("Revision 1 is back: 1 rule in force here.\n")
+    assert snapshot(gateway) == held
     gateway.do("teardown")
+    assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def forget(gateway: Netlimit) -> None:
+    """The machine starts anew: nothing is in the kernel."""
+    for table in ("raw", "mangle", "filter", "security"):
+        for program, what in itertools.product(("iptables-legacy", "ip6tables-legacy"), ("-F", "-X")):
+            look(gateway, program, "-t", table, what)
+    look(gateway, "ipset", "destroy")
 
 
 def test_teardown_without_a_database(gateway: Netlimit) -> None:
