@@ -30,6 +30,9 @@ router = APIRouter(prefix="/rules/bulk", tags=["rules"])
 MOST_WRONG = 10_000
 """So many wrong lines are told at most; what comes after them is not read."""
 
+MOST_RULES = 200_000
+"""So many rules can be added at once; each takes about a kilobyte of memory meanwhile."""
+
 _EXAMPLE = [
     {"target": "10.5.0.1", "rate": "200 packets/s"},
     {"target": "10.5.0.2", "rate": "20 Mbit/s", "direction": "to"},
@@ -63,7 +66,11 @@ class Batch:
     wrong: list[tuple[int, Problem]] = field(default_factory=list)
 
     def take(self, line: int, sent: object, now: datetime) -> None:
-        """Read one rule."""
+        """Read one rule. Raises Problem 413 for one too many."""
+        if len(self.rules) == MOST_RULES:
+            raise Problem(
+                413, f"At most {MOST_RULES} rules can be added at once; nothing was kept. Send several batches."
+            )
         try:
             self.rules.append(read_rule(bodies.expect_object(sent), now))
             self.lines.append(line)

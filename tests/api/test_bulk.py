@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
+from api import bulk
+from api.problems import Problem
 from tests.api.server import Controller
 from tests.databases import DATABASES
 
@@ -135,3 +138,13 @@ def test_a_batch_stands_as_the_worst_of_its_rules(client: httpx.Client, controll
     assert client.post("/rules/bulk", json=off, headers=wait).json()["state"] == "disabled"
     elsewhere = [{**rule, "per": "peer", "hosts": ["gw2"][:number]} for number, rule in enumerate(rules(2))]
     assert client.post("/rules/bulk", json=elsewhere, headers=wait).json()["state"] == "pending"
+
+
+def test_more_than_can_be_added_at_once_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "MOST_RULES", 3)
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    assert len(bulk.read_batch(bulk.Sent(lines(rules(3)).encode(), by_line=True), now).rules) == 3
+    for sent in (bulk.Sent(lines(rules(4)).encode(), by_line=True), bulk.Sent(json.dumps(rules(4)).encode(), False)):
+        with pytest.raises(Problem, match="At most 3 rules") as refused:
+            bulk.read_batch(sent, now)
+        assert refused.value.status == 413
