@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from netlimit.account import tell
 from netlimit.compile import Compilation
 from netlimit.counting import Tally
-from netlimit.drift import Histogram, Repairs, describe
+from netlimit.drift import Histogram, Repairs, describe, find_kinds
 from netlimit.errors import KernelError, StoreError
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Kernel, observe, read_entries
@@ -577,14 +577,14 @@ class Controller:
             if self._store.paused(self._setup.host):
                 return
             plan = self._enforce()
-        now = time.monotonic()
+        now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
         log.warning(
             "Drift: %s differed from what was applied; repaired in %.3f s.",
             " and ".join(drift.values()),
             now - began,
-            extra=self._say() | {"kinds": [*drift], "seconds": now - began, "found": describe(plan)},
+            extra=self._say() | {"kinds": kinds, "seconds": now - began, "found": describe(plan)},
         )
-        for kind in drift:
+        for kind in kinds:
             fight = self._repairs.note(kind, now)
             if fight is not None:
                 log.error("%s", fight, extra={"kinds": [kind]})

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from netlimit.plan import Plan
+from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
 
 CALM_SECONDS = 60.0
 MOST_REPAIRS = 5
@@ -15,6 +15,22 @@ FIRST_REST, LAST_REST = 2.0, 60.0
 """Seconds between two repairs in a fight; each is twice as long as the one before."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
+
+
+def find_kinds(plan: Plan) -> set[str]:
+    """What a repair is about: "chains", "sets", "queues", "ingress", and "entries" where sets themselves are there."""
+    kinds = set()
+    for step in plan.steps:
+        match step:
+            case SwitchTable():
+                kinds.add("chains")
+            case WriteTree():
+                kinds.add("queues")
+            case WriteIngress():
+                kinds.add("ingress")
+            case WriteSets():
+                kinds.add("sets" if step.create or step.destroy else "entries")
+    return kinds - {"entries"} if "sets" in kinds else kinds
 
 
 def describe(plan: Plan) -> str:

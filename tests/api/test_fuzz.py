@@ -153,7 +153,7 @@ def test_hostile_queries_and_headers(victim: Victim) -> None:
     @FUZZING
     @given(st.sampled_from(PATHS) | damaged("/rules/1", "/audit"), queries, headers)
     def send(path: str, query: list[tuple[str, str]], headers: Mapping[str, bytes]) -> None:
-        address = f"{quote(path, errors='replace')}?{urlencode(query, errors='surrogatepass')}"
+        address = f"/{quote(path.lstrip('/'), errors='replace')}?{urlencode(query, errors='surrogatepass')}"
         victim.ask("GET", address, headers=dict(headers))
 
     send()

@@ -15,7 +15,7 @@ from netlimit.store import Store
 from tests.api.server import connect
 
 NOW = datetime.now(UTC)
-SEEN = NOW.timestamp()
+SEEN = NOW.timestamp() + 3600  # however long the tests before this one take
 WHY = {
     "198.51.100.7": (SafeReason("SSH session", SEEN), "where an SSH session to gw1 comes from"),
     "198.51.100.8": (SafeReason("API client", SEEN), "where somebody speaks to the API of gw1 from"),
@@ -23,7 +23,7 @@ WHY = {
     "203.0.113.5": (SafeReason("database host", SEEN), "where gw1 has its database"),
     "203.0.113.6": (SafeReason("counter store (Redis) host", SEEN), "where gw1 has its counter store (Redis)"),
     "2001:db8::7": (
-        SafeReason("SSH session", SEEN - 600),
+        SafeReason("SSH session", NOW.timestamp() - 600),
         "where an SSH session to gw1 comes from, or did a while ago",
     ),
     "192.0.2.0/24": (SafeReason("settings"), "in the safe set of gw1 (NETLIMIT_SAFE)"),
