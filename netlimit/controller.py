@@ -52,12 +52,12 @@ NEWCOMER_SECONDS = 0.2
 """How often hosts are looked for that have appeared; until they have a class they share one."""
 NEWCOMER_SHARE = 10
 """Looking for them rests that many times as long as it took: there can be many that never get a class."""
-QUEUE_SECONDS = 10.0
+QUEUE_SECONDS = 15.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 LOOK_SHARE = 20
 """A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment."""
 SWEEP_SHARE = 50
-"""A sweep that took t seconds is followed by that many times t of rest."""
+"""A sweep that took t seconds is followed by that many times t of rest, or up to twice that if there is time."""
 MOST_OFFENDERS = 100
 CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
@@ -121,6 +121,7 @@ class Controller:
         self._revision = -1
         self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
+        self._round, self._share = 0.0, float(SWEEP_SHARE)
         self._repairs = Repairs()
         self._left: set[str] = set()
         self._passes = Histogram()
@@ -534,7 +535,7 @@ class Controller:
         if self._is_due("sweep", 0.0):
             before = _spent()
             drift = self._sweep_one()
-            self._due["sweep"] = time.monotonic() + max(self._stride, SWEEP_SHARE * (_spent() - before))
+            self._due["sweep"] = time.monotonic() + self._find_rest(_spent() - before)
             self._repair(drift)
 
     def _find_drift(self) -> Drift:
@@ -553,6 +554,7 @@ class Controller:
         compilation = self._compiled
         names = self._inspection.next_turn(compilation)
         if names is None:
+            self._end_round()
             return {}
         readings = self._inspection.read(compilation, names)
         if readings is not None:
@@ -560,10 +562,16 @@ class Controller:
             self._store_counts(self._tally.read(compilation, owners, readings, self._now()))
         return self._inspection.compare(compilation, names, readings)
 
-    @property
-    def _stride(self) -> float:
-        """Seconds from one look at entries to the next, if it costs little."""
-        return min(STRUCTURE_SECONDS, SWEEP_SECONDS / (1 + self._inspection.turns))
+    def _find_rest(self, spent: float) -> float:
+        """Seconds from one look at entries, which took `spent` of processor time, to the next."""
+        self._round += spent
+        pace = SWEEP_SECONDS / (1 + self._inspection.turns)
+        return max(min(STRUCTURE_SECONDS, pace), self._share * spent)
+
+    def _end_round(self) -> None:
+        """All entries were looked at: if that took little, the next round rests longer between its looks."""
+        self._share = min(2.0 * SWEEP_SHARE, max(SWEEP_SHARE, SWEEP_SECONDS / max(self._round, 0.01)))
+        self._round = 0.0
 
     def _repair(self, drift: Drift) -> None:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
