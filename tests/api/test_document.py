@@ -17,7 +17,7 @@ from netlimit.store import Store
 from tests.api.server import TOKENS, Controller
 
 SEED = 20_260_701
-EXAMPLES = 10
+EXAMPLES = 7
 Operation = tuple[str, str, dict[str, Any]]
 SCHEMATHESIS = """
 [checks.positive_data_acceptance]
