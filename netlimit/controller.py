@@ -43,10 +43,10 @@ if TYPE_CHECKING:  # for the types alone: a controller is given its store
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-STRUCTURE_SECONDS = 0.7
+STRUCTURE_SECONDS = 0.85
 SURVEY_SECONDS = 300.0
 """How often the host is looked over for what gets in the way of limits."""
-SWEEP_SECONDS = 40.0
+SWEEP_SECONDS = 50.0
 """How long it may take to look at the entries of all sets in turn, unless it would cost too much."""
 NEWCOMER_SECONDS = 0.2
 """How often hosts are looked for that have appeared; until they have a class they share one."""
@@ -121,7 +121,7 @@ class Controller:
         self._revision = -1
         self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
-        self._round, self._share = 0.0, float(SWEEP_SHARE)
+        self._round = 0.0
         self._repairs = Repairs()
         self._left: set[str] = set()
         self._passes = Histogram()
@@ -554,7 +554,7 @@ class Controller:
         compilation = self._compiled
         names = self._inspection.next_turn(compilation)
         if names is None:
-            self._end_round()
+            self._round = 0.0
             return {}
         readings = self._inspection.read(compilation, names)
         if readings is not None:
@@ -566,12 +566,9 @@ class Controller:
         """Seconds from one look at entries, which took `spent` of processor time, to the next."""
         self._round += spent
         pace = SWEEP_SECONDS / (1 + self._inspection.turns)
-        return max(min(STRUCTURE_SECONDS, pace), self._share * spent)
-
-    def _end_round(self) -> None:
-        """All entries were looked at: if that took little, the next round rests longer between its looks."""
-        self._share = min(2.0 * SWEEP_SHARE, max(SWEEP_SHARE, SWEEP_SECONDS / max(self._round, 0.01)))
-        self._round = 0.0
+        # Twice the rest, as long as all of them can still be looked at in time.
+        share = SWEEP_SHARE if self._round * 2 * SWEEP_SHARE > SWEEP_SECONDS else 2 * SWEEP_SHARE
+        return max(min(STRUCTURE_SECONDS, pace), share * spent)
 
     def _repair(self, drift: Drift) -> None:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
