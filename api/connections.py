@@ -63,7 +63,7 @@ class Connection(H11Protocol):
         """The address of the other end."""
         return read_address(self.client[0]) if self.client else None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Begin, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MOST or self._are_too_many():

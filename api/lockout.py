@@ -56,8 +56,8 @@ class Lockout:
 
 
 def _does_the_same(rule: Rule, before: Rule) -> bool:
-    told = {"id": before.id, "revision": before.revision, "name": before.name, "labels": before.labels}
-    return replace(rule, **told, comment=before.comment) == before  # type: ignore[arg-type]
+    told = replace(rule, id=before.id, revision=before.revision, name=before.name, labels=before.labels)
+    return replace(told, comment=before.comment) == before
 
 
 async def _find_lockout(request: Request, caller: CallerOf, store: StoreOf) -> Lockout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -121,16 +122,7 @@ async def roll_back(
 
 
 def _write_revision(revision: Revision) -> dict[str, Any]:
-    return {
-        "revision": revision.revision,
-        "at": write_time(revision.at),
-        "actor": revision.actor,
-        "address": revision.address,
-        "request": revision.request,
-        "action": revision.action,
-        "rules": revision.rules,
-        "returned_to": revision.returned_to,
-    }
+    return asdict(revision) | {"at": write_time(revision.at)}
 
 
 def _write_difference(difference: Difference) -> dict[str, Any]:

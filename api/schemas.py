@@ -326,6 +326,7 @@ class Preview(HostPlan):
 class RuleDraft(Rule):
     """A rule as it would be kept, and what it would do: nothing was kept."""
 
+    # What a kept rule has and this has not is null: the types say so, against those of a kept rule.
     id: int | None = Field(description="Of the rule whose place it would take; null for a new one.")  # type: ignore[assignment]
     revision: None = None  # type: ignore[assignment]
     created_at: None = None  # type: ignore[assignment]

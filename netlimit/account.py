@@ -165,8 +165,10 @@ class _Account:
         purposes = self._purposes = {}
         for key in self.wanted.numbers.kept:
             purpose = parse_purpose(key)
-            for ipset in purpose_sets(purpose, self.wanted.facts) if purpose else ():
-                purposes.setdefault(ipset.name, []).append(purpose)  # type: ignore[arg-type]
+            if purpose is None:
+                continue
+            for ipset in purpose_sets(purpose, self.wanted.facts):
+                purposes.setdefault(ipset.name, []).append(purpose)
         return purposes
 
     def _read(self, name: str, key: str, entry: Entry) -> Rule | None:

@@ -87,8 +87,8 @@ def _nest(one: Limit, two: Limit) -> bool:
     """Whether both are shared budgets of one kind."""
     if one.group.scope != TARGET or two.group.scope != TARGET or one.group.watch or two.group.watch:
         return False
-    plain = {"target_length": 0, "bucket_length": 0}
-    return replace(one.group, **plain) == replace(two.group, **plain)  # type: ignore[arg-type]
+    first, second = (replace(each.group, target_length=0, bucket_length=0) for each in (one, two))
+    return first == second
 
 
 def _size(limit: Limit) -> tuple[int, int]:

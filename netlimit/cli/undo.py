@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,16 +135,7 @@ def describe_window(window: Window) -> dict[str, Any]:
 
 def describe_revision(revision: Revision) -> dict[str, Any]:
     """A revision as JSON has it."""
-    return {
-        "revision": revision.revision,
-        "at": revision.at.isoformat(),
-        "actor": revision.actor,
-        "address": revision.address,
-        "request": revision.request,
-        "action": revision.action,
-        "rules": revision.rules,
-        "returned_to": revision.returned_to,
-    }
+    return asdict(revision) | {"at": revision.at.isoformat()}
 
 
 def describe_difference(difference: Difference) -> dict[str, Any]:

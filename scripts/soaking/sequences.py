@@ -185,7 +185,7 @@ class Sequences(RuleBasedStateMachine):
         do("ipset", "create", "foreign", "hash:ip")
         do("ipset", "add", "foreign", "192.0.2.1")
         for each in (*limits, *map(as_shape, shapes)):
-            self.change("begin with", lambda now, each=each: self.store.add([each], "soak", now))  # type: ignore[misc]
+            self.change("begin with", lambda now, each=each: self.store.add([each], "soak", now))  # type: ignore[misc]  # mypy cannot type such a lambda
         self.turn(WORK)
 
     # -- changes
@@ -210,7 +210,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(batch=st.lists(rules(), min_size=5, max_size=12, unique_by=lambda each: each.identity))
     def add_many(self, batch: list[Rule]) -> None:
         for each in batch:
-            self.change("add one of many", lambda now, each=each: self.store.add([each], "soak", now))  # type: ignore[misc]
+            self.change("add one of many", lambda now, each=each: self.store.add([each], "soak", now))  # type: ignore[misc]  # mypy cannot type such a lambda
 
     @precondition(lambda self: not self.away)
     @rule(which=st.integers(0, 50), new=rules() | st.sampled_from(SHAPES).map(lambda fields: as_shape(fields)))
