@@ -48,6 +48,17 @@ install_packages() {
     echo "Installing Debian packages: $*" >&2
     export DEBIAN_FRONTEND=noninteractive
     apt-get update --quiet=2 || fail "the package lists could not be fetched (apt-get update)."
+    keep_services_down
     apt-get install --quiet=2 --yes --no-install-recommends "$@" >&2 ||
         fail "these Debian packages could not be installed: $*."
+    [[ -z ${policy:-} ]] || rm -f "$policy"
+}
+
+# Servers come for their programs; none is to listen on this machine because a package of it was installed.
+keep_services_down() {
+    [[ ! -e /usr/sbin/policy-rc.d ]] || return 0
+    policy=/usr/sbin/policy-rc.d
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
 }
