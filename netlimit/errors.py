@@ -15,6 +15,18 @@ class RuleError(NetlimitError):
         self.field = field
 
 
+class LimitError(NetlimitError):
+    """A limit of the L7 limiter that cannot be kept: `field` names the part of it that is wrong."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field
+
+
+class CountersUnavailable(NetlimitError):
+    """The limiter's counters cannot be asked now; the sentence says where they are and what is wrong."""
+
+
 class KernelError(NetlimitError):
     """The kernel, or the tool that speaks to it, refused a step.
 

@@ -1,0 +1,22 @@
+"""What a counter says of a request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Decision(NamedTuple):
+    """Whether a request is within a limit, and how it stands with it afterwards. Times are in seconds."""
+
+    admitted: bool
+    remaining: int
+    """Hits that would still be admitted now, those beyond the limit that are tolerated left out."""
+    retry_after: float
+    """So long from now the next request of the same weight is admitted if no other comes: 0 is at once, and `inf` never,
+    for one that is heavier than the limit. Rounded up, so that who waits as long is not early."""
+    reset_after: float
+    """So long from now the limit is as good as untouched."""
+    delay: float = 0.0
+    """So long an admitted request is to wait for its turn; only a leaky bucket has it wait."""
+    over: bool = False
+    """Whether it was admitted beyond the limit, as a soft or elastic one tolerates."""

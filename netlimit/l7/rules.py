@@ -1,0 +1,197 @@
+"""The limiter's rules: limits by domain and descriptor, and which of them a descriptor finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from netlimit.l7.limit import Limit
+
+
+class Entry(NamedTuple):
+    """A part of a descriptor: what is told of a request, such as `remote_address`, `10.1.2.3`."""
+
+    key: str
+    value: str = ""
+
+
+class Descriptor(NamedTuple):
+    """What is told of a request, from the general to the particular; finds one rule or none."""
+
+    entries: tuple[Entry, ...]
+    hits: int | None = None
+    """What it weighs, if not what the whole request does; 0 looks and counts nothing."""
+    limit: Limit | None = None
+    """The limit that the asker wants instead of the rule's."""
+
+
+class Mode(StrEnum):
+    """How strictly a limit is kept."""
+
+    HARD = "hard"
+    """Never one over."""
+    SOFT = "soft"
+    """Up to `overshoot` percent over."""
+    ELASTIC = "elastic"
+    """Over it (up to `overshoot` percent, if given) while the machine or the upstream has room; low priority first loses it."""
+    OBSERVE = "observe"
+    """Counts, refuses nothing."""
+
+
+class OnLimit(StrEnum):
+    """What becomes of a request that is over the limit."""
+
+    REJECT = "reject"
+    """429."""
+    QUEUE = "queue"
+    """It waits for its turn, at most `max_wait` seconds; 429 if its turn is later."""
+    DEFER = "defer"
+    """202: it is kept, and replayed to the upstream at the permitted rate."""
+    OBSERVE = "observe"
+    """Nothing: it is counted, and passes."""
+
+
+class OnFailure(StrEnum):
+    """What happens while the counters cannot be asked."""
+
+    OPEN = "open"
+    """This process counts by itself, up to the `emergency` limit."""
+    CLOSED = "closed"
+    """Refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """A client that is refused `after` times `within` seconds is blocked in the kernel for `block` seconds."""
+
+    after: int
+    within: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A limit and what belongs to it. `domain` and `name` together are its identity."""
+
+    domain: str
+    name: str
+    """From its path in the tree: keys and values, `auth_type=login,user`; unique in the domain."""
+    limit: Limit | None = None
+    """None: no limit on the rate."""
+    concurrency: Limit | None = None
+    """How many requests may be in flight at once (algorithm CONCURRENCY)."""
+    mode: Mode = Mode.HARD
+    overshoot: int | None = None
+    """Percent over the limit that SOFT tolerates always, and ELASTIC while there is room (None: any number)."""
+    priority: int = 50
+    """For ELASTIC, 0 to 100: the lower, the earlier a request loses its room."""
+    on_limit: OnLimit = OnLimit.REJECT
+    max_wait: float = 30.0
+    """Seconds that a request waits at most when it is queued."""
+    on_failure: OnFailure = OnFailure.OPEN
+    emergency: Limit | None = None
+    """What passes here while the store is away and `on_failure` is open; None: the rule's own limit."""
+    alias: str | None = None
+    """The `name` of its `rate_limit`, by which others replace it."""
+    replaces: tuple[str, ...] = ()
+    unlimited: bool = False
+    quota: bool = False
+    """Lyft's `quota_mode`."""
+    detailed_metric: bool = False
+    value_to_metric: bool = False
+    share_threshold: bool = False
+    """All values that one wildcard matches share one counter."""
+    escalate: Escalation | None = None
+
+    @property
+    def observes(self) -> bool:
+        """Whether it refuses nothing."""
+        return self.mode is Mode.OBSERVE or self.on_limit is OnLimit.OBSERVE
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place in a domain's tree: the rule of descriptors that end here, and where those that go on continue."""
+
+    rule: Rule | None = None
+    exact: dict[Entry, Node] = field(default_factory=dict)
+    wild: tuple[tuple[Entry, Node], ...] = ()
+    """Values that end with `*`, which stands for any rest; in the order of the document."""
+    default: dict[str, Node] = field(default_factory=dict)
+    """By key, for entries whose rule names no value."""
+
+    def walk(self) -> Iterator[Rule]:
+        """Every rule from here on."""
+        if self.rule is not None:
+            yield self.rule
+        for node in (*self.exact.values(), *(node for _, node in self.wild), *self.default.values()):
+            yield from node.walk()
+
+
+class Match(NamedTuple):
+    """The rule that a descriptor finds, and the key of its counter."""
+
+    rule: Rule
+    key: str
+
+
+def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
+    """The rule for a descriptor: at each depth the exact value, then the first wildcard, then the key alone.
+
+    A rule counts only for descriptors that are as long as its own path, as in Envoy's ratelimit.
+    """
+    node: Node | None = root
+    free: list[str] = []  # what the rule leaves open tells its counters apart
+    for entry in entries:
+        assert node is not None
+        following = node.exact.get(entry)
+        if following is None:
+            following = _find_wild(node, entry, free)
+        if following is None:
+            following = node.default.get(entry.key)
+            free.append(entry.value)
+        if following is None:
+            return None
+        node = following
+    if node is None or node.rule is None or node is root:
+        return None
+    return Match(node.rule, join_key(free))
+
+
+def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
+    for pattern, following in node.wild:
+        if pattern.key == entry.key and entry.value.startswith(pattern.value):
+            shared = following.rule is not None and following.rule.share_threshold
+            free.append(pattern.value + "*" if shared else entry.value)
+            return following
+    return None
+
+
+def join_key(values: Sequence[str]) -> str:
+    """One text for several values, different for different ones: what joins them is escaped within them."""
+    if len(values) == 1:
+        return values[0]
+    return "|".join(value.replace("\\", "\\\\").replace("|", "\\|") for value in values)
+
+
+class RuleSet:
+    """The rules of all domains. It never changes: another takes its place."""
+
+    def __init__(self, domains: dict[str, Node]) -> None:
+        self.domains = domains
+
+    def find(self, domain: str, entries: Sequence[Entry]) -> Match | None:
+        """The rule that a descriptor finds in a domain, or None."""
+        root = self.domains.get(domain)
+        return None if root is None else find_match(root, entries)
+
+    def __iter__(self) -> Iterator[Rule]:
+        for root in self.domains.values():
+            yield from root.walk()
+
+
+def replaced(matches: Iterable[Match | None]) -> frozenset[str]:
+    """The names of the rules that others among these take the place of."""
+    return frozenset(name for match in matches if match is not None for name in match.rule.replaces)

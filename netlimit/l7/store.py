@@ -1,0 +1,53 @@
+"""What a counter store does, in memory or in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+from netlimit.l7.rules import Rule
+
+
+class Ask(NamedTuple):
+    """A question to a counter: may `hits` more of `key` pass `limit`?"""
+
+    rule: Rule
+    limit: Limit
+    """The rule's limit, its concurrency, or what a request wants instead of them."""
+    key: str
+    """Whose counter it is, within the rule and the limit. Different texts are different counters, whatever is in them."""
+    hits: int = 1
+    """The request's weight; 0 looks and counts nothing."""
+    slack: int = 0
+    """So many hits beyond the limit's capacity are tolerated now."""
+    lease: str = ""
+    """For concurrency: the name of the lease that an admitted request gets, unique among all."""
+
+
+class Store(Protocol):
+    """Counters. Each decision is one atomic step: no two requests ever share what only one of them may have.
+
+    The counter of an Ask is that of its rule's domain and name, its limit and its key; a limit that changes its algorithm,
+    its unit or its burst begins anew, one that only changes its amount goes on. Hits of one Ask are admitted together or
+    not at all; the Asks of one call are independent of each other. What a store keeps of a key ends by itself once it
+    no longer makes a difference. A clock that jumps never refuses anybody for longer than the limit's unit (or, for
+    buckets, the time in which a full one drains).
+    """
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Count and answer, in order. Raises CountersUnavailable when the counters cannot be asked."""
+        ...
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        """End the leases of these asks; one that has ended already is no error."""
+        ...
+
+    async def renew(self, asks: Sequence[Ask]) -> None:
+        """Let the leases of these asks last their whole time from now; one that has ended stays so."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        ...
