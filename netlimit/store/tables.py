@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA = "0003"
+SCHEMA = "0004"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -71,10 +71,12 @@ clock = Table(
     Column("pruned", BigInteger, nullable=False),
     Column("oldest", BigInteger, nullable=False, server_default="0"),
     Column("audit_pruned", BigInteger, nullable=False, server_default="0"),
+    Column("limits", BigInteger, nullable=False, server_default="0"),
 )
 """One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
 `last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone, `oldest` the
-oldest revision that can be returned to, `audit_pruned` the last audit line that may be gone."""
+oldest revision that can be returned to, `audit_pruned` the last audit line that may be gone, `limits` the revision of
+the limiter's documents, which is none of the rules'."""
 
 rules = Table(
     "rules",
@@ -323,3 +325,16 @@ clients = Table(
     Column("seen_at", Moment, nullable=False),
 )
 """Who has spoken to the API of a gateway lately, with a token that is good: they join its safe set."""
+
+limit_documents = Table(
+    "limit_documents",
+    metadata,
+    Column("domain", Text, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("updated_at", Moment, nullable=False),
+    Column("actor", Text, nullable=False),
+)
+"""The limiter's rules: the document of a domain as it was given; `actor` is who gave it last."""
