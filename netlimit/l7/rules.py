@@ -35,7 +35,8 @@ class Mode(StrEnum):
     SOFT = "soft"
     """Up to `overshoot` percent over."""
     ELASTIC = "elastic"
-    """Over it (up to `overshoot` percent, if given) while the machine or the upstream has room; low priority first loses it."""
+    """Over it (up to `overshoot` percent, if given) while the machine or the upstream has room; low priority loses it
+    first."""
     OBSERVE = "observe"
     """Counts, refuses nothing."""
 
@@ -100,9 +101,8 @@ class Rule:
     quota: bool = False
     """Lyft's `quota_mode`."""
     detailed_metric: bool = False
-    value_to_metric: bool = False
-    share_threshold: bool = False
-    """All values that one wildcard matches share one counter."""
+    value_to_metric: tuple[int, ...] = ()
+    """Which entries of a descriptor (from 0) put their value into the metric's name even if the rule leaves it open."""
     escalate: Escalation | None = None
 
     @property
@@ -111,16 +111,48 @@ class Rule:
         return self.mode is Mode.OBSERVE or self.on_limit is OnLimit.OBSERVE
 
 
+class Pattern(NamedTuple):
+    """A value with wildcards: each `*` in it stands for any text, also for none."""
+
+    key: str
+    value: str
+    """As it is written."""
+    start: str
+    middle: tuple[str, ...]
+    end: str
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether an entry has this key, and a value as this."""
+        key, value = entry
+        if key != self.key or not value.startswith(self.start) or not value.endswith(self.end):
+            return False
+        position, end = len(self.start), len(value) - len(self.end)
+        for part in self.middle:
+            found = value.find(part, position, end)
+            if found < 0:
+                return False
+            position = found + len(part)
+        return position <= end
+
+
+def make_pattern(key: str, value: str) -> Pattern:
+    """The pattern of a value in which there is a `*`."""
+    start, *middle, end = value.split("*")
+    return Pattern(key, value, start, tuple(middle), end)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A place in a domain's tree: the rule of descriptors that end here, and where those that go on continue."""
 
     rule: Rule | None = None
     exact: dict[Entry, Node] = field(default_factory=dict)
-    wild: tuple[tuple[Entry, Node], ...] = ()
-    """Values that end with `*`, which stands for any rest; in the order of the document."""
+    wild: tuple[tuple[Pattern, Node], ...] = ()
+    """In the order of the document."""
     default: dict[str, Node] = field(default_factory=dict)
     """By key, for entries whose rule names no value."""
+    shared: bool = False
+    """All values that the wildcard of this place matches share one counter (`share_threshold`)."""
 
     def walk(self) -> Iterator[Rule]:
         """Every rule from here on."""
@@ -162,9 +194,8 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
 
 def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
     for pattern, following in node.wild:
-        if pattern.key == entry.key and entry.value.startswith(pattern.value):
-            shared = following.rule is not None and following.rule.share_threshold
-            free.append(pattern.value + "*" if shared else entry.value)
+        if pattern.fits(entry):
+            free.append(pattern.value if following.shared else entry.value)
             return following
     return None
 
