@@ -12,8 +12,8 @@ class Decision(NamedTuple):
     remaining: int
     """Hits that would still be admitted now, those beyond the limit that are tolerated left out."""
     retry_after: float
-    """So long from now the next request of the same weight is admitted if no other comes: 0 is at once, and `inf` never,
-    for one that is heavier than the limit. Rounded up, so that who waits as long is not early."""
+    """So long from now the next request of the same weight (one hit, if it has none) is admitted if no other comes: 0
+    is at once, and `inf` never, for one that is heavier than the limit."""
     reset_after: float
     """So long from now the limit is as good as untouched."""
     delay: float = 0.0

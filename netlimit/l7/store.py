@@ -17,23 +17,27 @@ class Ask(NamedTuple):
     limit: Limit
     """The rule's limit, its concurrency, or what a request wants instead of them."""
     key: str
-    """Whose counter it is, within the rule and the limit. Different texts are different counters, whatever is in them."""
+    """Whose counter it is, within the rule and the limit: different texts, different counters, whatever is in them."""
     hits: int = 1
-    """The request's weight; 0 looks and counts nothing."""
+    """The request's weight. 0 counts nothing and tells whether one hit would be admitted."""
     slack: int = 0
     """So many hits beyond the limit's capacity are tolerated now."""
     lease: str = ""
     """For concurrency: the name of the lease that an admitted request gets, unique among all."""
+    charge: bool = False
+    """Whether refused hits are counted too, as what has happened already must be (an answer's bytes, tokens that a
+    model has used) and as Envoy's ratelimit does: a window's count goes over its limit, a bucket owes at most one more
+    bucket."""
 
 
 class Store(Protocol):
     """Counters. Each decision is one atomic step: no two requests ever share what only one of them may have.
 
-    The counter of an Ask is that of its rule's domain and name, its limit and its key; a limit that changes its algorithm,
-    its unit or its burst begins anew, one that only changes its amount goes on. Hits of one Ask are admitted together or
-    not at all; the Asks of one call are independent of each other. What a store keeps of a key ends by itself once it
-    no longer makes a difference. A clock that jumps never refuses anybody for longer than the limit's unit (or, for
-    buckets, the time in which a full one drains).
+    The counter of an Ask is that of its rule's domain and name, its limit and its key; a limit that changes its
+    algorithm, its unit or its burst begins anew, one that only changes its amount goes on. Hits of one Ask are admitted
+    together or not at all; the Asks of one call are independent of each other. What a store keeps of a key ends by
+    itself once it no longer makes a difference. A clock that jumps never refuses anybody for longer than the limit's
+    unit (or, for buckets, the time in which a full one drains).
     """
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:

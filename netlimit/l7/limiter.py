@@ -1,0 +1,191 @@
+"""The limiter: rules and counters make verdicts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit, widen
+from netlimit.l7.pressure import Pressure
+from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, join_key, replaced
+from netlimit.l7.store import Ask, Store
+from netlimit.l7.usage import NEAR, Usage
+
+BOUNDLESS = 2**62
+"""The slack of a limit that nothing bounds while there is room."""
+
+
+class Status(NamedTuple):
+    """How one descriptor stands."""
+
+    allowed: bool
+    """Whether the request may pass as far as this descriptor goes."""
+    rule: Rule | None = None
+    """The rule that it finds; None: nothing limits it."""
+    limit: Limit | None = None
+    """The one of the rule's limits that says the most: that refuses, or has the least left."""
+    decision: Decision | None = None
+    """What the counter of that limit says. It may refuse what is allowed: the rule then only observes."""
+    key: str = ""
+    """Whose counter it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a request may pass."""
+
+    allowed: bool
+    statuses: tuple[Status, ...]
+    """One for each descriptor, in order."""
+    retry_after: float
+    """Seconds after which the same request is allowed if nobody else comes: 0 at once, `inf` never."""
+    delay: float
+    """Seconds that an allowed request is to wait for its turn."""
+    leases: tuple[Ask, ...] = ()
+    """What the request holds while it is in flight: to be released at its end."""
+
+    @property
+    def refusing(self) -> Status | None:
+        """The refusing status whose limit frees itself last."""
+        return max(
+            (status for status in self.statuses if not status.allowed),
+            key=lambda status: status.decision.retry_after if status.decision else 0.0,
+            default=None,
+        )
+
+    @property
+    def on_limit(self) -> OnLimit:
+        """What is to become of a refused request: rejected, unless all that refuse it agree on something else."""
+        wishes = {status.rule.on_limit for status in self.statuses if not status.allowed and status.rule}
+        return wishes.pop() if len(wishes) == 1 else OnLimit.REJECT
+
+
+class Limiter:
+    """Decides about requests. For tasks of one event loop; its store may be shared with other processes."""
+
+    def __init__(
+        self,
+        rules: Callable[[], RuleSet],
+        store: Store,
+        pressure: Pressure | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        self._rules = rules
+        self._store = store
+        self.pressure = pressure or Pressure()
+        self.usage = usage or Usage()
+        self._leases = count()
+        self._process = secrets.token_hex(8)
+
+    async def decide(
+        self, domain: str, descriptors: Sequence[Descriptor], hits: int = 1, charge: bool = False
+    ) -> Verdict:
+        """Count a request and say whether it may pass.
+
+        `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. A refused request holds no
+        leases. Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
+        """
+        rules = self._rules()
+        matches = [self._find_match(rules, domain, descriptor) for descriptor in descriptors]
+        without = replaced(matches)
+        asks: list[Ask] = []
+        owners: list[int] = []
+        for index, match in enumerate(matches):
+            if match is None or match.rule.unlimited or match.rule.alias in without:
+                continue
+            weight = descriptors[index].hits
+            for ask in self._make_asks(match, hits if weight is None else weight, charge):
+                asks.append(ask)
+                owners.append(index)
+        decisions = await self._store.decide(asks) if asks else []
+        return await self._conclude(matches, owners, asks, decisions)
+
+    async def release(self, verdict: Verdict) -> None:
+        """Say that the request has ended."""
+        if verdict.leases:
+            await self._store.release(verdict.leases)
+
+    async def renew(self, verdict: Verdict) -> None:
+        """Say that the request is still in flight."""
+        if verdict.leases:
+            await self._store.renew(verdict.leases)
+
+    def _find_match(self, rules: RuleSet, domain: str, descriptor: Descriptor) -> Match | None:
+        if descriptor.limit is None:
+            return rules.find(domain, descriptor.entries)
+        # A limit that comes with the request has counters of its own, for all of the descriptor.
+        name = f"override:{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
+        rule = Rule(domain, name, descriptor.limit)
+        return Match(rule, join_key([entry.value for entry in descriptor.entries]))
+
+    def _make_asks(self, match: Match, hits: int, charge: bool) -> list[Ask]:
+        rule, key = match
+        asks = []
+        if rule.limit is not None:
+            asks.append(Ask(rule, rule.limit, key, hits, self._find_slack(rule, rule.limit), "", charge))
+        if rule.concurrency is not None:
+            lease = f"{self._process}{next(self._leases)}"
+            slack = self._find_slack(rule, rule.concurrency)
+            asks.append(Ask(rule, rule.concurrency, key, min(hits, 1), slack, lease))
+        return asks
+
+    def _find_slack(self, rule: Rule, limit: Limit) -> int:
+        """How many hits beyond the limit are tolerated now."""
+        if rule.mode is Mode.SOFT:
+            return widen(limit, rule.overshoot or 0)
+        if rule.mode is Mode.ELASTIC and self.pressure.has_room(rule.priority):
+            return BOUNDLESS if rule.overshoot is None else widen(limit, rule.overshoot)
+        return 0
+
+    async def _conclude(
+        self, matches: list[Match | None], owners: list[int], asks: list[Ask], decisions: list[Decision]
+    ) -> Verdict:
+        statuses = [Status(True, match.rule if match else None) for match in matches]
+        allowed, retry_after, delay = True, 0.0, 0.0
+        for index, ask, decision in zip(owners, asks, decisions, strict=True):
+            status = self._judge(ask, decision)
+            if _says_more(status, statuses[index]):
+                statuses[index] = status
+            if ask.rule.observes:
+                continue
+            allowed = allowed and decision.admitted
+            retry_after = max(retry_after, decision.retry_after)
+            delay = max(delay, decision.delay)
+        held = tuple(ask for ask, decision in zip(asks, decisions, strict=True) if ask.lease and decision.admitted)
+        if held and not allowed:
+            await self._store.release(held)
+            held = ()
+        return Verdict(allowed, tuple(statuses), 0.0 if allowed else retry_after, delay if allowed else 0.0, held)
+
+    def _judge(self, ask: Ask, decision: Decision) -> Status:
+        rule, hits = ask.rule, ask.hits
+        counts = self.usage.find_counts(rule)
+        observed = not decision.admitted and rule.observes
+        if observed:
+            counts.observed += hits
+        elif not decision.admitted:
+            counts.refused += hits
+        else:
+            counts.admitted += hits
+            if decision.over:
+                counts.over += hits
+            if decision.remaining < ask.limit.capacity * (1 - NEAR):
+                counts.near += hits
+            if decision.delay:
+                counts.queued += hits
+        return Status(decision.admitted or observed, rule, ask.limit, decision, ask.key)
+
+
+def _says_more(one: Status, other: Status) -> bool:
+    """Whether a status is worth more to who asked: a refusal first, the longest of them; then what is nearly used."""
+    if other.decision is None or one.decision is None:
+        return other.decision is None
+    if one.allowed != other.allowed:
+        return not one.allowed
+    if not one.allowed:
+        return one.decision.retry_after > other.decision.retry_after
+    return one.decision.remaining < other.decision.remaining

@@ -1,0 +1,165 @@
+"""Buckets: GCRA, the token bucket and the leaky bucket, which are one arithmetic in whole numbers.
+
+What a bucket has been given since time began is `now * amount`, where a hit costs `period`; a key's *level* is so much
+of it as is used or spilt. It lies between `now * amount - capacity * period` (a full bucket) and `now * amount` (an
+empty one). Divided by `amount` it is the theoretical arrival time of the virtual scheduling algorithm (ITU-T I.371,
+annex A), less its tolerance; in whole numbers nothing is ever rounded.
+"""
+
+from __future__ import annotations
+
+from math import gcd, inf
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
+
+_new = tuple.__new__  # a named tuple's own constructor takes as long as all the rest of a decision
+
+
+class Bucket(Counter):
+    """A level a key. Of a leaky bucket's requests each waits until those before it have had their time."""
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        period = limit.seconds * SECOND
+        common = gcd(limit.amount, period)
+        self._amount = limit.amount // common
+        self._cost = period // common
+        self._full = limit.capacity * self._cost
+        self._given = (self._amount or 1) * SECOND  # a second
+        self._queues = limit.algorithm is Algorithm.LEAKY_BUCKET
+        self._levels: dict[str, int] = {}
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer."""
+        with self._lock:
+            supply = self._clock() * self._amount
+            floor = supply - self._full
+            before = self._levels.get(key)
+            if before is None:
+                if len(self._levels) >= self._room:
+                    key = self._admit_key(key)
+                before = self._levels.get(key, floor)
+            if before < floor:
+                before = floor
+            cost = hits * self._cost
+            level = before + cost
+            if level <= supply and hits:
+                self._levels[key] = level
+                given = self._given
+                over = level + cost - supply - slack * self._cost
+                wait = over / given if over > 0 else 0.0
+                delay = (before - floor) / given if self._queues else 0.0
+                return _new(
+                    Decision, (True, (supply - level) // self._cost, wait, (level - floor) / given, delay, False)
+                )
+            return self._answer_beyond(key, before, supply, hits, slack, charge)
+
+    def _answer_beyond(self, key: str, before: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
+        """Peeks, and what the bucket itself does not hold."""
+        floor = supply - self._full
+        # It can owe what has been tolerated, and one bucket more; anything above was counted by a clock since set back.
+        before = min(before, supply + self._full + slack * self._cost)
+        cost = (hits or 1) * self._cost
+        ceiling = supply + slack * self._cost
+        admitted = before + cost <= ceiling
+        level = before
+        if hits and (admitted or charge):
+            level = min(before + cost, supply + self._full)  # tolerance without end must not become a debt without end
+            self._levels[key] = level
+        over = level + cost - ceiling
+        wait = 0.0 if over <= 0 else inf if cost > self._full + slack * self._cost or not self._amount else over
+        return Decision(
+            admitted,
+            max(0, supply - level) // self._cost,
+            wait / self._given,
+            (level - floor) / self._given,
+            (before - floor) / self._given if self._queues and admitted and hits else 0.0,
+            admitted and level > supply,
+        )
+
+    def adopt(self, other: Counter) -> None:
+        """Go on from the levels of another, which stand for times as far from now as they did."""
+        assert isinstance(other, Bucket)
+        now = self._clock()
+        supply, given = now * self._amount, now * other._amount
+        for key, level in other._levels.items():
+            used = (level - given + other._full) // other._cost
+            if used > 0:
+                self._levels[key] = supply - self._full + used * self._cost
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def _sweep(self, now: int) -> None:
+        full = now * self._amount - self._full
+        self._levels = {key: level for key, level in self._levels.items() if level > full}
+
+    def _drop_within(self, now: int) -> None:
+        nearly = now * self._amount - self._cost
+        self._levels = {key: level for key, level in self._levels.items() if level > nearly}
+
+
+class IntervalBucket(Counter):
+    """A token bucket that gets its whole amount at once, whenever a unit (by the clock, UTC) begins.
+
+    The same arithmetic with units for time: what has been given is `amount` a unit begun, and a hit costs 1.
+    """
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        self._amount = limit.amount
+        self._period = limit.seconds * SECOND
+        self._full = limit.capacity
+        self._levels: dict[str, int] = {}
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer."""
+        with self._lock:
+            units, into = divmod(self._clock() + self._origin, self._period)
+            supply = units * self._amount
+            floor = supply - self._full
+            before = self._levels.get(key)
+            if before is None:
+                if len(self._levels) >= self._room:
+                    key = self._admit_key(key)
+                before = self._levels.get(key, floor)
+            before = min(max(before, floor), supply + self._full + slack)
+            weight = hits or 1
+            ceiling = supply + slack
+            admitted = before + weight <= ceiling
+            level = before
+            if hits and (admitted or charge):
+                level = min(before + hits, supply + self._full)
+                self._levels[key] = level
+            over = level + weight - ceiling
+            wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)
+            left = supply - level
+            return Decision(admitted, max(0, left), wait, self._until(level - floor, into), 0.0, admitted and left < 0)
+
+    def _until(self, tokens: int, into: int) -> float:
+        """Seconds until so many more have been given."""
+        if not tokens:
+            return 0.0
+        if not self._amount:
+            return inf
+        return (-(-tokens // self._amount) * self._period - into) / SECOND
+
+    def adopt(self, other: Counter) -> None:
+        """Go on from the tokens that another's keys have used."""
+        assert isinstance(other, IntervalBucket)
+        units = (self._clock() + self._origin) // self._period
+        moved = units * (self._amount - other._amount) + other._full - self._full
+        self._levels = {key: level + moved for key, level in other._levels.items()}
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def _sweep(self, now: int) -> None:
+        full = (now + self._origin) // self._period * self._amount - self._full
+        self._levels = {key: level for key, level in self._levels.items() if level > full}
+
+    def _drop_within(self, now: int) -> None:
+        given = (now + self._origin) // self._period * self._amount
+        self._levels = {key: level for key, level in self._levels.items() if level >= given}

@@ -1,0 +1,88 @@
+"""What all counters in memory have in common: a lock, a clock, and a bound on their keys."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from threading import Lock
+from typing import NamedTuple
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+
+SECOND = 10**9
+"""Nanoseconds."""
+FEW = 1024
+"""Below so many keys nothing is swept."""
+CROWD = "\0crowd"
+"""The key that newcomers share when every key that is kept is over its limit."""
+
+
+class Clock(NamedTuple):
+    """Time in nanoseconds: `read` never jumps, and `read() + origin` is the time since 1970 (UTC)."""
+
+    read: Callable[[], int]
+    origin: int
+
+
+def steady_clock() -> Clock:
+    """The time of day as it was at the start, carried on by a clock that nobody sets."""
+    return Clock(time.monotonic_ns, time.time_ns() - time.monotonic_ns())
+
+
+class Counter(ABC):
+    """The counters of one limit, by key; every method may be called by any thread.
+
+    It holds at most `keys` of them. Those that no longer make a difference are swept whenever their number has doubled.
+    Where that is not enough, keys that are within their limit are forgotten, never one that is over it; and when all
+    are over it, newcomers share one counter.
+    """
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        self.limit = limit
+        self._clock = clock.read
+        self._origin = clock.origin
+        self._keys = keys
+        self._room = min(FEW, keys)
+        self._refused_room = 0
+        self._lock = Lock()
+
+    @abstractmethod
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer; the arguments are those of `netlimit.l7.store.Ask`."""
+
+    @abstractmethod
+    def adopt(self, other: Counter) -> None:
+        """Go on from the counts of one whose limit differs in its amount alone."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The keys that are held."""
+
+    def sweep(self) -> None:
+        """Drop what no longer makes a difference."""
+        with self._lock:
+            self._sweep(self._clock())
+
+    @abstractmethod
+    def _sweep(self, now: int) -> None: ...
+
+    @abstractmethod
+    def _drop_within(self, now: int) -> None:
+        """Forget the keys that are within their limit."""
+
+    def _admit_key(self, key: str) -> str:
+        """Make room for a new key; the key itself, or that of the crowd."""
+        if self._refused_room:  # a sweep costs as much as there are keys, so it is not for every newcomer
+            self._refused_room -= 1
+            return CROWD
+        now = self._clock()
+        self._sweep(now)
+        if self._room == self._keys and len(self) > self._keys * 3 // 4:
+            self._drop_within(now)
+        if len(self) >= self._keys:
+            self._refused_room = self._keys // 4
+            return CROWD
+        self._room = max(min(FEW, self._keys), min(2 * len(self), self._keys))
+        return key

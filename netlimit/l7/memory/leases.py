@@ -1,0 +1,96 @@
+"""Requests in flight: a lease for each, which ends with the request or by itself."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+from math import inf
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
+
+
+class Leases(Counter):
+    """Each key's leases: when they end, by name, the next to end first.
+
+    Who dies without ending his holds it for `limit.seconds`, and no longer.
+    """
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        self._amount = limit.amount
+        self._period = limit.seconds * SECOND
+        self._ends: dict[str, dict[str, int]] = {}
+        self._nameless = count()
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Take a lease that nobody can end."""
+        return self.take(key, f"\0{next(self._nameless)}", hits, slack)
+
+    def take(self, key: str, lease: str, hits: int = 1, slack: int = 0) -> Decision:
+        """Take a lease, as heavy as the request, or see whether there is one to have (hits 0)."""
+        with self._lock:
+            now = self._clock()
+            ends = self._ends.get(key)
+            if ends is None:
+                if len(self._ends) >= self._room:
+                    key = self._admit_key(key)
+                ends = self._ends.get(key, {})
+            while ends and not now < (end := next(iter(ends.values()))) <= now + self._period:
+                del ends[next(name for name in ends if ends[name] == end)]
+            ceiling = self._amount + slack
+            admitted = len(ends) + (hits or 1) <= ceiling
+            if admitted:
+                ends.update(dict.fromkeys(_name_parts(lease, hits), now + self._period))
+            if ends:
+                self._ends[key] = ends
+            else:
+                self._ends.pop(key, None)
+            over = len(ends) + (hits or 1) - ceiling
+            wait = 0.0
+            if over > 0:
+                wait = (next(islice(ends.values(), over - 1, None)) - now) / SECOND if (hits or 1) <= ceiling else inf
+            reset = (next(reversed(ends.values())) - now) / SECOND if ends else 0.0
+            left = self._amount - len(ends)
+            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0)
+
+    def release(self, key: str, lease: str, hits: int = 1) -> None:
+        """End a lease."""
+        with self._lock:
+            for owner in (key, CROWD):
+                ends = self._ends.get(owner, {})
+                if lease in ends:
+                    for name in _name_parts(lease, hits):
+                        ends.pop(name, None)
+                    if not ends:
+                        del self._ends[owner]
+
+    def renew(self, key: str, lease: str, hits: int = 1) -> None:
+        """Let a lease last its whole time from now, if it has not ended."""
+        with self._lock:
+            now = self._clock()
+            for owner in (key, CROWD):
+                ends = self._ends.get(owner, {})
+                if ends.get(lease, now) > now:
+                    for name in _name_parts(lease, hits):
+                        ends.pop(name, None)
+                        ends[name] = now + self._period
+
+    def adopt(self, other: Counter) -> None:
+        """Go on with the leases of another."""
+        assert isinstance(other, Leases)
+        self._ends = other._ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _sweep(self, now: int) -> None:
+        self._ends = {key: ends for key, ends in self._ends.items() if next(reversed(ends.values())) > now}
+
+    def _drop_within(self, now: int) -> None:
+        self._ends = {key: ends for key, ends in self._ends.items() if len(ends) >= self._amount}
+
+
+def _name_parts(lease: str, hits: int) -> list[str]:
+    """A lease of several hits is as many entries, of which the first bears its name."""
+    return [lease, *(f"{lease}/{part}" for part in range(1, hits))] if hits else []

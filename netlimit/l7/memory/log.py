@@ -1,0 +1,82 @@
+"""The sliding window log: the times of the newest requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
+
+
+class SlidingWindowLog(Counter):
+    """The times of the newest hits of each key, one a hit; those in (now - w, now] count.
+
+    Refused hits are logged too unless `count_refused` is off, but no more than the newest `amount` of all are kept: of
+    as many as that one that is older cannot change an answer.
+    """
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        self._amount = limit.amount
+        self._period = limit.seconds * SECOND
+        self._count_refused = limit.count_refused
+        self._logs: dict[str, deque[int]] = {}
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer."""
+        with self._lock:
+            now = self._clock()
+            log = self._logs.get(key)
+            if log is None:
+                if len(self._logs) >= self._room:
+                    key = self._admit_key(key)
+                log = self._logs.get(key)
+                if log is None:
+                    log = deque()
+                    if hits:
+                        self._logs[key] = log
+            old = now - self._period
+            while log and not old < log[0] <= now:  # later than now: the clock has been set back
+                log.popleft()
+            ceiling = self._amount + slack
+            admitted = len(log) + (hits or 1) <= ceiling
+            if admitted or charge or self._count_refused:
+                if hits == 1:
+                    log.append(now)
+                elif hits:
+                    log.extend([now] * min(hits, 2 * self._amount))
+                while len(log) > self._amount and len(log) > (ceiling if slack < self._amount else 2 * self._amount):
+                    log.popleft()
+            size = len(log)
+            excess = size + (hits or 1) - ceiling  # so many must be forgotten before the next may come
+            wait = 0.0
+            if excess > 0:
+                wait = (log[excess - 1] + self._period - now) / SECOND if (hits or 1) <= ceiling else inf
+            reset = (log[-1] + self._period - now) / SECOND if size else 0.0
+            left = self._amount - size
+            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0)
+
+    def adopt(self, other: Counter) -> None:
+        """Go on from the times of another."""
+        assert isinstance(other, SlidingWindowLog)
+        self._logs = other._logs
+        for log in self._logs.values():
+            while len(log) > self._amount:
+                log.popleft()
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def _sweep(self, now: int) -> None:
+        old = now - self._period
+        self._logs = {key: log for key, log in self._logs.items() if log and old < log[-1] <= now}
+
+    def _drop_within(self, now: int) -> None:
+        oldest = now - self._period
+        self._logs = {
+            key: log
+            for key, log in self._logs.items()
+            if len(log) >= self._amount and (not self._amount or log[-self._amount] > oldest)
+        }

@@ -1,0 +1,110 @@
+"""The store of counters in this process's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.bucket import Bucket, IntervalBucket
+from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
+from netlimit.l7.memory.leases import Leases
+from netlimit.l7.memory.log import SlidingWindowLog
+from netlimit.l7.memory.windows import FixedWindow, SlidingWindowCounter
+from netlimit.l7.store import Ask
+
+KEYS = 2**18
+"""Keys that a counter holds at most, by default."""
+_COUNTERS: dict[Algorithm, type[Counter]] = {
+    Algorithm.FIXED_WINDOW: FixedWindow,
+    Algorithm.SLIDING_WINDOW_LOG: SlidingWindowLog,
+    Algorithm.SLIDING_WINDOW_COUNTER: SlidingWindowCounter,
+    Algorithm.TOKEN_BUCKET: Bucket,
+    Algorithm.LEAKY_BUCKET: Bucket,
+    Algorithm.GCRA: Bucket,
+    Algorithm.CONCURRENCY: Leases,
+}
+
+
+def make_counter(limit: Limit, clock: Clock | None = None, keys: int = KEYS) -> Counter:
+    """A counter in memory for one limit, of at most so many keys."""
+    kind = IntervalBucket if limit.refill is Refill.INTERVAL else _COUNTERS[limit.algorithm]
+    return kind(limit, clock or steady_clock(), keys)
+
+
+class MemoryStore:
+    """A counter a rule, and one for its concurrency. For threads as well as for tasks."""
+
+    def __init__(self, clock: Clock | None = None, keys: int = KEYS) -> None:
+        self._clock = clock or steady_clock()
+        self._keys = keys
+        self._counters: dict[tuple[str, str, bool], Counter] = {}
+        self._lock = Lock()
+
+    def decide_now(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Count and answer, in order."""
+        return [self._decide(ask) for ask in asks]
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Count and answer, in order."""
+        return [self._decide(ask) for ask in asks]
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        """End the leases of these asks."""
+        for ask in asks:
+            self._find_leases(ask).release(ask.key, ask.lease, ask.hits)
+
+    async def renew(self, asks: Sequence[Ask]) -> None:
+        """Let the leases of these asks last their whole time from now."""
+        for ask in asks:
+            self._find_leases(ask).renew(ask.key, ask.lease, ask.hits)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    def _decide(self, ask: Ask) -> Decision:
+        counter = self._find_counter(ask)
+        if ask.lease:
+            assert isinstance(counter, Leases)
+            return counter.take(ask.key, ask.lease, ask.hits, ask.slack)
+        return counter.hit(ask.key, ask.hits, ask.slack, ask.charge)
+
+    def _find_leases(self, ask: Ask) -> Leases:
+        counter = self._find_counter(ask)
+        assert isinstance(counter, Leases)
+        return counter
+
+    def _find_counter(self, ask: Ask) -> Counter:
+        rule = ask.rule
+        place = (rule.domain, rule.name, ask.limit is rule.concurrency)
+        counter = self._counters.get(place)
+        if counter is not None and counter.limit is ask.limit:
+            return counter
+        with self._lock:
+            return self._replace_counter(place, ask.limit)
+
+    def _replace_counter(self, place: tuple[str, str, bool], limit: Limit) -> Counter:
+        old = self._counters.get(place)
+        if old is not None and old.limit == limit:
+            old.limit = limit  # the same again, read anew
+            return old
+        if len(self._counters) >= FEW:
+            self._forget_idle()
+        counter = make_counter(limit, self._clock, self._keys)
+        if old is not None and _differ_in_amount_alone(old.limit, limit):
+            counter.adopt(old)
+        self._counters[place] = counter
+        return counter
+
+    def _forget_idle(self) -> None:
+        """Rules come and go, and requests may bring limits of their own; what counts nothing is not kept."""
+        for counter in self._counters.values():
+            counter.sweep()
+        self._counters = {place: counter for place, counter in self._counters.items() if len(counter)}
+
+
+def _differ_in_amount_alone(one: Limit, other: Limit) -> bool:
+    return (one.algorithm, one.seconds, one.burst, one.refill, one.count_refused) == (
+        other.algorithm, other.seconds, other.burst, other.refill, other.count_refused,
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Fixed windows, and the sliding window that two of them make."""
+
+from __future__ import annotations
+
+from math import inf
+
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
+
+_new = tuple.__new__  # a named tuple's own constructor takes as long as all the rest of a decision
+
+
+class FixedWindow(Counter):
+    """A count a key and window. Windows begin at multiples of their length since 1970 (UTC)."""
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        self._amount = limit.amount
+        self._period = limit.seconds * SECOND
+        self._start = self._end = 0
+        self._counts: dict[str, int] = {}
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer."""
+        with self._lock:
+            now = self._clock()
+            if not self._start <= now < self._end:
+                self._turn(now)
+            counts = self._counts
+            count = counts.get(key)
+            if count is None:
+                if len(counts) >= self._room:
+                    key = self._admit_key(key)
+                    counts = self._counts
+                count = counts.get(key, 0)
+            ceiling = self._amount + slack
+            rest = (self._end - now) / SECOND
+            after = count + hits
+            if after <= ceiling and hits:
+                counts[key] = after
+                left = self._amount - after
+                if left >= 0:
+                    return _new(Decision, (True, left, 0.0 if ceiling - after >= hits else rest, rest, 0.0, False))
+                return Decision(True, 0, 0.0 if ceiling - after >= hits else rest, rest, over=True)
+            if hits and charge:
+                counts[key] = count = after
+            fits = count + 1 <= ceiling and not hits
+            wait = 0.0 if fits else inf if (hits or 1) > ceiling else rest
+            return Decision(fits, max(0, self._amount - count), wait, rest if count else 0.0)
+
+    def _turn(self, now: int) -> None:
+        self._start = now - (now + self._origin) % self._period
+        self._end = self._start + self._period
+        self._counts = {}
+
+    def adopt(self, other: Counter) -> None:
+        """Go on from the counts of another."""
+        assert isinstance(other, FixedWindow)
+        self._start, self._end, self._counts = other._start, other._end, dict(other._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def _sweep(self, now: int) -> None:
+        if not self._start <= now < self._end:
+            self._turn(now)
+
+    def _drop_within(self, now: int) -> None:
+        self._counts = {key: count for key, count in self._counts.items() if count >= self._amount}
+
+
+class SlidingWindowCounter(Counter):
+    """Two fixed windows a key: of the previous one as large a part counts as the sliding window still covers.
+
+    Admitted while floor(current + previous * covered part) + hits <= amount; what is refused is not counted.
+    """
+
+    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+        super().__init__(limit, clock, keys)
+        self._amount = limit.amount
+        self._period = limit.seconds * SECOND
+        self._start = self._end = 0
+        self._current: dict[str, int] = {}
+        self._previous: dict[str, int] = {}
+
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+        """Count and answer."""
+        with self._lock:
+            now = self._clock()
+            if not self._start <= now < self._end:
+                self._turn(now)
+            current = self._current
+            count = current.get(key)
+            if count is None:
+                if len(current) + len(self._previous) >= self._room and key not in self._previous:
+                    key = self._admit_key(key)
+                    current = self._current
+                count = current.get(key, 0)
+            previous = self._previous.get(key, 0)
+            ceiling = self._amount + slack
+            used = count + (previous * (self._end - now) // self._period if previous else 0) + hits
+            if used <= ceiling and hits:
+                current[key] = count = count + hits
+                left = self._amount - used
+                reset = (self._end - now + self._period) / SECOND
+                if ceiling - used >= hits and left >= 0:
+                    return _new(Decision, (True, left, 0.0, reset, 0.0, False))
+                wait = self._wait(count, previous, hits, ceiling, now)
+                return Decision(True, max(0, left), wait, reset, over=left < 0)
+            if hits and charge:
+                current[key] = count = count + hits
+            else:
+                used -= hits
+            wait = self._wait(count, previous, hits or 1, ceiling, now)
+            reset = (self._end - now + (self._period if count else 0)) / SECOND if count or previous else 0.0
+            return Decision(not hits and not wait, max(0, self._amount - used), wait, reset)
+
+    def _wait(self, count: int, previous: int, hits: int, ceiling: int, now: int) -> float:
+        """Seconds until floor(count + previous * (end - t) / period) + hits <= ceiling."""
+        if hits > ceiling:
+            return inf
+        end = self._end
+        if count + hits > ceiling:  # not in this window: in the next one it is the previous that counts
+            end, count, previous = end + self._period, 0, count
+        room = (ceiling - count - hits + 1) * self._period - 1
+        at = end - self._period if previous * self._period <= room else end - room // previous
+        return max(0, at - now) / SECOND
+
+    def _turn(self, now: int) -> None:
+        start = now - (now + self._origin) % self._period
+        self._previous = self._current if start == self._end else {}
+        self._current = {}
+        self._start, self._end = start, start + self._period
+
+    def adopt(self, other: Counter) -> None:
+        """Go on from the counts of another."""
+        assert isinstance(other, SlidingWindowCounter)
+        self._start, self._end, self._current, self._previous = (
+            other._start, other._end, dict(other._current), dict(other._previous),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._current) + len(self._previous)
+
+    def _sweep(self, now: int) -> None:
+        if not self._start <= now < self._end:
+            self._turn(now)
+
+    def _drop_within(self, now: int) -> None:
+        part = self._end - now
+        over = {
+            key
+            for window in (self._current, self._previous)
+            for key in window
+            if self._current.get(key, 0) + self._previous.get(key, 0) * part // self._period >= self._amount
+        }
+        self._current = {key: count for key, count in self._current.items() if key in over}
+        self._previous = {key: count for key, count in self._previous.items() if key in over}
