@@ -52,7 +52,7 @@ class Pressure:
         self._signal = value
 
     def has_room(self, priority: int) -> bool:
-        """Whether a request of this priority (0 to 100) may go over its limit: while the pressure, in percent, is below.
+        """Whether a request of this priority (0 to 100) may go over its limit: while the pressure in percent is below.
 
         So the lower priority is refused first, 0 always, and 100 only where everything is full.
         """

@@ -59,14 +59,17 @@ class Bucket(Counter):
     def _answer_beyond(self, key: str, before: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
         """Peeks, and what the bucket itself does not hold."""
         floor = supply - self._full
-        # It can owe what has been tolerated, and one bucket more; anything above was counted by a clock since set back.
-        before = min(before, supply + self._full + slack * self._cost)
+        most = (
+            supply + self._full
+        )  # it owes one more bucket at most: anything above, a clock since set back has counted
+        if before > most:
+            self._levels[key] = before = most
         cost = (hits or 1) * self._cost
         ceiling = supply + slack * self._cost
         admitted = before + cost <= ceiling
         level = before
         if hits and (admitted or charge):
-            level = min(before + cost, supply + self._full)  # tolerance without end must not become a debt without end
+            level = min(before + cost, most)  # tolerance without end must not become a debt without end
             self._levels[key] = level
         over = level + cost - ceiling
         wait = 0.0 if over <= 0 else inf if cost > self._full + slack * self._cost or not self._amount else over
@@ -125,13 +128,16 @@ class IntervalBucket(Counter):
                 if len(self._levels) >= self._room:
                     key = self._admit_key(key)
                 before = self._levels.get(key, floor)
-            before = min(max(before, floor), supply + self._full + slack)
+            before = max(before, floor)
+            most = supply + self._full
+            if before > most:
+                self._levels[key] = before = most
             weight = hits or 1
             ceiling = supply + slack
             admitted = before + weight <= ceiling
             level = before
             if hits and (admitted or charge):
-                level = min(before + hits, supply + self._full)
+                level = min(before + hits, most)
                 self._levels[key] = level
             over = level + weight - ceiling
             wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)

@@ -50,15 +50,23 @@ class MemoryStore:
         """Count and answer, in order."""
         return [self._decide(ask) for ask in asks]
 
-    async def release(self, asks: Sequence[Ask]) -> None:
+    def release_now(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
         for ask in asks:
             self._find_leases(ask).release(ask.key, ask.lease, ask.hits)
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
+    def renew_now(self, asks: Sequence[Ask]) -> None:
         """Let the leases of these asks last their whole time from now."""
         for ask in asks:
             self._find_leases(ask).renew(ask.key, ask.lease, ask.hits)
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        """End the leases of these asks."""
+        self.release_now(asks)
+
+    async def renew(self, asks: Sequence[Ask]) -> None:
+        """Let the leases of these asks last their whole time from now."""
+        self.renew_now(asks)
 
     async def aclose(self) -> None:
         """Nothing is open."""
