@@ -1,7 +1,7 @@
 """The suite of algorithms: what every store must answer, to the nanosecond or the microsecond of its clock.
 
-The examples are those of the documents that the limiter was built from; times are theirs. A module of tests that defines
-the fixture `subject` and imports these classes runs them over its store.
+The examples are those of the documents that the limiter was built from; times are theirs. A module that defines the
+fixture `subject` and imports these classes runs them over its store.
 """
 
 from __future__ import annotations
