@@ -1,0 +1,248 @@
+"""The limiter: what rules, modes and counters make of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from math import inf
+from typing import Any, TypeVar
+
+import pytest
+
+from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.memory.counter import Clock
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.pressure import Pressure
+from netlimit.l7.rules import Descriptor, Entry, Mode, Node, OnLimit, Rule, RuleSet
+from tests.l7.counting import SECOND
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+class Desk:
+    """A limiter over memory with a clock that stands, and one rule a key in the domain "api"."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.now = 1_000_000 * SECOND
+        self.rules = RuleSet({"api": Node(default={rule.name: Node(rule) for rule in rules})})
+        self.pressure = Pressure(read=lambda: 0.0)
+        self.store = MemoryStore(Clock(lambda: self.now, 0))
+        self.limiter = Limiter(lambda: self.rules, self.store, self.pressure)
+
+    def decide(self, *keys: str, hits: int = 1, limits: Iterable[Limit | None] = (), value: str = "alice") -> Verdict:
+        wanted = [*limits, *[None] * len(keys)]
+        descriptors = [Descriptor((Entry(key, value),), limit=limit) for key, limit in zip(keys, wanted, strict=False)]
+        return run(self.limiter.decide("api", descriptors, hits))
+
+    def allowed(self, key: str, times: int) -> list[bool]:
+        return [self.decide(key).allowed for _ in range(times)]
+
+
+def rule(name: str, amount: int = 3, **fields: Any) -> Rule:
+    return Rule("api", name, Limit(amount, 60), **fields)
+
+
+def test_what_no_rule_names_passes() -> None:
+    desk = Desk(rule("user"))
+    verdict = desk.decide("stranger")
+    assert verdict.allowed
+    assert verdict.statuses[0].rule is None
+    assert run(desk.limiter.decide("elsewhere", [Descriptor((Entry("user", "alice"),))])).allowed
+
+
+def test_a_status_for_each_descriptor_in_order() -> None:
+    desk = Desk(rule("user", 1), rule("path", 5))
+    desk.decide("user")
+    verdict = desk.decide("path", "stranger", "user")
+    assert [status.allowed for status in verdict.statuses] == [True, True, False]
+    assert not verdict.allowed
+    assert verdict.refusing is not None
+    assert verdict.refusing.rule is not None
+    assert verdict.refusing.rule.name == "user"
+
+
+def test_retry_after_is_true_though_a_refused_request_used_up_another_limit() -> None:
+    desk = Desk(rule("user", 1), Rule("api", "path", Limit(2, 3600)))
+    desk.decide("user", "path")
+    refused = desk.decide("user", "path")  # `path` admits it, and is used up by it
+    assert not refused.allowed
+    desk.now += int(refused.retry_after * SECOND) + 1
+    assert desk.decide("user", "path").allowed
+
+
+def test_hits_weigh_and_nothing_is_counted_to_look() -> None:
+    desk = Desk(rule("user", 10))
+    assert desk.decide("user", hits=0).statuses[0].decision.remaining == 10
+    assert desk.decide("user", hits=8).allowed
+    assert not desk.decide("user", hits=3).allowed
+    assert desk.decide("user", hits=11).retry_after == inf
+
+
+def test_a_descriptor_may_weigh_something_else_than_the_request() -> None:
+    desk = Desk(rule("user", 10), rule("bytes", 1000))
+    both = [Descriptor((Entry("user", "alice"),)), Descriptor((Entry("bytes", "alice"),), hits=900)]
+    assert run(desk.limiter.decide("api", both)).allowed
+    verdict = run(desk.limiter.decide("api", both))
+    assert [status.allowed for status in verdict.statuses] == [True, False]
+
+
+@pytest.mark.parametrize(("percent", "admitted"), [(0, 10), (10, 11), (25, 12), (100, 20)])
+def test_a_soft_limit_goes_over_by_its_percentage(percent: int, admitted: int) -> None:
+    desk = Desk(rule("user", 10, mode=Mode.SOFT, overshoot=percent))
+    assert sum(desk.allowed("user", 50)) == admitted
+
+
+def test_an_elastic_limit_goes_over_while_there_is_room() -> None:
+    desk = Desk(rule("user", 3, mode=Mode.ELASTIC))
+    assert desk.allowed("user", 10) == [True] * 10
+    desk.pressure.signal(0.9)
+    assert desk.allowed("user", 3) == [False] * 3
+    desk.pressure.signal(None)
+    assert desk.allowed("user", 3) == [True] * 3
+
+
+def test_an_elastic_limit_may_have_a_ceiling() -> None:
+    desk = Desk(rule("user", 10, mode=Mode.ELASTIC, overshoot=50))
+    assert sum(desk.allowed("user", 50)) == 15
+
+
+def test_the_lowest_priority_is_refused_first() -> None:
+    names = {"batch": 10, "usual": 50, "urgent": 90}
+    desk = Desk(*(rule(name, 0, mode=Mode.ELASTIC, priority=priority) for name, priority in names.items()))
+    refused = []
+    for pressure in (0.0, 0.2, 0.6, 0.95):
+        desk.pressure.signal(pressure)
+        refused.append([name for name in names if not desk.decide(name).allowed])
+    assert refused == [[], ["batch"], ["batch", "usual"], ["batch", "usual", "urgent"]]
+
+
+@pytest.mark.parametrize("fields", [{"mode": Mode.OBSERVE}, {"on_limit": OnLimit.OBSERVE}])
+def test_who_only_observes_refuses_nothing_and_counts(fields: dict[str, Any]) -> None:
+    desk = Desk(rule("user", 3, **fields))
+    verdicts = [desk.decide("user") for _ in range(5)]
+    assert all(verdict.allowed and verdict.retry_after == 0 for verdict in verdicts)
+    assert [verdict.statuses[0].decision.admitted for verdict in verdicts] == [True] * 3 + [False] * 2
+    counts = desk.limiter.usage.find_counts(desk.decide("user").statuses[0].rule)
+    assert (counts.admitted, counts.refused, counts.observed) == (3, 0, 3)
+
+
+def test_a_rule_that_is_replaced_is_not_counted() -> None:
+    desk = Desk(rule("read", 1, alias="reads"), rule("special", 5, replaces=("reads",)))
+    for _ in range(3):
+        verdict = desk.decide("read", "special")
+        assert verdict.allowed
+        assert verdict.statuses[0].decision is None
+    assert desk.allowed("read", 2) == [True, False]
+
+
+def test_unlimited_is_without_limit() -> None:
+    desk = Desk(Rule("api", "user", unlimited=True))
+    verdict = desk.decide("user")
+    assert verdict.allowed
+    assert verdict.statuses[0].rule is not None
+    assert verdict.statuses[0].decision is None
+
+
+def test_a_request_may_bring_its_own_limit() -> None:
+    desk = Desk(rule("user", 1))
+    own = [Limit(2, 60)]
+    assert [desk.decide("user", limits=own).allowed for _ in range(3)] == [True, True, False]
+    assert desk.allowed("user", 2) == [True, False]  # the rule's own counter is another
+    assert desk.decide("stranger", limits=own).allowed
+    assert not run(desk.limiter.decide("nowhere", [Descriptor((Entry("a", "b"),), limit=Limit(0, 1))])).allowed
+
+
+class TestInFlight:
+    def make_desk(self, **fields: Any) -> Desk:
+        return Desk(Rule("api", "user", None, Limit(2, 30, Algorithm.CONCURRENCY), **fields), rule("path", 3))
+
+    def test_leases_are_held_until_they_are_released(self) -> None:
+        desk = self.make_desk()
+        held = [desk.decide("user") for _ in range(3)]
+        assert [verdict.allowed for verdict in held] == [True, True, False]
+        assert [len(verdict.leases) for verdict in held] == [1, 1, 0]
+        run(desk.limiter.release(held[0]))
+        assert desk.allowed("user", 2) == [True, False]
+
+    def test_a_refused_request_holds_none(self) -> None:
+        desk = self.make_desk()
+        held = [desk.decide("path", "user") for _ in range(2)]
+        for verdict in held:
+            run(desk.limiter.release(verdict))
+        desk.decide("path")
+        assert desk.decide("user", "path").leases == ()  # `path` refuses
+        assert desk.allowed("user", 3) == [True, True, False]
+
+    def test_they_end_by_themselves(self) -> None:
+        desk = self.make_desk()
+        desk.decide("user")
+        desk.decide("user")
+        desk.now += 30 * SECOND
+        assert desk.decide("user").allowed
+
+    def test_they_are_renewed(self) -> None:
+        desk = self.make_desk()
+        held = [desk.decide("user"), desk.decide("user")]
+        desk.now += 20 * SECOND
+        run(desk.limiter.renew(held[0]))
+        desk.now += 10 * SECOND
+        assert desk.allowed("user", 2) == [True, False]
+
+    def test_a_rule_may_limit_both(self) -> None:
+        desk = Desk(Rule("api", "user", Limit(3, 60), Limit(2, 30, Algorithm.CONCURRENCY)))
+        first = desk.decide("user")
+        assert desk.decide("user").allowed
+        third = desk.decide("user")
+        assert not third.allowed
+        assert third.refusing is not None
+        assert third.refusing.limit is not None
+        assert third.refusing.limit.algorithm is Algorithm.CONCURRENCY
+        run(desk.limiter.release(first))
+        fourth = desk.decide("user")
+        assert fourth.refusing is not None
+        assert fourth.refusing.limit == Limit(3, 60)
+
+
+class TestChangedRules:
+    def test_a_changed_amount_goes_on_from_the_count(self) -> None:
+        desk = Desk(rule("user", 3))
+        desk.allowed("user", 3)
+        desk.rules = RuleSet({"api": Node(default={"user": Node(rule("user", 5))})})
+        assert desk.allowed("user", 3) == [True, True, False]
+
+    @pytest.mark.parametrize("algorithm", [a for a in Algorithm if a is not Algorithm.CONCURRENCY])
+    def test_so_it_does_for_every_algorithm(self, algorithm: Algorithm) -> None:
+        desk = Desk(Rule("api", "user", Limit(3, 60, algorithm)))
+        desk.allowed("user", 3)
+        desk.rules = RuleSet({"api": Node(default={"user": Node(Rule("api", "user", Limit(5, 60, algorithm)))})})
+        assert desk.allowed("user", 3) == [True, True, False]
+
+    @pytest.mark.parametrize("algorithm", [a for a in Algorithm if a is not Algorithm.CONCURRENCY])
+    def test_another_algorithm_begins_anew(self, algorithm: Algorithm) -> None:
+        desk = Desk(Rule("api", "user", Limit(3, 3600, Algorithm.FIXED_WINDOW)))
+        desk.allowed("user", 3)
+        desk.rules = RuleSet({"api": Node(default={"user": Node(Rule("api", "user", Limit(3, 60, algorithm)))})})
+        assert desk.allowed("user", 4) == [True] * 3 + [False]
+
+    def test_the_same_rules_read_again_change_nothing(self) -> None:
+        desk = Desk(rule("user", 3))
+        desk.allowed("user", 2)
+        desk.rules = RuleSet({"api": Node(default={"user": Node(rule("user", 3))})})
+        assert desk.allowed("user", 2) == [True, False]
+
+
+def test_a_leaky_bucket_tells_when_it_is_a_requests_turn() -> None:
+    desk = Desk(Rule("api", "user", Limit(1, 1, Algorithm.LEAKY_BUCKET, burst=3)))
+    assert [desk.decide("user").delay for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_those_that_refuse_agree_on_what_becomes_of_a_request() -> None:
+    desk = Desk(rule("user", 0, on_limit=OnLimit.QUEUE), rule("path", 0, on_limit=OnLimit.DEFER), rule("host", 9))
+    assert desk.decide("user", "host").on_limit is OnLimit.QUEUE
+    assert desk.decide("path", "host").on_limit is OnLimit.DEFER
+    assert desk.decide("user", "path").on_limit is OnLimit.REJECT
