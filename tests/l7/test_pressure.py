@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from netlimit.l7.pressure import Pressure, read_pressure
@@ -11,7 +13,7 @@ def test_this_machine_tells_how_busy_it_is() -> None:
     assert 0 <= read_pressure() <= 1
 
 
-def test_the_worst_of_the_kernels_pressures_counts(tmp_path, monkeypatch) -> None:
+def test_the_worst_of_the_kernels_pressures_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.l7.pressure._PSI", tmp_path)
     for resource, stalled in (("cpu", "12.50"), ("memory", "0.00"), ("io", "40.10")):
         (tmp_path / resource).write_text(
@@ -20,7 +22,7 @@ def test_the_worst_of_the_kernels_pressures_counts(tmp_path, monkeypatch) -> Non
     assert read_pressure() == pytest.approx(0.401)
 
 
-def test_without_them_the_load_does(tmp_path, monkeypatch) -> None:
+def test_without_them_the_load_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.l7.pressure._PSI", tmp_path / "none")
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 9.0, 9.0))
     monkeypatch.setattr("os.cpu_count", lambda: 6)
