@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import NamedTuple
 
 from netlimit.rules import Rule
@@ -25,13 +26,19 @@ class State(StrEnum):
     ERROR = "error"
 
 
+L7 = "l7"
+"""The layer of what the limiter enforces."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exceptional:
-    """A rule that is not simply applied on a gateway, and why."""
+    """A rule that is not simply applied on a gateway, and why. `layer` is what enforces it there, None for the back end
+    of the gateway."""
 
     rule_id: int
     state: State
     message: str
+    layer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +216,39 @@ class Request:
     id: int
     kind: str
     argument: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterReport:
+    """A limiter that runs on a gateway: which `process` it is, a digest of the assignments that it has `loaded` (see
+    `digest_assignments`), since when it runs, and when it said so last."""
+
+    host: str
+    process: str
+    loaded: str
+    since: datetime
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a limiter enforces for its gateway, as it is in the database at one moment.
+
+    `assigned` are the rules that are its own to enforce, each with its revision. `rules` are those of the gateway that
+    have changed since the revision that was asked about, and `removed` those that are gone; if that is None, `rules`
+    are all of them. `own` and `safe` are the gateway's addresses and its safe set. While nothing is assigned, or the
+    gateway is paused, there is nothing else either, and the revision is -1.
+    """
+
+    revision: int = -1
+    rules: tuple[Rule, ...] = ()
+    removed: tuple[int, ...] | None = None
+    assigned: Mapping[int, int] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+    safe: tuple[str, ...] = ()
+
+
+def digest_assignments(assigned: Mapping[int, int]) -> str:
+    """A short text that tells assignments (rules with their revisions) apart."""
+    text = ",".join(f"{rule_id}:{revision}" for rule_id, revision in sorted(assigned.items()))
+    return sha256(text.encode()).hexdigest()[:16]

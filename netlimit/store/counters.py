@@ -1,23 +1,40 @@
-"""Counters of rules, on each gateway."""
+"""Counters of rules, on each gateway: the sum of what its kernel and its limiters have counted.
+
+The two are kept apart, for who counts in the kernel writes totals, and who counts requests adds to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Subquery,
+    Table,
+    delete,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
 from netlimit.records import Counts, RuleCounters
-from netlimit.store.tables import counters, rules
-from netlimit.store.upsert import upsert
+from netlimit.store.tables import counters, request_counters, rules
+from netlimit.store.upsert import add_up, upsert
 
 _AT_ONCE, _ASKED = 5000, 500
 _GONE = 0
 """No rule's id: what rules have counted that are gone."""
-_EVERY = select(counters)
-_KEPT = _EVERY.join(rules, rules.c.id == counters.c.rule_id)
-_COUNTED = ("matched_packets", "matched_bytes", "dropped_packets", "dropped_bytes", "delayed")
-_SUM = select(counters.c.host, *(func.sum(counters.c[name]) for name in _COUNTED))
+_REQUESTS = ("matched_packets", "matched_bytes", "dropped_packets", "dropped_bytes")
+_COUNTED = (*_REQUESTS, "delayed")
+_SUMMED = (*_COUNTED, *(f"raw_{name}" for name in _COUNTED), "queued_packets", "queued_bytes")
+Condition = Callable[[Table], ColumnElement[bool]]
+"""Which rows are wanted, of either table."""
 
 
 def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -> None:
@@ -28,9 +45,25 @@ def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -
         connection.execute(statement, [_to_row(host, reading) for reading in readings[start : start + _AT_ONCE]])
 
 
+def add_requests(connection: Connection, host: str, counts: Mapping[int, Counts], now: datetime) -> None:
+    """Add what a limiter of a gateway has counted since it said so last, in the order of ids."""
+    rows = [
+        {
+            "host": host,
+            "rule_id": number,
+            "since": now,
+            "as_of": now,
+            **{name: getattr(gain, name) for name in _REQUESTS},
+        }
+        for number, gain in sorted(counts.items())
+    ]
+    if rows:
+        connection.execute(add_up(connection, request_counters, _REQUESTS), rows)
+
+
 def by_host(connection: Connection, rule_id: int) -> dict[str, RuleCounters]:
     """The counters of one rule on each gateway."""
-    rows = connection.execute(_KEPT.where(counters.c.rule_id == rule_id)).mappings()
+    rows = connection.execute(_kept(lambda table: table.c.rule_id == rule_id)).mappings()
     return {row["host"]: _from_row(row) for row in rows}
 
 
@@ -38,43 +71,77 @@ def of_rules(connection: Connection, rule_ids: Sequence[int]) -> dict[int, dict[
     """The counters of some rules, by rule and gateway."""
     found: dict[int, dict[str, RuleCounters]] = {}
     for start in range(0, len(rule_ids), _ASKED):
-        asked = counters.c.rule_id.in_(rule_ids[start : start + _ASKED])
-        for row in connection.execute(_KEPT.where(asked)).mappings():
+        some = rule_ids[start : start + _ASKED]
+        for row in connection.execute(_kept(_is_one_of(some))).mappings():
             found.setdefault(row["rule_id"], {})[row["host"]] = _from_row(row)
     return found
 
 
 def of_named(connection: Connection, most: int) -> list[tuple[str, str, RuleCounters]]:
     """The counters of rules that have a name, with name and gateway: at most so many, those of the oldest rules."""
-    named = _KEPT.add_columns(rules.c.name).where(rules.c.name.is_not(None))
-    rows = connection.execute(named.order_by(counters.c.rule_id, counters.c.host).limit(most)).mappings()
+    named = select(rules.c.id).where(rules.c.name.is_not(None))
+    summed = _sum_up(lambda table: table.c.rule_id.in_(named)).subquery()
+    wanted = select(summed, rules.c.name).join(rules, rules.c.id == summed.c.rule_id)
+    rows = connection.execute(wanted.order_by(summed.c.rule_id, summed.c.host).limit(most)).mappings()
     return [(row["name"], row["host"], _from_row(row)) for row in rows]
 
 
 def totals(connection: Connection) -> dict[str, Counts]:
     """What all rules of each gateway have counted, those that are gone too: no total ever becomes smaller."""
-    kept = counters.c.rule_id.in_(select(rules.c.id)) | (counters.c.rule_id == _GONE)
-    rows = connection.execute(_SUM.where(kept).group_by(counters.c.host))
-    return {row.host: Counts(*map(int, row[1:])) for row in rows}
+    every = select(rules.c.id)
+    rows = connection.execute(_sum_up_hosts(lambda table: table.c.rule_id.in_(every) | (table.c.rule_id == _GONE)))
+    return {row["host"]: _read_counts(row) for row in rows.mappings()}
 
 
 def retire(connection: Connection, rule_ids: Sequence[int]) -> None:
     """Forget the counters of rules that are gone, all but their part in the totals."""
-    gone = counters.c.rule_id.in_(rule_ids)
-    sums = _SUM.add_columns(func.min(counters.c.since), func.max(counters.c.as_of))
-    for host, *numbers, since, as_of in connection.execute(sums.where(gone).group_by(counters.c.host)).all():
-        former = (
-            connection.execute(_EVERY.where(counters.c.host == host, counters.c.rule_id == _GONE)).mappings().first()
-        )
-        total = Counts(*map(int, numbers)) + (_from_row(former).total if former else Counts())
-        count(connection, host, [RuleCounters(_GONE, total, Counts(), former["since"] if former else since, as_of)])
-    connection.execute(delete(counters).where(gone))
+    gone = _is_one_of(rule_ids)
+    for row in connection.execute(_sum_up_hosts(gone)).mappings().all():
+        at = (counters.c.host == row["host"], counters.c.rule_id == _GONE)
+        former = connection.execute(select(counters).where(*at)).mappings().first()
+        total = _read_counts(row) + (_read_counts(former) if former else Counts())
+        since = (former or row)["since"]
+        count(connection, row["host"], [RuleCounters(_GONE, total, Counts(), since, row["as_of"])])
+    for table in (counters, request_counters):
+        connection.execute(delete(table).where(gone(table)))
 
 
 def by_rule(connection: Connection, host: str) -> dict[int, RuleCounters]:
-    """The counters of every rule on one gateway."""
-    rows = connection.execute(_KEPT.where(counters.c.host == host)).mappings()
-    return {row["rule_id"]: _from_row(row) for row in rows}
+    """What the kernel of one gateway has counted, by rule."""
+    kept = select(counters).join(rules, rules.c.id == counters.c.rule_id).where(counters.c.host == host)
+    return {row["rule_id"]: _from_row(row) for row in connection.execute(kept).mappings()}
+
+
+def _is_one_of(rule_ids: Sequence[int]) -> Condition:
+    return lambda table: table.c.rule_id.in_(rule_ids)
+
+
+def _kept(wanted: Condition) -> Select[Any]:
+    """The counters of rules that are there."""
+    summed = _sum_up(wanted).subquery()
+    return select(summed).join(rules, rules.c.id == summed.c.rule_id)
+
+
+def _sum_up(wanted: Condition) -> Select[Any]:
+    """What kernel and limiters have counted together, by rule and gateway."""
+    parts = []
+    for table in (counters, request_counters):
+        numbers = (table.c[name] if name in table.c else literal(0).label(name) for name in _SUMMED)
+        where = (table.c.host, table.c.rule_id, table.c.since, table.c.as_of)
+        parts.append(select(*where, *numbers).where(wanted(table)))
+    return _group(union_all(*parts).subquery(), _SUMMED, "host", "rule_id")
+
+
+def _sum_up_hosts(wanted: Condition) -> Select[Any]:
+    """What rules of each gateway have counted together."""
+    return _group(_sum_up(wanted).subquery(), _COUNTED, "host")
+
+
+def _group(rows: Subquery, summed: Sequence[str], *by: str) -> Select[Any]:
+    keys = [rows.c[name] for name in by]
+    sums = [func.sum(rows.c[name]).label(name) for name in summed]
+    times = (func.min(rows.c.since).label("since"), func.max(rows.c.as_of).label("as_of"))
+    return select(*keys, *sums, *times).group_by(*keys)
 
 
 def _to_row(host: str, reading: RuleCounters) -> dict[str, Any]:
@@ -100,15 +167,10 @@ def _to_row(host: str, reading: RuleCounters) -> dict[str, Any]:
 
 
 def _from_row(row: RowMapping) -> RuleCounters:
-    total, raw = (
-        Counts(
-            row[f"{prefix}matched_packets"],
-            row[f"{prefix}matched_bytes"],
-            row[f"{prefix}dropped_packets"],
-            row[f"{prefix}dropped_bytes"],
-            row[f"{prefix}delayed"],
-        )
-        for prefix in ("", "raw_")
-    )
-    queued = row["queued_packets"], row["queued_bytes"]
+    queued = int(row["queued_packets"]), int(row["queued_bytes"])
+    total, raw = _read_counts(row), _read_counts(row, "raw_")
     return RuleCounters(row["rule_id"], total, raw, row["since"], row["as_of"], *queued)
+
+
+def _read_counts(row: RowMapping, prefix: str = "") -> Counts:
+    return Counts(**{name: int(row[prefix + name]) for name in _COUNTED})

@@ -22,7 +22,7 @@ from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import Kept
 from netlimit.store.tables import clock, metadata, rules, tombstones
 
-_PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients")
+_PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients", "assignments", "limiters")
 """What is not brought back: it means nothing at another time."""
 _NUMBERED = ("audit", "repairs", "tokens")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select
+from sqlalchemy import Connection, Row, bindparam, delete, func, select
 
 from netlimit.records import Exceptional, State
 from netlimit.store.tables import rule_states, rules
@@ -22,7 +23,10 @@ def mark(connection: Connection, host: str, exceptional: Sequence[Exceptional], 
         at = (rule_states.c.host == host, rule_states.c.rule_id == bindparam("number"))
         connection.execute(delete(rule_states).where(*at), gone)
     ordered = sorted(exceptional, key=lambda each: each.rule_id)
-    rows = [{"host": host, "rule_id": e.rule_id, "state": e.state.value, "message": e.message} for e in ordered]
+    rows = [
+        {"host": host, "rule_id": e.rule_id, "state": e.state.value, "message": e.message, "layer": e.layer}
+        for e in ordered
+    ]
     if rows:
         connection.execute(upsert(connection, rule_states), rows)
 
@@ -33,18 +37,21 @@ def exceptional(connection: Connection, rule_ids: Sequence[int]) -> dict[int, di
     for start in range(0, len(rule_ids), _AT_ONCE):
         asked = rule_states.c.rule_id.in_(rule_ids[start : start + _AT_ONCE])
         for row in connection.execute(select(rule_states).select_from(_KEPT).where(asked)):
-            state = Exceptional(row.rule_id, State(row.state), row.message)
-            found.setdefault(row.rule_id, {})[row.host] = state
+            found.setdefault(row.rule_id, {})[row.host] = _from_row(row)
     return found
 
 
 def marked(connection: Connection, host: str) -> dict[int, Exceptional]:
     """Every exceptional state on a gateway, by rule."""
     rows = connection.execute(select(rule_states).where(rule_states.c.host == host))
-    return {row.rule_id: Exceptional(row.rule_id, State(row.state), row.message) for row in rows}
+    return {row.rule_id: _from_row(row) for row in rows}
 
 
 def count_states(connection: Connection) -> dict[State, int]:
     """How many pairs of rule and gateway are in each exceptional state."""
     counted = select(rule_states.c.state, func.count()).select_from(_KEPT).group_by(rule_states.c.state)
     return {State(state): number for state, number in connection.execute(counted)}
+
+
+def _from_row(row: Row[Any]) -> Exceptional:
+    return Exceptional(row.rule_id, State(row.state), row.message, row.layer)

@@ -14,8 +14,10 @@ from netlimit.records import (
     Changes,
     Counts,
     Difference,
+    Duties,
     Exceptional,
     HostStatus,
+    LimiterReport,
     Repair,
     Request,
     Revision,
@@ -35,6 +37,7 @@ from netlimit.store import (
     guards,
     history,
     hosts,
+    limiters,
     migrate,
     numbers,
     repairs,
@@ -380,6 +383,12 @@ class Store:
         with self._database.writing(wake=False) as connection:
             counters.count(connection, host, counts)
 
+    @again
+    def count_requests(self, host: str, counts: Mapping[int, Counts], now: datetime) -> None:
+        """Add what a limiter of a gateway has counted, by rule, to what is kept. Wakes nobody on PostgreSQL."""
+        with self._database.writing(wake=False) as connection:
+            counters.add_requests(connection, host, counts, now)
+
     def counters(self, rule_id: int) -> dict[str, RuleCounters]:
         """The counters of a rule, by gateway."""
         with self._database.reading() as connection:
@@ -401,7 +410,7 @@ class Store:
             return counters.totals(connection)
 
     def raw_counters(self, host: str) -> dict[int, RuleCounters]:
-        """The counters of every rule on a gateway, by rule."""
+        """What the kernel of a gateway has counted, by rule."""
         with self._database.reading() as connection:
             return counters.by_rule(connection, host)
 
@@ -470,6 +479,41 @@ class Store:
         """Forget a root qdisc: it was put back. One that is not kept is no error."""
         with self._database.writing() as connection:
             roots.forget(connection, host, device)
+
+    # What limiters enforce in the kernel's place
+
+    @again
+    def assign(self, host: str, given: Mapping[int, int], taken: Iterable[int]) -> None:
+        """Give rules, with their revisions, to the limiters of a gateway, and take others from them."""
+        with self._database.writing() as connection:
+            limiters.assign(connection, host, given, taken)
+
+    def assigned(self, host: str) -> dict[int, int]:
+        """The rules that the limiters of a gateway are to enforce, each with its revision."""
+        with self._database.reading() as connection:
+            return limiters.assigned(connection, host)
+
+    def duties(self, host: str, since: int = -1) -> Duties:
+        """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none)."""
+        with self._database.reading() as connection:
+            return limiters.duties(connection, host, since)
+
+    @again
+    def limiter_runs(self, report: LimiterReport, news: bool = False) -> None:
+        """Keep that a limiter runs, and what it has loaded; `news` wakes the controller."""
+        with self._database.writing(wake=news) as connection:
+            limiters.report(connection, report)
+
+    @again
+    def limiter_ended(self, host: str, process: str) -> None:
+        """A limiter has ended, and enforces nothing any more."""
+        with self._database.writing() as connection:
+            limiters.gone(connection, host, process)
+
+    def limiters(self, host: str) -> list[LimiterReport]:
+        """What the limiters of a gateway said last; those that were killed too."""
+        with self._database.reading() as connection:
+            return limiters.running(connection, host)
 
     # Questions from the API to a controller
 

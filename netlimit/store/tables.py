@@ -169,9 +169,10 @@ rule_states = Table(
     Column("rule_id", Id, primary_key=True, index=True),
     Column("state", Text, nullable=False),
     Column("message", Text, nullable=False),
+    Column("layer", Text),
 )
-"""No foreign key, here and in `counters`: a controller may speak of a rule that was removed a moment ago. Readers join
-`rules`, and pruning tombstones sweeps up."""
+"""`layer` is what enforces the rule, if it is not the back end of its host. No foreign key, here and in `counters`: a
+controller may speak of a rule that was removed a moment ago. Readers join `rules`, and pruning tombstones sweeps up."""
 
 counters = Table(
     "counters",
@@ -193,6 +194,41 @@ counters = Table(
     Column("since", Moment, nullable=False),
     Column("as_of", Moment, nullable=False),
 )
+
+assignments = Table(
+    "assignments",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("rule_id", Id, primary_key=True, index=True),
+    Column("revision", BigInteger, nullable=False),
+)
+"""What the limiters of a gateway enforce, because its kernel cannot: the rules, and at which revision they are so."""
+
+limiters = Table(
+    "limiters",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("process", Text, primary_key=True),
+    Column("loaded", Text, nullable=False),
+    Column("since", Moment, nullable=False),
+    Column("seen_at", Moment, nullable=False),
+)
+"""The limiters that run on a gateway, and which assignments each has loaded (a digest of them)."""
+
+request_counters = Table(
+    "request_counters",
+    metadata,
+    Column("host", Text, primary_key=True),
+    Column("rule_id", Id, primary_key=True, index=True),
+    Column("matched_packets", BigInteger, nullable=False),
+    Column("matched_bytes", BigInteger, nullable=False),
+    Column("dropped_packets", BigInteger, nullable=False),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("since", Moment, nullable=False),
+    Column("as_of", Moment, nullable=False),
+)
+"""What rules have counted in limiters (requests, and the bytes of their bodies), besides what they count in the kernel:
+the counters of a rule are the sum of both, wherever it is enforced now."""
 
 numbers = Table(
     "numbers",

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from netlimit.store.tables import clock, counters, hosts, rule_states, tombstones
+from netlimit.store.tables import assignments, clock, counters, hosts, request_counters, rule_states, tombstones
 
 _FORGOTTEN = timedelta(days=1)
 """A gateway not seen for this long reads all rules anew when it comes back."""
@@ -38,7 +38,7 @@ def prune(connection: Connection, now: datetime) -> None:
     if not revision:
         return
     old = tombstones.c.revision <= revision
-    for table in (rule_states, counters):
+    for table in (rule_states, counters, request_counters, assignments):
         connection.execute(delete(table).where(table.c.rule_id.in_(select(tombstones.c.rule_id).where(old))))
     if connection.execute(delete(tombstones).where(old)).rowcount:
         connection.execute(update(clock).where(clock.c.pruned < revision).values(pruned=revision))

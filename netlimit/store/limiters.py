@@ -1,0 +1,71 @@
+"""What the limiters of a gateway are to enforce, and which of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from sqlalchemy import Connection, bindparam, delete, select
+
+from netlimit.records import Duties, LimiterReport
+from netlimit.store import changes, clock, hosts
+from netlimit.store.tables import assignments, limiters
+from netlimit.store.tables import hosts as host_rows
+from netlimit.store.upsert import upsert
+
+_FORGOTTEN = timedelta(hours=1)
+"""A limiter that was killed has not said that it ends."""
+
+
+def assign(connection: Connection, host: str, given: Mapping[int, int], taken: Iterable[int]) -> None:
+    """Give rules, with their revisions, to the limiters of a gateway, and take others from them, by id."""
+    gone = [{"number": number} for number in sorted(taken)]
+    if gone:
+        at = (assignments.c.host == host, assignments.c.rule_id == bindparam("number"))
+        connection.execute(delete(assignments).where(*at), gone)
+    rows = [{"host": host, "rule_id": number, "revision": revision} for number, revision in sorted(given.items())]
+    if rows:
+        connection.execute(upsert(connection, assignments), rows)
+
+
+def assigned(connection: Connection, host: str) -> dict[int, int]:
+    """The rules that the limiters of a gateway are to enforce, each with its revision."""
+    wanted = select(assignments.c.rule_id, assignments.c.revision).where(assignments.c.host == host)
+    return {row.rule_id: row.revision for row in connection.execute(wanted)}
+
+
+def duties(connection: Connection, host: str, since: int) -> Duties:
+    """What a limiter enforces that knows the rules of revision `since` (-1: none)."""
+    given = assigned(connection, host)
+    if not given or hosts.paused(connection, host):
+        return Duties()
+    row = connection.execute(select(host_rows.c.own, host_rows.c.safe).where(host_rows.c.host == host)).first()
+    where = (given, tuple(row.own), tuple(row.safe)) if row else (given, (), ())
+    changed = changes.changes(connection, since, host) if since >= 0 else None
+    if changed is not None:
+        return Duties(changed.revision, changed.rules, changed.removed, *where)
+    return Duties(clock.revision(connection), tuple(changes.stream(connection, host)), None, *where)
+
+
+def report(connection: Connection, limiter: LimiterReport) -> None:
+    """Keep that a limiter runs, and what it has loaded."""
+    row = {
+        "host": limiter.host,
+        "process": limiter.process,
+        "loaded": limiter.loaded,
+        "since": limiter.since,
+        "seen_at": limiter.seen_at,
+    }
+    connection.execute(upsert(connection, limiters), [row])
+    connection.execute(delete(limiters).where(limiters.c.seen_at < limiter.seen_at - _FORGOTTEN))
+
+
+def gone(connection: Connection, host: str, process: str) -> None:
+    """A limiter has ended."""
+    connection.execute(delete(limiters).where(limiters.c.host == host, limiters.c.process == process))
+
+
+def running(connection: Connection, host: str) -> list[LimiterReport]:
+    """What the limiters of a gateway said last."""
+    rows = connection.execute(select(limiters).where(limiters.c.host == host).order_by(limiters.c.process))
+    return [LimiterReport(row.host, row.process, row.loaded, row.since, row.seen_at) for row in rows]
