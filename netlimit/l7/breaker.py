@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 
@@ -16,6 +16,11 @@ class State(StrEnum):
     """One asks, to find out; nobody else does meanwhile."""
     OPEN = "open"
     """Nobody asks for a while."""
+
+
+def worst(states: Iterable[State]) -> State:
+    """Of several breakers, what the one that has most against its charge thinks; of none, that all is well."""
+    return max(states, key=[State.CLOSED, State.HALF_OPEN, State.OPEN].index, default=State.CLOSED)
 
 
 class Breaker:

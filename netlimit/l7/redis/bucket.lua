@@ -1,0 +1,34 @@
+-- Token bucket, leaky bucket and GCRA: a string "used since cost". `used` is what a full bucket lacks, in units of which
+-- a hit costs `cost` and every tick gives `given` back; `since` (microseconds) is when that was so. When the clock
+-- has been set back, it is so from now on. Costs differ when the limit's amount has changed: then whole hits go on.
+-- ARGV, for each key: a tick in microseconds, given, cost, what a full bucket holds, hits tolerated beyond that, hits,
+-- whether they count though they are refused. Replies for each key: admitted, used before.
+local reply = {}
+for i, key in ipairs(KEYS) do
+  local at = 7 * i - 6
+  local tick, given, cost, full = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local slack, hits, charge = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6]
+  local moment = now - now % tick
+  local used, set_back = 0, false
+  local kept = redis.call('GET', key)
+  if kept then
+    local before, since, unit = string.match(kept, '(%d+) (%d+) (%d+)')
+    used = tonumber(before)
+    if tonumber(unit) ~= cost then
+      used = math.floor(used / unit) * cost
+    end
+    set_back = tonumber(since) > moment
+    local passed = math.min(math.floor(math.max(moment - since, 0) / tick), math.ceil(used / math.max(given, 1)))
+    used = math.min(math.max(used - passed * given, 0), 2 * full + slack * cost)
+  end
+  local admitted = used + math.max(hits, 1) * cost <= full + slack * cost
+  local counted = (admitted or charge == '1') and hits or 0
+  local after = math.min(used + counted * cost, 2 * full)
+  if (counted > 0 or set_back) and after > 0 then
+    local life = math.ceil(after / math.max(given, 1) * tick / 1000)
+    redis.call('SET', key, string.format('%.0f %.0f %.0f', after, moment, cost), 'PX', life)
+  end
+  reply[#reply + 1] = admitted and 1 or 0
+  reply[#reply + 1] = used
+end
+return reply

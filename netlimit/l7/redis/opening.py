@@ -1,0 +1,20 @@
+"""Puts the parts of a store in Redis together."""
+
+from __future__ import annotations
+
+from netlimit.l7.breaker import Breaker
+from netlimit.l7.redis.cluster import Cluster
+from netlimit.l7.redis.link import Link
+from netlimit.l7.redis.store import RedisStore, Wire
+from netlimit.l7.redis.url import Place
+
+
+def open_store(place: Place) -> RedisStore:
+    """The store of a server or a cluster; nothing is connected yet."""
+
+    def open_wire() -> Wire:
+        if place.cluster:
+            return Cluster(place.addresses, place.connect, place.timeout, place.probe)
+        return Link(place.connect(*place.addresses), str(place), Breaker(place.probe))
+
+    return RedisStore(open_wire, place.timeout)

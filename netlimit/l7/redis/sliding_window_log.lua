@@ -1,0 +1,42 @@
+-- A sorted set: an entry for each hit, scored by its time (microseconds). Its name is the time and, of hits of the same
+-- microsecond, a number, so that none takes another's place.
+-- ARGV, for each key: seconds of the window, hits admitted in it, hits, whether they count though they are refused, how
+-- many entries are kept. Replies for each key: admitted, entries now, microseconds until so many have left the window
+-- that as many hits fit again, microseconds until the newest has.
+local reply = {}
+for i, key in ipairs(KEYS) do
+  local at = 5 * i - 4
+  local period, ceiling, hits, charge = ARGV[at] * 1000000, tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
+  local most = tonumber(ARGV[at + 4])
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now - period)
+  local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  if newest[1] and tonumber(newest[2]) > now then -- the clock has been set back
+    redis.call('ZREMRANGEBYSCORE', key, string.format('(%.0f', now), '+inf')
+    newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  end
+  local size = redis.call('ZCARD', key)
+  local admitted = size + math.max(hits, 1) <= ceiling
+  if hits > 0 and (admitted or charge == '1') and most > 0 then
+    local number = 0
+    if newest[1] and tonumber(newest[2]) == now then
+      number = string.match(newest[1], ':(%d+)') + 1
+    end
+    local added = math.min(hits, most)
+    for n = number, number + added - 1 do
+      redis.call('ZADD', key, now, string.format('%.0f:%015.0f', now, n))
+    end
+    redis.call('PEXPIRE', key, period / 1000)
+    redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
+    size = math.min(size + added, most)
+    newest[2] = now
+  end
+  local excess, wait = size + math.max(hits, 1) - ceiling, 0
+  if excess > 0 and excess <= size then
+    wait = redis.call('ZRANGE', key, excess - 1, excess - 1, 'WITHSCORES')[2] + period - now
+  end
+  reply[#reply + 1] = admitted and 1 or 0
+  reply[#reply + 1] = size
+  reply[#reply + 1] = wait
+  reply[#reply + 1] = size > 0 and newest[2] + period - now or 0
+end
+return reply

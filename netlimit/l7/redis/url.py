@@ -1,0 +1,107 @@
+"""What a `COUNTERS_URL` says of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from netlimit.errors import SettingsError
+from netlimit.l7.redis.cluster import Address
+
+FORMS = (
+    "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS), unix:///PATH?db=DB, redis+cluster://HOST:PORT,HOST:PORT "
+    "and rediss+cluster://HOST:PORT,HOST:PORT"
+)
+PORT = 6379
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_MILLISECONDS = {"timeout_ms": 250.0, "probe_ms": 1000.0, "merge_ms": 0.0}
+
+
+class Place(NamedTuple):
+    """Where Redis is, and how it is asked. Times are in seconds."""
+
+    addresses: tuple[Address, ...]
+    """One server, the nodes of a cluster that are asked first, or none: a socket."""
+    cluster: bool
+    kind: type[AbstractConnection]
+    options: Mapping[str, Any]
+    """Of every connection; the password is among them."""
+    timeout: float
+    """An answer that takes longer is none."""
+    probe: float
+    """So often a server that does not answer is tried again."""
+    merge: float
+    """So often what is counted here is merged with Redis; 0: Redis decides each time."""
+
+    def connect(self, address: Address | None = None) -> AbstractConnection:
+        """A connection, not open yet. Waiting and trying again are the business of who uses it."""
+        options = dict(self.options)
+        if address:
+            options |= {"host": address.host, "port": address.port}
+        options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout, "retry": Retry(NoBackoff(), 0)}
+        return self.kind(**options, protocol=2)  # of which nothing is pushed between two answers
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.addresses)) or str(self.options["path"])
+
+
+def read_url(url: str) -> Place:
+    """Read a URL. Raises SettingsError with what would be accepted; the password is never part of that."""
+    try:
+        return _read(urlsplit(url))
+    except ValueError as error:
+        raise SettingsError("COUNTERS_URL", f"COUNTERS_URL is no URL of Redis ({error}); write {FORMS}.") from None
+
+
+def _read(url: SplitResult) -> Place:
+    base, _, cluster = url.scheme.partition("+")
+    tls = base == "rediss"
+    if base not in ("redis", "rediss", "unix") or cluster not in ("", "cluster") or (base == "unix" and cluster):
+        raise ValueError(f"{url.scheme!r} is none of its schemes")
+    query = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+    times = {name: _read_milliseconds(name, query.pop(name, None)) for name in _MILLISECONDS}
+    options: dict[str, Any] = {name: query.pop(name) for name in _TLS if tls and name in query}
+    if url.username:
+        options["username"] = unquote(url.username)
+    if url.password:
+        options["password"] = unquote(url.password)
+    if base == "unix":
+        options |= {"path": unquote(url.path), "db": _read_number("db", query.pop("db", "0"))}
+    elif not cluster:
+        options["db"] = _read_number("the database after the last /", url.path.strip("/") or "0")
+    elif url.path.strip("/"):
+        raise ValueError("a cluster has no databases")
+    if query:
+        known = [*_MILLISECONDS, *(_TLS if tls else ()), *(("db",) if base == "unix" else ())]
+        raise ValueError(f"{next(iter(query))!r} is none of its options, which are {', '.join(known)}")
+    addresses = () if base == "unix" else tuple(map(_read_address, url.netloc.rpartition("@")[2].split(",")))
+    if len(addresses) > 1 and not cluster:
+        raise ValueError("several hosts are a cluster's")
+    kind = UnixDomainSocketConnection if base == "unix" else SSLConnection if tls else Connection
+    return Place(addresses, bool(cluster), kind, options, *times.values())
+
+
+def _read_address(text: str) -> Address:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("a host is missing")
+    return Address(parts.hostname, parts.port or PORT)
+
+
+def _read_milliseconds(name: str, text: str | None) -> float:
+    """Seconds."""
+    number = _MILLISECONDS[name] if text is None else _read_number(name, text)
+    if text is not None and not 1 <= number <= 60_000:
+        raise ValueError(f"{name} is not between 1 and 60000")
+    return number / 1000
+
+
+def _read_number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{name} is no number")
+    return int(text)
