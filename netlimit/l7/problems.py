@@ -1,0 +1,43 @@
+"""What a refused client reads: a problem document (RFC 9457) about which limit, how much, and when to come again."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+
+from netlimit.l7.headers import count_seconds, name_policy
+from netlimit.l7.limiter import Verdict
+
+MEDIA_TYPE = b"application/problem+json"
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+"""The problem type of draft-ietf-httpapi-ratelimit-headers-11, 5.1; its member `violated-policies` names policies as
+the field `RateLimit-Policy` does."""
+
+
+def write_problem(verdict: Verdict) -> bytes:
+    """The body of a 429, in ASCII whatever the names of rules contain."""
+    document = {
+        "type": QUOTA_EXCEEDED,
+        "title": "Too Many Requests",
+        "status": 429,
+        "detail": describe_refusal(verdict),
+        "violated-policies": sorted(
+            {name_policy(status.rule) for status in verdict.statuses if status.rule and not status.allowed}
+        ),
+    }
+    return json.dumps(document).encode()
+
+
+def describe_refusal(verdict: Verdict) -> str:
+    """One sentence about a refused request: which limit refuses it, and when it gets in."""
+    status = verdict.refusing
+    if status is None or status.rule is None:
+        reason = "The request is refused"
+    else:
+        reason = f'The limit "{name_policy(status.rule)}" of {status.limit} is reached'
+        if status.decision is not None and status.decision.retry_after == inf:
+            return f'The limit "{name_policy(status.rule)}" of {status.limit} never admits a request such as this.'
+    wait = count_seconds(verdict.retry_after)
+    if wait is None:
+        return f"{reason}."
+    return f"{reason}; come again in {wait} second{'' if wait == 1 else 's'}."
