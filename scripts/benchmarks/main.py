@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from scripts.benchmarks import accuracy, bulk, drift, forwarding, latency, shaping
+from scripts.benchmarks import accuracy, bulk, drift, forwarding, latency, limiter, shaping
 from scripts.benchmarks.figures import Figure, show
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
@@ -17,18 +17,22 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "latency": latency.measure,
     "drift": drift.measure,
     "shaping": shaping.measure,
+    **{f"limiter-{name}": part for name, part in limiter.PARTS.items()},
 }
+GROUPS = {"limiter": [f"limiter-{name}" for name in limiter.PARTS]}
+"""Several by one name."""
 
 
 def main() -> None:
     """Run what is named, or all."""
-    parser = argparse.ArgumentParser(description="Measure netlimit in namespaces of its own.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    names = parser.parse_args().names or list(BENCHMARKS)
+    parser = argparse.ArgumentParser(description="Measure netlimit; the kernel's part in namespaces of its own.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, *GROUPS]))
+    given = parser.parse_args().names or list(BENCHMARKS)
+    names = [name for each in given for name in GROUPS.get(each, [each])]
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    if os.geteuid() != 0:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join([*BENCHMARKS, *GROUPS])}")
+    if os.geteuid() != 0 and not set(names) <= set(GROUPS["limiter"]):
         sys.exit("scripts/bench: run it as root: it makes network namespaces.")
     missed = 0
     for name in names:

@@ -12,9 +12,7 @@ from math import gcd, inf
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter
-
-_new = tuple.__new__  # a named tuple's own constructor takes as long as all the rest of a decision
+from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
 
 
 class Bucket(Counter):
@@ -33,54 +31,48 @@ class Bucket(Counter):
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
-        with self._lock:
+        self._acquire()
+        try:
             supply = self._clock() * self._amount
-            floor = supply - self._full
-            before = self._levels.get(key)
-            if before is None:
+            level = self._levels.get(key)
+            if level is None:
                 if len(self._levels) >= self._room:
                     key = self._admit_key(key)
-                before = self._levels.get(key, floor)
-            if before < floor:
-                before = floor
-            cost = hits * self._cost
-            level = before + cost
-            if level <= supply and hits:
-                self._levels[key] = level
-                given = self._given
-                over = level + cost - supply - slack * self._cost
-                wait = over / given if over > 0 else 0.0
-                delay = (before - floor) / given if self._queues else 0.0
-                return _new(
-                    Decision, (True, (supply - level) // self._cost, wait, (level - floor) / given, delay, False)
-                )
-            return self._answer_beyond(key, before, supply, hits, slack, charge)
+                level = self._levels.get(key, supply - self._full)
+            room = supply - level
+            if room > self._full:
+                room = self._full
+            cost = self._cost if hits == 1 else hits * self._cost
+            left = room - cost
+            if left < 0 or not hits:
+                return self._answer_beyond(key, room, supply, hits, slack, charge)
+            self._levels[key] = supply - left
+            full, given = self._full, self._given
+            wait = 0.0 if left >= cost else max(0, cost - left - slack * self._cost) / given
+            delay = (full - room) / given if self._queues else 0.0
+            return new(Decision, (True, left // self._cost, wait, (full - left) / given, delay, False))
+        finally:
+            self._release()
 
-    def _answer_beyond(self, key: str, before: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
+    def _answer_beyond(self, key: str, room: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
         """Peeks, and what the bucket itself does not hold."""
-        floor = supply - self._full
-        most = (
-            supply + self._full
-        )  # it owes one more bucket at most: anything above, a clock since set back has counted
-        if before > most:
-            self._levels[key] = before = most
-        cost = (hits or 1) * self._cost
-        ceiling = supply + slack * self._cost
-        admitted = before + cost <= ceiling
-        level = before
+        full, given = self._full, self._given
+        if room < -full:  # it owes one bucket at most: anything more, a clock since set back has counted
+            room = -full
+            self._levels[key] = supply - room
+        cost, tolerated = (hits or 1) * self._cost, slack * self._cost
+        admitted = cost <= room + tolerated
+        left = room
         if hits and (admitted or charge):
-            level = min(before + cost, most)  # tolerance without end must not become a debt without end
-            self._levels[key] = level
-        over = level + cost - ceiling
-        wait = 0.0 if over <= 0 else inf if cost > self._full + slack * self._cost or not self._amount else over
-        return Decision(
-            admitted,
-            max(0, supply - level) // self._cost,
-            wait / self._given,
-            (level - floor) / self._given,
-            (before - floor) / self._given if self._queues and admitted and hits else 0.0,
-            admitted and level > supply,
-        )
+            left = max(room - cost, -full)  # tolerance without end must not become a debt without end
+            self._levels[key] = supply - left
+        lack = cost - left - tolerated
+        wait = 0.0
+        if lack > 0:
+            wait = lack / given if cost <= full + tolerated and self._amount else inf
+        delay = (full - room) / given if self._queues and admitted and hits else 0.0
+        free = left // self._cost if left > 0 else 0
+        return new(Decision, (admitted, free, wait, (full - left) / given, delay, admitted and left < 0))
 
     def adopt(self, other: Counter) -> None:
         """Go on from the levels of another, which stand for times as far from now as they did."""
@@ -119,7 +111,8 @@ class IntervalBucket(Counter):
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
-        with self._lock:
+        self._acquire()
+        try:
             units, into = divmod(self._clock() + self._origin, self._period)
             supply = units * self._amount
             floor = supply - self._full
@@ -128,7 +121,8 @@ class IntervalBucket(Counter):
                 if len(self._levels) >= self._room:
                     key = self._admit_key(key)
                 before = self._levels.get(key, floor)
-            before = max(before, floor)
+            if before < floor:
+                before = floor
             most = supply + self._full
             if before > most:
                 self._levels[key] = before = most
@@ -142,7 +136,10 @@ class IntervalBucket(Counter):
             over = level + weight - ceiling
             wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)
             left = supply - level
-            return Decision(admitted, max(0, left), wait, self._until(level - floor, into), 0.0, admitted and left < 0)
+            reset = self._until(level - floor, into)
+            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0))
+        finally:
+            self._release()
 
     def _until(self, tokens: int, into: int) -> float:
         """Seconds until so many more have been given."""

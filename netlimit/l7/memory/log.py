@@ -7,7 +7,7 @@ from math import inf
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter
+from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
 
 
 class SlidingWindowLog(Counter):
@@ -26,7 +26,8 @@ class SlidingWindowLog(Counter):
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
-        with self._lock:
+        self._acquire()
+        try:
             now = self._clock()
             log = self._logs.get(key)
             if log is None:
@@ -40,23 +41,27 @@ class SlidingWindowLog(Counter):
             old = now - self._period
             while log and not old < log[0] <= now:  # later than now: the clock has been set back
                 log.popleft()
+            size, weight = len(log), hits or 1
             ceiling = self._amount + slack
-            admitted = len(log) + (hits or 1) <= ceiling
-            if admitted or charge or self._count_refused:
+            admitted = size + weight <= ceiling
+            if hits and (admitted or charge or self._count_refused):
                 if hits == 1:
                     log.append(now)
-                elif hits:
+                else:
                     log.extend([now] * min(hits, 2 * self._amount))
-                while len(log) > self._amount and len(log) > (ceiling if slack < self._amount else 2 * self._amount):
+                most = ceiling if slack < self._amount else 2 * self._amount
+                while len(log) > most:
                     log.popleft()
-            size = len(log)
-            excess = size + (hits or 1) - ceiling  # so many must be forgotten before the next may come
+                size = len(log)
+            excess = size + weight - ceiling  # so many must be forgotten before the next may come
             wait = 0.0
             if excess > 0:
-                wait = (log[excess - 1] + self._period - now) / SECOND if (hits or 1) <= ceiling else inf
+                wait = (log[excess - 1] + self._period - now) / SECOND if weight <= ceiling else inf
             reset = (log[-1] + self._period - now) / SECOND if size else 0.0
             left = self._amount - size
-            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0)
+            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0))
+        finally:
+            self._release()
 
     def adopt(self, other: Counter) -> None:
         """Go on from the times of another."""

@@ -6,9 +6,7 @@ from math import inf
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter
-
-_new = tuple.__new__  # a named tuple's own constructor takes as long as all the rest of a decision
+from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
 
 
 class FixedWindow(Counter):
@@ -23,7 +21,8 @@ class FixedWindow(Counter):
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
-        with self._lock:
+        self._acquire()
+        try:
             now = self._clock()
             if not self._start <= now < self._end:
                 self._turn(now)
@@ -40,14 +39,18 @@ class FixedWindow(Counter):
             if after <= ceiling and hits:
                 counts[key] = after
                 left = self._amount - after
+                wait = 0.0 if after + hits <= ceiling else rest
                 if left >= 0:
-                    return _new(Decision, (True, left, 0.0 if ceiling - after >= hits else rest, rest, 0.0, False))
-                return Decision(True, 0, 0.0 if ceiling - after >= hits else rest, rest, over=True)
+                    return new(Decision, (True, left, wait, rest, 0.0, False))
+                return new(Decision, (True, 0, wait, rest, 0.0, True))
             if hits and charge:
                 counts[key] = count = after
+            left = self._amount - count
             fits = count + 1 <= ceiling and not hits
             wait = 0.0 if fits else inf if (hits or 1) > ceiling else rest
-            return Decision(fits, max(0, self._amount - count), wait, rest if count else 0.0)
+            return new(Decision, (fits, left if left > 0 else 0, wait, rest if count else 0.0, 0.0, False))
+        finally:
+            self._release()
 
     def _turn(self, now: int) -> None:
         self._start = now - (now + self._origin) % self._period
@@ -86,7 +89,8 @@ class SlidingWindowCounter(Counter):
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
-        with self._lock:
+        self._acquire()
+        try:
             now = self._clock()
             if not self._start <= now < self._end:
                 self._turn(now)
@@ -103,18 +107,19 @@ class SlidingWindowCounter(Counter):
             if used <= ceiling and hits:
                 current[key] = count = count + hits
                 left = self._amount - used
+                wait = 0.0 if used + hits <= ceiling else self._wait(count, previous, hits, ceiling, now)
                 reset = (self._end - now + self._period) / SECOND
-                if ceiling - used >= hits and left >= 0:
-                    return _new(Decision, (True, left, 0.0, reset, 0.0, False))
-                wait = self._wait(count, previous, hits, ceiling, now)
-                return Decision(True, max(0, left), wait, reset, over=left < 0)
+                return new(Decision, (True, left if left > 0 else 0, wait, reset, 0.0, left < 0))
             if hits and charge:
                 current[key] = count = count + hits
             else:
                 used -= hits
             wait = self._wait(count, previous, hits or 1, ceiling, now)
             reset = (self._end - now + (self._period if count else 0)) / SECOND if count or previous else 0.0
-            return Decision(not hits and not wait, max(0, self._amount - used), wait, reset)
+            left = self._amount - used
+            return new(Decision, (not hits and not wait, left if left > 0 else 0, wait, reset, 0.0, False))
+        finally:
+            self._release()
 
     def _wait(self, count: int, previous: int, hits: int, ceiling: int, now: int) -> float:
         """Seconds until floor(count + previous * (end - t) / period) + hits <= ceiling."""
@@ -125,7 +130,7 @@ class SlidingWindowCounter(Counter):
             end, count, previous = end + self._period, 0, count
         room = (ceiling - count - hits + 1) * self._period - 1
         at = end - self._period if previous * self._period <= room else end - room // previous
-        return max(0, at - now) / SECOND
+        return (at - now) / SECOND if at > now else 0.0
 
     def _turn(self, now: int) -> None:
         start = now - (now + self._origin) % self._period
