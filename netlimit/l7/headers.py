@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import StrEnum
-from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from netlimit.l7.rules import Rule
 Fields = list[tuple[bytes, bytes]]
 """Names in lower case and values, as ASGI has them."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
-_NAMES = 4096
+_KNOWN = 4096
 
 
 class Family(StrEnum):
@@ -56,9 +55,9 @@ def make_headers(verdict: Verdict, families: Collection[Family] = USUAL) -> Fiel
     tellings = _find_tellings(verdict)
     if tellings:
         if Family.IETF in families:
-            fields.append((b"ratelimit-policy", b", ".join([_describe(each.name, each.limit)[1] for each in tellings])))
+            fields.append((b"ratelimit-policy", b", ".join([each.words.policy for each in tellings])))
             fields.append((b"ratelimit", b", ".join([_tell(each) for each in tellings])))
-        worst = tellings[0] if len(tellings) == 1 else min(tellings, key=_rank)
+        worst = tellings[0] if len(tellings) == 1 else min(tellings, key=lambda each: each.rank)
         for family in _PLAIN:
             if family in families:
                 fields += _tell_plainly(family, worst)
@@ -88,60 +87,88 @@ def _encode(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
 
-class _Telling(NamedTuple):
-    """A policy, and how a client stands with it."""
+class _Words(NamedTuple):
+    """What never changes of the fields of a limit."""
 
-    name: str
+    rule: Rule
     limit: Limit
+    name: str
+    policy: bytes
+    """The item of `RateLimit-Policy`."""
+    start: bytes
+    """How the item of `RateLimit` begins: before what remains."""
+    amount: bytes
+    timed: bool
+    """Whether there is a time in which it frees itself; requests in flight end when they end."""
+
+
+class _Telling(NamedTuple):
+    """A limit, and how a client stands with it."""
+
+    words: _Words
     decision: Decision
 
     @property
-    def window(self) -> int | None:
-        """Whole seconds in which the client can use no more than remains; None where nobody knows."""
-        if self.limit.algorithm is Algorithm.CONCURRENCY:  # requests in flight end when they end
-            return None
-        wait = self.decision.retry_after or self.decision.reset_after
-        return None if wait == inf else ceil(wait)
+    def rank(self) -> tuple[bool, float]:
+        """The less, the more it says: what refuses longest, else what has least left."""
+        admitted, remaining, wait, *_ = self.decision
+        return (admitted, remaining if admitted else -wait)
+
+
+_words: dict[int, _Words] = {}
+
+
+def _find_words(rule: Rule, limit: Limit) -> _Words:
+    """By identity: hashing a limit takes longer than all the rest of its fields."""
+    words = _words.get(id(limit))
+    if words is not None and words.limit is limit and words.rule is rule:
+        return words
+    name = name_policy(rule)
+    quoted = write_string(name)
+    timed = limit.algorithm is not Algorithm.CONCURRENCY
+    measure = f";w={limit.seconds}" if timed else ';qu="concurrent-requests"'
+    policy = f"{quoted};q={limit.amount}{measure}"
+    words = _Words(rule, limit, name, policy.encode(), f"{quoted};r=".encode(), b"%d" % limit.amount, timed)
+    if len(_words) >= _KNOWN:
+        _words.clear()
+    _words[id(limit)] = words
+    return words
 
 
 def _find_tellings(verdict: Verdict) -> list[_Telling]:
     """What a client is to know, once a policy."""
-    tellings: dict[str, _Telling] = {}
-    for _, rule, limit, decision, _ in verdict.statuses:
-        if rule is None or limit is None or decision is None or rule.observes:
-            continue
-        telling = _Telling(name_policy(rule), limit, decision)
-        other = tellings.get(telling.name)
-        if other is None or _rank(telling) < _rank(other):
-            tellings[telling.name] = telling
-    return [*tellings.values()]
+    tellings = [
+        _Telling(_find_words(rule, limit), decision)
+        for _, rule, limit, decision, _ in verdict.statuses
+        if rule is not None and limit is not None and decision is not None and not rule.observes
+    ]
+    if len(tellings) <= 1:
+        return tellings
+    worst: dict[str, _Telling] = {}
+    for telling in tellings:
+        name = telling.words.name
+        if name not in worst or telling.rank < worst[name].rank:
+            worst[name] = telling
+    return [*worst.values()]
 
 
-def _rank(telling: _Telling) -> tuple[bool, float]:
-    """The less, the more it says: what refuses longest, else what has least left."""
-    decision = telling.decision
-    return (decision.admitted, decision.remaining if decision.admitted else -decision.retry_after)
-
-
-@lru_cache(_NAMES)
-def _describe(name: str, limit: Limit) -> tuple[bytes, bytes]:
-    """A policy's name and the whole item of it, as structured fields."""
-    quoted = write_string(name)
-    concurrent = limit.algorithm is Algorithm.CONCURRENCY
-    measure = ';qu="concurrent-requests"' if concurrent else f";w={limit.seconds}"
-    return quoted.encode(), f"{quoted};q={limit.amount}{measure}".encode()
+def _find_window(words: _Words, decision: Decision) -> int | None:
+    """Whole seconds in which a client can use no more than remains; None where nobody knows."""
+    wait = decision.retry_after or decision.reset_after
+    return ceil(wait) if words.timed and wait != inf else None
 
 
 def _tell(telling: _Telling) -> bytes:
-    name, _ = _describe(telling.name, telling.limit)
-    window = telling.window
+    words, decision = telling
+    window = _find_window(words, decision)
     if window is None:
-        return b"%b;r=%d" % (name, telling.decision.remaining)
-    return b"%b;r=%d;t=%d" % (name, telling.decision.remaining, window)
+        return b"%b%d" % (words.start, decision.remaining)
+    return b"%b%d;t=%d" % (words.start, decision.remaining, window)
 
 
 def _tell_plainly(family: Family, telling: _Telling) -> Fields:
+    words, decision = telling
     limit, remaining, reset = _PLAIN[family]
-    fields = [(limit, b"%d" % telling.limit.amount), (remaining, b"%d" % telling.decision.remaining)]
-    window = telling.window
+    fields = [(limit, words.amount), (remaining, b"%d" % decision.remaining)]
+    window = _find_window(words, decision)
     return fields if window is None else [*fields, (reset, b"%d" % window)]
