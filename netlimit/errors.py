@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 
 class NetlimitError(Exception):
     """The base of every error that netlimit raises on purpose; `str()` is a sentence."""
@@ -21,6 +24,27 @@ class LimitError(NetlimitError):
     def __init__(self, field: str, sentence: str) -> None:
         super().__init__(sentence)
         self.field = field
+
+
+class Place(NamedTuple):
+    """A place in a document, and what is to be said of it: `field` is its path (`descriptors[0].rate_limit.unit`), empty
+    for the whole document; `line` counts from 1, and is None where nobody counts lines."""
+
+    field: str
+    sentence: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, (f"line {self.line}" if self.line else "", self.field)))
+        return f"{where}: {self.sentence}" if where else self.sentence
+
+
+class DocumentError(LimitError):
+    """A document with limits of the L7 limiter that cannot be kept: `places` are all that is wrong, in its order."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        super().__init__(places[0].field, "\n".join(map(str, places)))
+        self.places = tuple(places)
 
 
 class CountersUnavailable(NetlimitError):

@@ -20,7 +20,7 @@ MOST_VALUES = 500_000
 
 _TABS = re.compile(r"^( *\t[ \t]*)(?=\S)", re.MULTILINE)
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
-_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_TAGS = ("!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ def read_yaml(text: str) -> Value:
         return _Composer(yaml.parse(text, Loader=yaml.CSafeLoader)).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise NoMarkup(f"The YAML cannot be read: {error.problem or error.context}.", mark and mark.line + 1) from None
+        line = mark.line + 1 if mark else None
+        raise NoMarkup(f"The YAML cannot be read: {error.problem or error.context}.", line) from None
     except yaml.YAMLError as error:
         raise NoMarkup(f"The YAML cannot be read: {str(error).splitlines()[0]}.") from None
     except UnicodeEncodeError:
@@ -84,6 +85,8 @@ def read_yaml(text: str) -> Value:
 
 def read_json(text: str) -> Value:
     """Read JSON. Its values have no lines: programs write it, and readers find their way by paths. Raises NoMarkup."""
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise NoMarkup(f"The document has more than {MOST_VALUES} values.")
     try:
         return _convert(_JSON.decode(text), 0)
     except json.JSONDecodeError as error:
@@ -98,8 +101,8 @@ def find_tabs(text: str) -> list[int]:
 
 
 def expand_tabs(text: str) -> str:
-    """The same text, indented with spaces."""
-    return _TABS.sub(lambda match: match[1].expandtabs(8), text)
+    """The same text, indented with two spaces for each tab: so much that what follows a `- ` stands below it."""
+    return _TABS.sub(lambda match: match[1].replace("\t", "  "), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,17 @@ class _Composer:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise NoMarkup("There is a second YAML document; a text has one domain.", event.start_mark.line + 1)
-            elif not isinstance(event, yaml.StreamStartEvent | yaml.DocumentEndEvent | yaml.StreamEndEvent):
+                    raise NoMarkup("There is a second YAML document; a text has one domain.", _find_line(event))
+            elif isinstance(event, yaml.NodeEvent):
                 value, _ = self._read(event, 0)
         return value
 
-    def _read(self, event: yaml.Event, depth: int) -> tuple[Value, int]:
+    def _read(self, event: yaml.NodeEvent, depth: int) -> tuple[Value, int]:
         """The value that begins with an event, and how many levels it has."""
-        line = event.start_mark.line + 1
+        line = _find_line(event)
         self._count(1, line)
         if isinstance(event, yaml.AliasEvent):
-            return self._repeat(event.anchor, depth, line)
+            return self._repeat(str(event.anchor), depth, line)
         if depth >= DEEPEST:
             raise _too_deep(line)
         before = self._size
@@ -148,12 +151,13 @@ class _Composer:
             self._anchors[event.anchor] = _Anchored(value, self._size - before, height)
         return value, height
 
-    def _read_content(self, event: yaml.Event, depth: int, line: int) -> tuple[Value, int]:
+    def _read_content(self, event: yaml.NodeEvent, depth: int, line: int) -> tuple[Value, int]:
         if isinstance(event, yaml.ScalarEvent):
             if event.tag is not None and event.tag not in _TEXT_TAGS:
                 raise _no_tag(event.tag, line)
             return Scalar(event.value, event.implicit[0], line), 1
-        if event.tag not in _TAGS:
+        assert isinstance(event, yaml.CollectionStartEvent)
+        if event.tag is not None and event.tag not in _TAGS:
             raise _no_tag(event.tag, line)
         inner = list(self._read_inner(depth))
         values = [value for value, _ in inner]
@@ -164,7 +168,7 @@ class _Composer:
 
     def _read_inner(self, depth: int) -> Iterator[tuple[Value, int]]:
         for event in self._events:
-            if isinstance(event, yaml.CollectionEndEvent):
+            if not isinstance(event, yaml.NodeEvent):  # the end of the map or list
                 return
             yield self._read(event, depth + 1)
 
@@ -182,6 +186,11 @@ class _Composer:
         self._size += values
         if self._size > MOST_VALUES:
             raise NoMarkup(f"The document has more than {MOST_VALUES} values, with all that aliases repeat.", line)
+
+
+def _find_line(event: yaml.Event) -> int:
+    assert event.start_mark is not None
+    return event.start_mark.line + 1
 
 
 def _merge(items: list[tuple[Value, Value]]) -> list[tuple[Value, Value]]:
@@ -205,13 +214,38 @@ def _is_merge(key: Value) -> bool:
     return isinstance(key, Scalar) and key.plain and key.text == "<<"
 
 
+class _Pairs(list[tuple[str, object]]):
+    """The members of a JSON object, those that are there twice too."""
+
+
+def _convert(read: object, depth: int) -> Value:
+    """What the decoder of JSON makes of a text, as a value."""
+    if depth >= DEEPEST:
+        raise _too_deep(None)
+    if isinstance(read, _Pairs):
+        return Mapping([(Scalar(key), _convert(value, depth + 1)) for key, value in read])
+    if isinstance(read, list):
+        return Listing([_convert(value, depth + 1) for value in read])
+    if isinstance(read, str):
+        return Scalar(read)
+    return read if isinstance(read, Scalar) else Scalar("" if read is None else str(read).lower(), plain=True)
+
+
 def _refuse_constant(text: str) -> Scalar:
     raise NoMarkup(f"{text} is no number in JSON.")
 
 
 _JSON = json.JSONDecoder(
-    object_pairs_hook=lambda pairs: pairs and dict([("", pairs)]) or {},
+    object_pairs_hook=_Pairs,
     parse_int=lambda text: Scalar(text, plain=True),
     parse_float=lambda text: Scalar(text, plain=True),
     parse_constant=_refuse_constant,
 )
+
+
+def _too_deep(line: int | None) -> NoMarkup:
+    return NoMarkup(f"Maps and lists lie more than {DEEPEST} deep in one another.", line)
+
+
+def _no_tag(tag: str, line: int) -> NoMarkup:
+    return NoMarkup(f"The tag {tag[:40]!r} means nothing here; leave it out.", line)
