@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from netlimit.l7.breaker import Breaker, State, worst
 from netlimit.l7.redis.link import Link, Question
@@ -93,17 +94,20 @@ class Cluster:
     def _find_link(self, address: Address) -> Link:
         link = self._links.get(address)
         if link is None:
-            link = Link(self._connect(address), str(address), Breaker(self._rest), self._redirect)
+            link = Link(partial(self._connect, address), str(address), Breaker(self._rest), self._redirect)
             self._links[address] = link
         return link
 
-    def _redirect(self, question: Question, error: ResponseError) -> bool:
-        if not isinstance(error, AskError) or question.hops >= HOPS:  # MovedError is one
+    def _redirect(self, question: Question, error: str) -> bool:
+        """Follow "MOVED 3999 127.0.0.1:6381", which is for good, or "ASK …", which is for this question."""
+        moved = error.startswith("MOVED ")
+        if not (moved or error.startswith("ASK ")) or question.hops >= HOPS:
             return False
-        address = Address(error.host, error.port)
-        moved = isinstance(error, MovedError)
+        _, slot, place = error.split()
+        host, _, port = place.rpartition(":")
+        address = Address(host or self._slots[int(slot)].host, int(port))  # a node need not know its own host's name
         if moved:
-            self._slots[error.slot_id] = address
+            self._slots[int(slot)] = address
         self._find_link(address).ask(question._replace(hops=question.hops + 1, asking=not moved))
         return True
 

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hiredis import ReplyError
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, ResponseError
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import Breaker, State
 from netlimit.l7.decision import Decision
 from netlimit.l7.redis.algorithms import Counting
+from netlimit.l7.redis.channel import Channel
 from netlimit.l7.redis.script import Script, pack
 from netlimit.l7.store import Ask
 
@@ -61,7 +62,7 @@ class Question(NamedTuple):
     """Whether it goes to a node that is about to take over the counter's slot."""
 
 
-Redirect = Callable[[Question, ResponseError], bool]
+Redirect = Callable[[Question, str], bool]
 """Takes a question elsewhere if that is what an error asks for, and says whether it did."""
 
 
@@ -75,110 +76,144 @@ class Link:
     """
 
     def __init__(
-        self, connection: AbstractConnection, where: str, breaker: Breaker, redirect: Redirect | None = None
+        self, connect: Callable[[], AbstractConnection], where: str, breaker: Breaker, redirect: Redirect | None = None
     ) -> None:
-        self.where = where
-        self.breaker = breaker
-        self._connection = connection
+        self._connect = connect
+        self._where = where
+        self._breaker = breaker
         self._redirect = redirect
+        self._loop = asyncio.get_running_loop()
+        self._channel: Channel | None = None
         self._waiting: list[Question] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._calls: list[list[Question]] = []
+        """What is on the wire."""
+        self._busy = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> State:
         """What the breaker thinks of the server."""
-        return self.breaker.state
+        return self._breaker.state
 
     def ask(self, question: Question) -> None:
         """Send a question with the next batch, or fail its ticket at once while the breaker is open."""
-        if not self.breaker.admit():
-            question.ticket.fail(self.where, "they did not answer, and will be tried again soon")
+        if not self._breaker.admit():
+            question.ticket.fail(self._where, "they did not answer, and will be tried again soon")
             return
         self._waiting.append(question)
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._send_all())
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._send)
 
     async def aclose(self) -> None:
         """Close the connection; who still waits is told so."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.wait([self._pump])
-        await self._connection.disconnect()
+        self._give_up("they were closed")
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                await self._send(batch)
-        finally:
-            self._pump = None
-
-    async def _send(self, batch: Sequence[Question]) -> None:
+    def _send(self) -> None:
+        batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+        self._busy = bool(batch)
+        if not batch:
+            return
         calls: dict[tuple[Script, bytes, bool], list[Question]] = {}
         for question in batch:
             group = question.counting.script, question.name if self._redirect else b"", question.asking
             calls.setdefault(group, []).append(question)
-        try:
-            async with asyncio.timeout_at(batch[0].ticket.deadline):
-                replies = await self._exchange([*calls.values()])
-            await self._deliver([*calls.values()], replies)
-        except asyncio.CancelledError:
-            await self._give_up(batch, "they were closed")
-            raise
-        except Exception as error:  # whatever it is, nobody may wait for ever
-            await self._give_up(batch, str(error) or "no answer in time")
-
-    async def _exchange(self, calls: Sequence[Sequence[Question]]) -> list[Any]:
-        if self._connection.is_connected and await self._connection.can_read():
-            await self._connection.disconnect(nowait=True)  # the server has closed it while it was idle
-        replies = await self._call(calls, by_source=False)
-        unknown = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:
-            again = await self._call([calls[index] for index in unknown], by_source=True)
-            for index, reply in zip(unknown, again, strict=True):
-                replies[index] = reply
-        return replies
-
-    async def _call(self, calls: Sequence[Sequence[Question]], by_source: bool) -> list[Any]:
-        command = b"".join(_pack_call(questions, by_source) for questions in calls)
-        await self._connection.send_packed_command(command, check_health=False)
-        replies = []
-        for questions in calls:
-            if questions[0].asking:
-                await self._read()
-            replies.append(await self._read())
-        return replies
-
-    async def _read(self) -> Any:
-        try:
-            return await self._connection.read_response()
-        except ResponseError as error:
-            return error
-
-    async def _deliver(self, calls: Sequence[Sequence[Question]], replies: Sequence[Any]) -> None:
-        refused: list[Question] = []
-        reason = ""
-        for questions, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, ResponseError):
-                stuck = [each for each in questions if not (self._redirect and self._redirect(each, reply))]
-                refused += stuck
-                reason = str(reply) if stuck else reason
-                continue
-            width = questions[0].counting.script.width
-            for place, question in enumerate(questions):
-                question.ticket.answer(question.position, question.counting.read(question.ask, reply, place * width))
-        if refused:  # a replica, perhaps, or full: the next connection may reach another server
-            await self._give_up(refused, reason)
+        self._calls = [*calls.values()]
+        self._deadline = self._loop.call_at(batch[0].ticket.deadline, self._give_up, "no answer in time")
+        if self._channel is None:
+            self._run(self._open())
         else:
-            self.breaker.succeed()
+            self._call(self._channel, by_source=False)
 
-    async def _give_up(self, questions: Sequence[Question], reason: str) -> None:
+    async def _open(self) -> None:
+        channel = Channel(self._receive, self._lose)
+        calls = self._calls
+        assert self._deadline is not None
+        try:
+            async with asyncio.timeout_at(self._deadline.when()):
+                await channel.open(self._connect())
+        except Exception as error:  # whatever it is: it must not leave anybody waiting
+            if self._calls is calls:
+                self._give_up(str(error) or "no answer in time")
+            return
+        if self._calls is not calls:  # too late
+            await channel.close()
+        else:
+            self._channel = channel
+            self._call(channel, by_source=False)
+
+    def _call(self, channel: Channel, by_source: bool) -> None:
+        command = b"".join(_pack_call(questions, by_source) for questions in self._calls)
+        channel.send(command, len(self._calls) + sum(questions[0].asking for questions in self._calls))
+
+    def _receive(self, replies: Sequence[Any]) -> None:
+        coming = iter(replies)
+        unknown: list[list[Question]] = []
+        refused: list[list[Question]] = []
+        reason = ""
+        for questions in self._calls:
+            if questions[0].asking:
+                next(coming)
+            reply = next(coming)
+            if not isinstance(reply, ReplyError):
+                _answer(questions, reply)
+            elif str(reply).startswith("NOSCRIPT"):
+                unknown.append(questions)
+            elif stuck := [each for each in questions if not (self._redirect and self._redirect(each, str(reply)))]:
+                refused.append(stuck)
+                reason = str(reply)
+        self._calls = refused + unknown
+        if refused:  # by a replica, perhaps, or one that is full: the next connection may reach another server
+            self._give_up(reason)
+        elif unknown and self._channel is not None:
+            self._call(self._channel, by_source=True)
+        else:
+            self._end_batch()
+            self._breaker.succeed()
+            self._busy = True
+            self._loop.call_soon(self._send)  # after those who have been answered now, and may ask again
+
+    def _lose(self, reason: str) -> None:
+        if self._calls:
+            self._give_up(reason)
+        else:  # closed while it was idle: the next batch opens another
+            self._drop_channel()
+
+    def _give_up(self, reason: str) -> None:
         """Nothing that waits will be answered by this connection."""
-        self.breaker.fail()
-        waiting, self._waiting = self._waiting, []
-        for question in (*questions, *waiting):
-            question.ticket.fail(self.where, reason)
-        await self._connection.disconnect(nowait=True)
+        self._breaker.fail()
+        failed = [*(question for questions in self._calls for question in questions), *self._waiting]
+        self._waiting = []
+        self._end_batch()
+        self._busy = False
+        self._drop_channel()
+        for question in failed:
+            question.ticket.fail(self._where, reason)
+
+    def _end_batch(self) -> None:
+        self._calls = []
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            self._run(self._channel.close())
+            self._channel = None
+
+    def _run(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _answer(questions: Sequence[Question], reply: Sequence[int]) -> None:
+    width = questions[0].counting.script.width
+    for place, question in enumerate(questions):
+        question.ticket.answer(question.position, question.counting.read(question.ask, reply, place * width))
 
 
 def _pack_call(questions: Sequence[Question], by_source: bool) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from netlimit.l7.breaker import Breaker
 from netlimit.l7.redis.cluster import Cluster
 from netlimit.l7.redis.link import Link
@@ -15,6 +17,6 @@ def open_store(place: Place) -> RedisStore:
     def open_wire() -> Wire:
         if place.cluster:
             return Cluster(place.addresses, place.connect, place.timeout, place.probe)
-        return Link(place.connect(*place.addresses), str(place), Breaker(place.probe))
+        return Link(partial(place.connect, *place.addresses), str(place), Breaker(place.probe))
 
     return RedisStore(open_wire, place.timeout)
