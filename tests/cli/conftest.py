@@ -62,5 +62,5 @@ def gateway(root: None, directory: Path) -> Iterator[Netlimit]:
     subprocess.run(["ip", "netns", "add", name], check=True)
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
     settings = settings_in(directory, NETLIMIT_BACKEND="iptables")
-    yield Netlimit(settings, before=("ip", "netns", "exec", name))
+    yield Netlimit(settings, name)
     subprocess.run(["ip", "netns", "del", name], check=True)

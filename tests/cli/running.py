@@ -14,29 +14,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[2]
-PROGRAM = (sys.executable, "-W", "error", "-m", "netlimit.cli.main")
+from tests import warm
+
+MODULE = "netlimit.cli.main"
+PROGRAM = (sys.executable, "-W", "error", "-m", MODULE)
 SECONDS = 30.0
 """How long anything may take here; a busy machine is no failure."""
 
 
 @dataclass(frozen=True)
 class Netlimit:
-    """A place to run `netlimit` in: its settings, and whatever the command line is led in by (`ip netns exec …`)."""
+    """A place to run `netlimit` in: its settings, its network namespace if it has one, and whatever the command line is
+    led in by (`setpriv …`)."""
 
     environment: Mapping[str, str]
+    namespace: str = ""
     before: Sequence[str] = field(default=())
 
     def run(self, *arguments: str, given: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command to its end; one that nothing leads in has its imports done already."""
+        environment = {**self.environment, **settings}
+        if not self.before:
+            return warm.run(
+                MODULE, *arguments, env=environment, namespace=self.namespace, given=given, timeout=2 * SECONDS
+            )
         return subprocess.run(
-            [*self.before, *PROGRAM, *arguments],
+            self.within(*PROGRAM, *arguments),
             input=given,
             capture_output=True,
             text=True,
             timeout=2 * SECONDS,
-            cwd=REPOSITORY,
-            env={**self.environment, **settings},
+            cwd=warm.ROOT,
+            env=environment,
             check=False,
         )
 
@@ -57,12 +66,16 @@ class Netlimit:
         assert "Traceback" not in done.stderr
         return done.stderr
 
+    def within(self, *command: str) -> list[str]:
+        """The command line by which a program runs here."""
+        return [*(("ip", "netns", "exec", self.namespace) if self.namespace else ()), *self.before, *command]
+
     def start(self, *arguments: str) -> Server:
-        """Start a command that goes on."""
+        """Start a command that goes on, and imports what it needs."""
         log = Path(self.environment["LOG"])
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*self.before, *PROGRAM, *arguments], stderr=output, cwd=REPOSITORY, env=dict(self.environment)
+                self.within(*PROGRAM, *arguments), stderr=output, cwd=warm.ROOT, env=dict(self.environment)
             )
         return Server(process, log)
 

@@ -18,7 +18,7 @@ _LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc fil
 def look(gateway: Netlimit, *command: str) -> str:
     """What a tool prints in the gateway."""
     done = subprocess.run(
-        [*gateway.before, *command], capture_output=True, text=True, check=True, env=dict(gateway.environment)
+        gateway.within(*command), capture_output=True, text=True, check=True, env=dict(gateway.environment)
     )
     return done.stdout
 

@@ -40,7 +40,7 @@ def test_the_api_has_no_capabilities_and_can_have_none(root: None, netlimit: Net
 )
 def test_who_has_become_such_a_user_cannot_reach_the_kernel(gateway: Netlimit, command: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [*gateway.before, sys.executable, "-c", AS_NOBODY, *command], capture_output=True, text=True, check=False
+        gateway.within(sys.executable, "-c", AS_NOBODY, *command), capture_output=True, text=True, check=False
     )
     assert done.returncode
     assert re.search("not permitted|must be root|Permission denied", done.stderr), done.stderr
@@ -48,7 +48,7 @@ def test_who_has_become_such_a_user_cannot_reach_the_kernel(gateway: Netlimit, c
 
 def test_nothing_that_is_made_is_for_everybody(root: None, gateway: Netlimit, directory: Path) -> None:
     """Whatever the umask of who starts it."""
-    careless = replace(gateway, before=(*gateway.before, "sh", "-c", 'umask 0; exec "$@"', "sh"))
+    careless = replace(gateway, before=("sh", "-c", 'umask 0; exec "$@"', "sh"))
     server = careless.serve()
     careless.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
     found = {path: path.lstat() for path in (directory / "database").rglob("*")}

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from tests.api.test_tls import make_certificate
-from tests.cli.running import Netlimit, settings_in
+from tests.cli.running import Netlimit, settings_in, until
 
 TOKEN = "a-token-of-my-own-7f3a"
 
@@ -33,7 +33,7 @@ def test_tls_and_secrets(directory: Path) -> None:
         assert 0 not in list(server.children.values())[1:2]  # the API is nobody's, and has the key all the same
     place.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
     made = place.do("token", "create", "ci", "--role", "viewer").strip()
-    assert place.run("rule", "list", NETLIMIT_TOKEN=made).returncode == 0
+    until(lambda: place.run("rule", "list", NETLIMIT_TOKEN=made).returncode == 0)
     assert "No API answers" in place.refuse("rule", "list", NETLIMIT_CA_FILE="")
     bad = {"Authorization": f"Bearer {TOKEN}-wrong"}
     httpx.get(f"{settings['NETLIMIT_URL']}/api/v1/rules?token={TOKEN}", headers=bad, verify=False, trust_env=False)  # noqa: S501

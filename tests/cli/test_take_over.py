@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 
 import pytest
 
+from netlimit.controller import STRUCTURE_SECONDS
 from tests.cli.running import Netlimit, until
 from tests.cli.test_host import look, snapshot
 
@@ -70,6 +72,7 @@ def test_the_last_rule_that_goes_puts_it_back(uplink: Netlimit) -> None:
     add_cap(uplink)
     uplink.do("apply", "--take-over", "wan")
     until(lambda: uplink.ask("rule", "show", "cap")["status"]["enforced_by"] == "tc")
+    time.sleep(2 * STRUCTURE_SECONDS)  # until the controller has seen what `apply` has done beside it
     uplink.do("rule", "remove", "cap")
     until(lambda: look(uplink, "tc", "qdisc", "show", "dev", "wan") == shown)
     assert add_cap(uplink)["state"] == "error"
