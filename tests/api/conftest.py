@@ -13,15 +13,14 @@ import pytest
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import HANDLES, HASHES, Controller, connect, serve
-from tests.databases import find_url
+from tests.databases import copy_fresh, find_url
 
 
 @pytest.fixture(scope="session")
-def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without rules that knows the tokens: copying it is quicker than making it."""
-    path = tmp_path_factory.mktemp("fresh") / "netlimit.db"
-    store = Store(f"sqlite:///{path}")
-    store.upgrade()
+def fresh_database(fresh_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without rules that knows the tokens."""
+    path = tmp_path_factory.mktemp("known") / "netlimit.db"
+    store = Store(copy_fresh(fresh_file, path))
     _add_tokens(store)
     store.close()
     return path

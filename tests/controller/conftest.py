@@ -58,8 +58,7 @@ def site(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> Itera
 
 
 @pytest.fixture
-def small_site(tmp_path: Path) -> Iterator[Callable[[int], Site]]:
-    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
-    store.upgrade()
+def small_site(sqlite_url: str) -> Iterator[Callable[[int], Site]]:
+    store = Store(sqlite_url)
     yield lambda size: Site(store, set_size=size)
     store.close()

@@ -59,9 +59,8 @@ class Away:
 
 
 @pytest.fixture
-def away(tmp_path: Path) -> Iterator[Away]:
-    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
-    store.upgrade()
+def away(sqlite_url: str, tmp_path: Path) -> Iterator[Away]:
+    store = Store(sqlite_url)
     away = Away(Site(store), tmp_path)
     yield away
     away.replica.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,20 +121,10 @@ def test_a_paused_gateway_says_so(site: Site) -> None:
     assert "netlimit apply" in try_rule(site, target="10.1.0.5", rate="5 packets/s")["error"]
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without rules: copying it is quicker than making it."""
-    path = tmp_path_factory.mktemp("fresh") / "netlimit.db"
-    store = Store(f"sqlite:///{path}")
-    store.upgrade()
-    store.close()
-    return path
-
-
 @contextmanager
-def _new_site(fresh: Path) -> Iterator[Site]:
+def _new_site(fresh_file: Path) -> Iterator[Site]:
     with TemporaryDirectory() as directory:
-        store = Store(f"sqlite:///{shutil.copy(fresh, directory)}")
+        store = Store(f"sqlite:///{shutil.copy(fresh_file, directory)}")
         site = Site(store)
         site.kernel.routes = ROUTES
         yield site
@@ -145,9 +134,9 @@ def _new_site(fresh: Path) -> Iterator[Site]:
 @settings(max_examples=25)
 @given(st.data(), rule_sets(6), st.lists(st.sampled_from(SHAPES), unique_by=str, max_size=3))
 def test_nothing_is_changed_by_trying(
-    fresh: Path, data: st.DataObject, kept: list[Rule], shaped: list[dict[str, object]]
+    fresh_file: Path, data: st.DataObject, kept: list[Rule], shaped: list[dict[str, object]]
 ) -> None:
-    with _new_site(fresh) as site:
+    with _new_site(fresh_file) as site:
         site.store.add(kept, "test", site.clock())
         for fields in shaped:
             site.add(**fields, action="shape", direction="to")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address
-from pathlib import Path
 
 import pytest
 
@@ -72,9 +71,8 @@ class Shaper(Site):
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Shaper]:
-    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
-    store.upgrade()
+def gateway(sqlite_url: str) -> Iterator[Shaper]:
+    store = Store(sqlite_url)
     yield Shaper(store)
     store.close()
 

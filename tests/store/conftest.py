@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def sqlite_store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path}/db/netlimit.db")
-    store.upgrade()
+def sqlite_store(sqlite_url: str) -> Iterator[Store]:
+    store = Store(sqlite_url)
     yield store
     store.close()
