@@ -4,8 +4,10 @@ from netlimit.store.audit import AuditEntry, AuditFilter
 from netlimit.store.backup import Label, NoBackup
 from netlimit.store.errors import (
     Conflict,
+    DocumentChanged,
     ManyErrors,
     NameTaken,
+    NoDocument,
     NoSuchRevision,
     NotKept,
     NoWindow,
@@ -15,6 +17,7 @@ from netlimit.store.errors import (
 )
 from netlimit.store.faults import Damaged
 from netlimit.store.history import changed_fields
+from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.replica import Replica, Snapshot, open_replica, take_snapshot
 from netlimit.store.restore import InUse, Restored
 from netlimit.store.rows import Kept
@@ -27,12 +30,16 @@ __all__ = [
     "AuditFilter",
     "Conflict",
     "Damaged",
+    "DocumentChanged",
     "InUse",
     "Kept",
     "Label",
+    "LimitDocument",
+    "LimitHead",
     "ManyErrors",
     "NameTaken",
     "NoBackup",
+    "NoDocument",
     "NoSuchRevision",
     "NoWindow",
     "NotKept",

@@ -45,6 +45,27 @@ class NotKept(NetlimitError):
         self.rule_id = rule_id
 
 
+class NoDocument(NetlimitError):
+    """A domain has no document of limits in the database."""
+
+    def __init__(self, domain: str) -> None:
+        super().__init__(f"The domain {domain!r} has no limits in the database; they may have been removed.")
+        self.domain = domain
+
+
+class DocumentChanged(NetlimitError):
+    """A domain's limits have changed since the caller read them; `revision` is the present one, None where none is."""
+
+    def __init__(self, domain: str, expected: int, revision: int | None) -> None:
+        now = f"are at revision {revision}" if revision is not None else "are not there"
+        super().__init__(
+            f"The limits of the domain {domain!r} have changed meanwhile: they {now}, not at {expected}. "
+            "Read them again and repeat the change."
+        )
+        self.domain = domain
+        self.revision = revision
+
+
 class NoSuchRevision(NetlimitError):
     """A revision that is not known: not yet, or not any more."""
 

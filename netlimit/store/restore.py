@@ -1,7 +1,8 @@
 """Bringing back what a backup holds.
 
 An empty database takes over all of it. In one that is in use the rules are what changes, under their ids, and it is a
-change like any other: it makes a new revision, and can be undone.
+change like any other: it makes a new revision, and can be undone. The limiter's documents change with them; what they
+were before, the audit tells.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from sqlalchemy import Connection, delete, func, select, text, update
 
 from netlimit.errors import NetlimitError
 from netlimit.records import Actor
-from netlimit.store import audit, history, windows
+from netlimit.store import audit, history, limits, windows
 from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import Kept
-from netlimit.store.tables import clock, metadata, rules, tombstones
+from netlimit.store.tables import clock, limit_documents, metadata, rules, tombstones
 
 _PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients", "assignments", "limiters")
 """What is not brought back: it means nothing at another time."""
@@ -52,10 +53,11 @@ def restore(
     lock(connection)
     newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
     number = _count(connection)
-    if number and not force:
+    documents = connection.execute(select(func.count()).select_from(limit_documents)).scalar_one()
+    if (number or documents) and not force:
+        there = f"{number} rules" if number else f"limits of {documents} domains"
         raise InUse(
-            f"The database has {number} rules, which those of the backup would take the place of; "
-            "use --force if they shall."
+            f"The database has {there}, which those of the backup would take the place of; use --force if they shall."
         )
     window = windows.last(connection)
     if newest == 0 and window is not None and window.outcome is None:
@@ -76,6 +78,7 @@ def restore(
     else:
         _exchange(connection, backup, revision, actor, now)
     connection.execute(delete(tombstones))
+    limits.bring_back(connection, backup, actor, now)
     restored = Restored(revision, _count(connection), label)
     audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
     return restored

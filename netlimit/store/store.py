@@ -38,6 +38,7 @@ from netlimit.store import (
     history,
     hosts,
     limiters,
+    limits,
     migrate,
     numbers,
     repairs,
@@ -54,6 +55,7 @@ from netlimit.store.backup import Label, open_backup, write_backup
 from netlimit.store.census import Alike, sort_out, take_census
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Damaged
+from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.restore import Restored, restore
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
@@ -222,6 +224,54 @@ class Store:
         """Write something into the audit that changes nothing in the database."""
         with self._changing() as connection:
             audit.note_other(connection, action, as_actor(actor), now, before, after)
+
+    # The limiter's documents
+
+    def limits_revision(self) -> int:
+        """The revision of the last change of the limiter's documents; 0 before the first. The rules' is another."""
+        with self._database.reading() as connection:
+            return limits.revision(connection)
+
+    @again
+    def put_limits(
+        self,
+        domain: str,
+        text: str,
+        content_type: str,
+        actor: Actor | str,
+        now: datetime,
+        expected_revision: int | None = None,
+    ) -> tuple[LimitDocument, bool]:
+        """Keep the document of a domain, in the place of a former one; whether there was none. The same again changes
+        nothing. Whether the text is a document is the caller's business.
+
+        Raises DocumentChanged if `expected_revision` is given, and the former one is not at it.
+        """
+        with self._changing() as connection:
+            return limits.put(connection, domain, text, content_type, as_actor(actor), now, expected_revision)
+
+    @again
+    def remove_limits(
+        self, domain: str, actor: Actor | str, now: datetime, expected_revision: int | None = None
+    ) -> None:
+        """Forget the document of a domain. Raises NoDocument, and DocumentChanged as `put_limits` does."""
+        with self._changing() as connection:
+            limits.remove(connection, domain, as_actor(actor), now, expected_revision)
+
+    def find_limits(self, domain: str) -> LimitDocument | None:
+        """The document of a domain."""
+        with self._database.reading() as connection:
+            return limits.find(connection, domain)
+
+    def limits(self) -> tuple[int, list[LimitDocument]]:
+        """The revision of the documents, and all of them, by domain."""
+        with self._database.reading() as connection:
+            return limits.revision(connection), limits.every(connection)
+
+    def list_limits(self) -> list[LimitHead]:
+        """All documents without their texts, by domain."""
+        with self._database.reading() as connection:
+            return limits.heads(connection)
 
     # Undoing
 

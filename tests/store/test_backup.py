@@ -51,6 +51,7 @@ def fill(store: Store) -> None:
     store.save_root("gw1", "wan", SavedRoot(1, "pfifo", "00ff"))
     store.count("gw1", [RuleCounters(1, Counts(1, 2, 3, 4, 5), Counts(6, 7, 8, 9, 10), NOW, NOW)])
     store.repaired("gw1", "chains", "something", 0.5, NOW)
+    store.put_limits("auth", "domain: auth", "application/yaml", "test", NOW)
 
 
 def dump(store: Store) -> dict[str, list[Any]]:

@@ -1,0 +1,149 @@
+"""The limiter's rules: a document for each domain, kept as it was given."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from netlimit.records import Actor
+from netlimit.store import audit, clock
+from netlimit.store.errors import DocumentChanged, NoDocument
+from netlimit.store.tables import clock as clock_table
+from netlimit.store.tables import limit_documents as documents
+
+_LONGEST_NOTE = 8 * 2**10
+"""The audit quotes documents of so many letters; of longer ones it keeps the digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitHead:
+    """What is known of a document but for its text: `revision` is that of all documents when it came, `actor` who gave
+    it, `letters` how long it is."""
+
+    domain: str
+    content_type: str
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+    actor: str
+    letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitDocument:
+    """The document of a domain; its text is YAML or JSON, as `content_type` says."""
+
+    domain: str
+    document: str
+    content_type: str
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+    actor: str
+
+    def describe(self) -> dict[str, Any]:
+        """What the audit says of it."""
+        said: dict[str, Any] = {"domain": self.domain, "content_type": self.content_type}
+        if len(self.document) <= _LONGEST_NOTE:
+            return said | {"document": self.document}
+        return said | {"letters": len(self.document), "sha256": hashlib.sha256(self.document.encode()).hexdigest()}
+
+
+def revision(connection: Connection) -> int:
+    """The revision of the last change of documents; 0 when there was none yet."""
+    number: int = connection.execute(select(clock_table.c.limits)).scalar_one()
+    return number
+
+
+def find(connection: Connection, domain: str) -> LimitDocument | None:
+    """The document of a domain."""
+    row = connection.execute(select(documents).where(documents.c.domain == domain)).mappings().one_or_none()
+    return LimitDocument(**row) if row else None
+
+
+def every(connection: Connection) -> list[LimitDocument]:
+    """All documents, by domain."""
+    wanted = select(documents).order_by(documents.c.domain)
+    return [LimitDocument(**row) for row in connection.execute(wanted).mappings()]
+
+
+def heads(connection: Connection) -> list[LimitHead]:
+    """All documents without their texts, by domain."""
+    columns = [column for column in documents.c if column.name != "document"]
+    wanted = select(*columns, func.length(documents.c.document).label("letters")).order_by(documents.c.domain)
+    return [LimitHead(**row) for row in connection.execute(wanted).mappings()]
+
+
+def put(
+    connection: Connection,
+    domain: str,
+    text: str,
+    content_type: str,
+    actor: Actor,
+    now: datetime,
+    expected_revision: int | None = None,
+) -> tuple[LimitDocument, bool]:
+    """Keep a document in the place of the domain's, if it has one; whether it had none. The same text again changes
+    nothing, not even the revision. Raises DocumentChanged unless the former is at `expected_revision`, if given."""
+    clock.lock(connection)
+    before = find(connection, domain)
+    _check(domain, before, expected_revision)
+    if before and (before.document, before.content_type) == (text, content_type):
+        return before, False
+    number = _take_revision(connection)
+    after = LimitDocument(domain, text, content_type, number, before.created_at if before else now, now, actor.name)
+    _write(connection, after)
+    told = before.describe() if before else None
+    audit.note_other(connection, "put-limits", actor, now, before=told, after=after.describe())
+    return after, before is None
+
+
+def remove(
+    connection: Connection, domain: str, actor: Actor, now: datetime, expected_revision: int | None = None
+) -> None:
+    """Forget the document of a domain. Raises NoDocument, and DocumentChanged as `put` does."""
+    clock.lock(connection)
+    before = find(connection, domain)
+    if before is None:
+        raise NoDocument(domain)
+    _check(domain, before, expected_revision)
+    _take_revision(connection)
+    connection.execute(delete(documents).where(documents.c.domain == domain))
+    audit.note_other(connection, "remove-limits", actor, now, before=before.describe())
+
+
+def bring_back(connection: Connection, backup: Connection, actor: Actor, now: datetime) -> None:
+    """Let the documents be those of a backup. Whoever knows a revision, of here or of there, reads them all anew."""
+    newest = max(revision(connection), revision(backup)) + 1
+    connection.execute(update(clock_table).values(limits=newest))
+    present, then = ({each.domain: each for each in every(source)} for source in (connection, backup))
+    for domain in sorted(present.keys() | then.keys()):
+        before, after = present.get(domain), then.get(domain)
+        if before == after:
+            continue
+        if after is None:
+            connection.execute(delete(documents).where(documents.c.domain == domain))
+        else:
+            _write(connection, LimitDocument(**asdict(after) | {"revision": newest}))
+        told = [each.describe() if each else None for each in (before, after)]
+        audit.note_other(connection, "put-limits" if after else "remove-limits", actor, now, *told)
+
+
+def _write(connection: Connection, document: LimitDocument) -> None:
+    connection.execute(delete(documents).where(documents.c.domain == document.domain))
+    connection.execute(insert(documents), [asdict(document)])
+
+
+def _take_revision(connection: Connection) -> int:
+    step = update(clock_table).values(limits=clock_table.c.limits + 1).returning(clock_table.c.limits)
+    number: int = connection.execute(step).scalar_one()
+    return number
+
+
+def _check(domain: str, before: LimitDocument | None, expected: int | None) -> None:
+    if expected is not None and (before is None or before.revision != expected):
+        raise DocumentChanged(domain, expected, before.revision if before else None)

@@ -1,0 +1,136 @@
+"""The limiter's documents: kept as given, with a revision of their own, in the audit and in backups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from netlimit.records import Actor
+from netlimit.store import DocumentChanged, InUse, LimitDocument, NoDocument, Store
+from tests.store.examples import NOW, keep
+
+YAML = "application/yaml"
+TEXT = "domain: auth  # ä\ndescriptors: []\n"
+LATER = NOW + timedelta(hours=1)
+
+
+@pytest.fixture
+def other(empty_url: str) -> Iterator[Store]:
+    """Another database, without tables."""
+    store = Store(empty_url)
+    yield store
+    store.close()
+
+
+def put(store: Store, domain: str = "auth", text: str = TEXT, expected: int | None = None) -> LimitDocument:
+    document, _ = store.put_limits(domain, text, YAML, "ann", LATER, expected)
+    return document
+
+
+def test_a_document_is_kept_as_it_was_given(store: Store) -> None:
+    assert (store.limits_revision(), store.limits(), store.find_limits("auth")) == (0, (0, []), None)
+    kept, is_new = store.put_limits("auth", TEXT, YAML, Actor("ann", "192.0.2.1", "r1"), NOW)
+    assert kept == LimitDocument("auth", TEXT, YAML, 1, NOW, NOW, "ann")
+    assert is_new
+    assert store.find_limits("auth") == kept
+    again, is_new = store.put_limits("auth", "{}", "application/json", "bob", LATER)
+    assert again == LimitDocument("auth", "{}", "application/json", 2, NOW, LATER, "bob")
+    assert not is_new
+    put(store, "Ärger/mit allem", TEXT)
+    revision, documents = store.limits()
+    assert revision == store.limits_revision() == 3
+    assert [(each.domain, each.revision) for each in documents] == [("auth", 2), ("Ärger/mit allem", 3)]
+    assert [(head.domain, head.letters, head.actor) for head in store.list_limits()] == [
+        ("auth", 2, "bob"),
+        ("Ärger/mit allem", len(TEXT), "ann"),
+    ]
+
+
+def test_the_same_again_changes_nothing(store: Store) -> None:
+    first = put(store)
+    assert store.put_limits("auth", TEXT, YAML, "bob", NOW) == (first, False)
+    assert len(store.audit()) == 1
+
+
+def test_a_change_moves_its_own_revision_and_wakes_who_watches_but_is_none_of_the_rules(store: Store, url: str) -> None:
+    keep(store)
+    watching = Store(url)
+    watch = watching.watch()
+    assert not watch.changed()
+    put(store)
+    assert watch.wait(10)
+    assert watching.limits_revision() == 1
+    assert store.revision() == 1
+    changes = store.changes(1, "gw1")
+    assert changes is not None
+    assert (changes.rules, changes.removed) == ((), ())
+    store.remove_limits("auth", "ann", NOW)
+    assert watch.wait(10)
+    assert watching.limits_revision() == 2
+    watch.close()
+    watching.close()
+
+
+def test_who_has_read_an_older_one_is_told(store: Store) -> None:
+    first = put(store)
+    second = put(store, text="domain: auth")
+    with pytest.raises(DocumentChanged, match="they are at revision 2, not at 1") as caught:
+        put(store, expected=first.revision)
+    assert caught.value.revision == 2
+    with pytest.raises(DocumentChanged):
+        store.remove_limits("auth", "ann", NOW, first.revision)
+    with pytest.raises(DocumentChanged, match="they are not there"):
+        put(store, "other", expected=1)
+    assert store.limits() == (2, [second])
+    store.remove_limits("auth", "ann", NOW, second.revision)
+    assert store.limits() == (3, [])
+    with pytest.raises(NoDocument, match="'auth' has no limits"):
+        store.remove_limits("auth", "ann", NOW)
+
+
+def test_the_audit_tells_both_texts_or_the_digest_of_long_ones(store: Store) -> None:
+    long = TEXT + "#" * 10_000
+    put(store)
+    put(store, text=long)
+    store.remove_limits("auth", "ann", NOW)
+    removed, changed, made = store.audit()
+    assert (made.action, made.before, made.rule_id) == ("put-limits", None, None)
+    assert made.after == changed.before == {"domain": "auth", "content_type": YAML, "document": TEXT}
+    assert removed.action == "remove-limits"
+    assert removed.after is None
+    assert removed.before == changed.after
+    assert changed.after is not None
+    assert changed.after["letters"] == len(long)
+    assert len(changed.after["sha256"]) == 64
+
+
+def test_an_empty_database_takes_them_from_a_backup(store: Store, other: Store, tmp_path: Path) -> None:
+    kept = put(store)
+    put(store, "gone")
+    store.remove_limits("gone", "ann", NOW)
+    store.back_up(tmp_path / "backup", NOW)
+    other.restore(tmp_path / "backup", "bob", NOW)
+    assert other.limits() == (4, [kept])
+    assert put(other, "new").revision == 5
+
+
+def test_those_of_a_backup_come_in_the_place_of_others(store: Store, tmp_path: Path) -> None:
+    put(store)
+    put(store, "same")
+    store.back_up(tmp_path / "backup", NOW)
+    put(store, text="domain: auth")
+    put(store, "new")
+    with pytest.raises(InUse, match=r"limits of 3 domains, .* use --force"):
+        store.restore(tmp_path / "backup", "bob", NOW)
+    store.restore(tmp_path / "backup", "bob", NOW, force=True)
+    revision, documents = store.limits()
+    assert revision == 5
+    assert [(each.domain, each.document, each.revision) for each in documents] == [
+        ("auth", TEXT, 5),
+        ("same", TEXT, 2),
+    ]
+    lines = [(line.action, (line.after or line.before or {})["domain"]) for line in store.audit()[1:3]]
+    assert lines == [("remove-limits", "new"), ("put-limits", "auth")]
