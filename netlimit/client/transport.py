@@ -1,0 +1,160 @@
+"""The transports: they carry out, with threads or with tasks, what a course says is next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack, closing
+from threading import Lock
+from weakref import finalize
+
+import httpx
+from anyio.from_thread import start_blocking_portal
+
+from netlimit.client.budget import Budgets, Ledger
+from netlimit.client.course import Conduct, Count, Drop, Enter, Leave, Line, Outcome, Send, Step, Wait
+from netlimit.client.retry import Retry
+from netlimit.l7.decision import Decision
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.store import Ask, Store
+
+
+class AsyncTransport(httpx.AsyncBaseTransport):
+    """Sends by another transport (default: `httpx.AsyncHTTPTransport()`), when servers and budgets permit it.
+
+    It waits while a server says that nothing remains, sends again what was refused or lost, as `retry` says, and keeps
+    to `budgets`. These are counted in `store`: in memory by default, in Redis for all processes that share it. The
+    transport closes both. For the tasks of one event loop.
+
+    A request may fail with `BudgetExhausted` or `QuotaExhausted`, which were not sent, and with CountersUnavailable
+    when the store cannot be asked: nothing is spent that nobody counts. Raises LimitError for budgets that mean
+    nothing.
+
+    `clock` (seconds, steady) and `sleep` stand for the time in tests.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        budgets: Budgets | None = None,
+        retry: Retry = Retry(),  # noqa: B008, it never changes
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._conduct = Conduct(Ledger(budgets or {}), retry, clock)
+        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._store = store or MemoryStore()
+        self._sleep = sleep
+        self._lines: dict[Line, asyncio.Lock] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request when its turn has come, and again if need be; the answer."""
+        outcome: Outcome = None
+        async with AsyncExitStack() as standing:
+            with closing(self._conduct.pursue(request)) as course:
+                while not isinstance(step := course.send(outcome), httpx.Response):
+                    outcome = await self._carry_out(step, request, standing)
+                return step
+
+    async def _carry_out(self, step: Step, request: httpx.Request, standing: AsyncExitStack) -> Outcome:
+        match step:
+            case Wait(seconds):
+                await self._sleep(seconds)
+            case Enter(line, seconds):
+                return await self._enter(self._lines.setdefault(line, asyncio.Lock()), seconds, standing)
+            case Leave():
+                await standing.aclose()
+            case Count(ask):
+                return (await self._store.decide([ask]))[0]
+            case Send():
+                try:
+                    return await self._transport.handle_async_request(request)
+                except httpx.TransportError as error:
+                    return error
+            case Drop(response):
+                await response.aclose()
+        return None
+
+    async def _enter(self, line: asyncio.Lock, seconds: float, standing: AsyncExitStack) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await standing.enter_async_context(line)
+        except TimeoutError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Let go of connections and counters."""
+        await self._transport.aclose()
+        await self._store.aclose()
+
+
+class Transport(httpx.BaseTransport):
+    """The same for programs with threads; the default is `httpx.HTTPTransport()`.
+
+    A store that needs an event loop, as that of Redis does, gets one in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        budgets: Budgets | None = None,
+        retry: Retry = Retry(),  # noqa: B008, it never changes
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._conduct = Conduct(Ledger(budgets or {}), retry, clock)
+        self._transport = transport or httpx.HTTPTransport()
+        self._open = ExitStack()
+        self._close = finalize(self, self._open.close)  # else a loop's thread would keep the program from its end
+        self._decide = self._reach(store or MemoryStore())
+        self._sleep = sleep
+        self._lines: dict[Line, Lock] = {}
+
+    def _reach(self, store: Store) -> Callable[[list[Ask]], list[Decision]]:
+        if isinstance(store, MemoryStore):
+            return store.decide_now
+        portal = self._open.enter_context(start_blocking_portal())
+        self._open.callback(portal.call, store.aclose)
+        return lambda asks: portal.call(store.decide, asks)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request when its turn has come, and again if need be; the answer."""
+        outcome: Outcome = None
+        with ExitStack() as standing, closing(self._conduct.pursue(request)) as course:
+            while not isinstance(step := course.send(outcome), httpx.Response):
+                outcome = self._carry_out(step, request, standing)
+            return step
+
+    def _carry_out(self, step: Step, request: httpx.Request, standing: ExitStack) -> Outcome:
+        match step:
+            case Wait(seconds):
+                self._sleep(seconds)
+            case Enter(line, seconds):
+                lock = self._lines.setdefault(line, Lock())
+                entered = lock.acquire(timeout=seconds)
+                if entered:
+                    standing.callback(lock.release)
+                return entered
+            case Leave():
+                standing.close()
+            case Count(ask):
+                return self._decide([ask])[0]
+            case Send():
+                try:
+                    return self._transport.handle_request(request)
+                except httpx.TransportError as error:
+                    return error
+            case Drop(response):
+                response.close()
+        return None
+
+    def close(self) -> None:
+        """Let go of connections and counters."""
+        self._transport.close()
+        self._close()
