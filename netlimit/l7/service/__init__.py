@@ -1,0 +1,1 @@
+"""The limiter as a service: decisions over HTTP and gRPC, for proxies and programs that ask."""

@@ -1,0 +1,117 @@
+"""The HTTP service: an ASGI application without a framework, which would take longer than a decision does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.headers import USUAL, Family
+from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.rules import RuleSet
+from netlimit.l7.service.answers import JSON, Answer, Problem
+from netlimit.l7.service.auth import LOOPBACK, Authorizer
+from netlimit.l7.service.decisions import decide
+from netlimit.l7.service.envoy import answer_json
+from netlimit.l7.service.leases import Leases
+from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
+from netlimit.l7.service.questions import Receive, parse_object, read_body
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Respond = Callable[[Scope, Receive], Awaitable[Answer]]
+
+_METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
+_WELL = b'{"status":"ok"}'
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Answers questions about limits over HTTP."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        rules: Callable[[], RuleSet],
+        families: Collection[Family] = USUAL,
+        proxies: Collection[str] = LOOPBACK,
+    ) -> None:
+        self.answers = Answers()
+        self.ending = False
+        """Whether it is about to end: then it is ready for nothing new."""
+        self._limiter = limiter
+        self._families = families
+        self._authorizer = Authorizer(limiter, families, proxies)
+        self._leases = Leases(rules)
+        self._registry = make_registry(limiter.usage, self.answers)
+        self._ways: dict[str, tuple[str, str, Respond]] = {
+            "/v1/decide": ("decide", "POST", self._decide),
+            "/v1/auth": ("auth", "GET", self._authorize),
+            "/json": ("json", "POST", self._answer_json),
+            "/v1/release": ("release", "POST", self._release),
+            "/v1/renew": ("renew", "POST", self._renew),
+            "/healthz": ("healthz", "GET", self._check_health),
+            "/readyz": ("readyz", "GET", self._check_readiness),
+            "/metrics": ("metrics", "GET", self._read_metrics),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (ASGI)."""
+        name, method, respond = self._ways.get(scope["path"]) or ("other", scope["method"], self._miss)
+        try:
+            if scope["method"] != method and (method != "GET" or scope["method"] != "HEAD"):
+                raise Problem(405, f"{scope['path']} knows {method} alone.", headers={"Allow": method})
+            answer = await respond(scope, receive)
+        except Problem as problem:
+            answer = problem.answer()
+        except CountersUnavailable as error:
+            answer = Problem(503, str(error), headers={"Retry-After": "1"}).answer()
+        except Exception:
+            log.exception("A request could not be answered; this is a fault of netlimit's own.")
+            answer = Problem(500, "This is a fault of netlimit's own; its log says more.").answer()
+        status, headers, body = answer
+        self.answers[name, status] += 1
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _decide(self, scope: Scope, receive: Receive) -> Answer:
+        return await decide(self._limiter, await read_body(receive))
+
+    async def _authorize(self, scope: Scope, receive: Receive) -> Answer:
+        return await self._authorizer.answer(scope)
+
+    async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
+        return await answer_json(self._limiter, self._families, await read_body(receive))
+
+    async def _release(self, scope: Scope, receive: Receive) -> Answer:
+        await self._limiter.release(await self._read_leases(receive))
+        return Answer(204, [])
+
+    async def _renew(self, scope: Scope, receive: Receive) -> Answer:
+        await self._limiter.renew(await self._read_leases(receive))
+        return Answer(204, [])
+
+    async def _check_health(self, scope: Scope, receive: Receive) -> Answer:
+        return Answer(200, [JSON], _WELL)
+
+    async def _check_readiness(self, scope: Scope, receive: Receive) -> Answer:
+        if self.ending:
+            raise Problem(503, "The limiter is about to end.")
+        return Answer(200, [JSON], _WELL)
+
+    async def _read_metrics(self, scope: Scope, receive: Receive) -> Answer:
+        return Answer(200, [_METRICS], write_metrics(self._registry))
+
+    async def _miss(self, scope: Scope, receive: Receive) -> Answer:
+        known = ", ".join(self._ways)
+        raise Problem(404, f"There is nothing here; there are {known}.")
+
+    async def _read_leases(self, receive: Receive) -> Verdict:
+        """The verdicts of earlier requests, as far as their leases go."""
+        told = parse_object(await read_body(receive))
+        return Verdict(True, (), 0.0, 0.0, tuple(self._leases.read(told.get("leases"))))

@@ -1,0 +1,151 @@
+"""`/v1/auth`: may a request pass? For proxies that ask about each, and read the answer in status and header fields."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import NamedTuple, NoReturn
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from netlimit.l7.headers import Family, make_headers
+from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.problems import write_problem
+from netlimit.l7.rules import Descriptor, Entry
+from netlimit.l7.service.answers import PROBLEM, Answer, Problem
+from netlimit.l7.service.leases import write_lease
+from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+"""The proxies that are trusted unless others are named."""
+DENIALS = {"403": 403, "429": 429}
+"""What `deny` may be: nginx knows 403 alone as a refusal; others hand a 429 on to the client."""
+_TEMPLATES = 256
+_EXAMPLE = "/v1/auth?domain=web&key=remote_address&key=remote_address,path"
+
+
+class Part(NamedTuple):
+    """An entry of a descriptor: its key, and where its value comes from."""
+
+    key: str
+    find: Extractor
+
+
+class Template(NamedTuple):
+    """What a proxy is configured to ask."""
+
+    domain: str
+    descriptors: tuple[tuple[Part, ...], ...]
+    hits: int
+    deny: int
+
+
+class Authorizer:
+    """Answers whether requests may pass. `proxies` are those whose X-Forwarded-For is believed."""
+
+    def __init__(self, limiter: Limiter, families: Collection[Family], proxies: Collection[str] = LOOPBACK) -> None:
+        self._limiter = limiter
+        self._families = families
+        self._known: Mapping[str, Extractor] = {
+            "remote_address": ClientAddress(proxies),
+            "path": find_path,
+            "method": find_method,
+            "host": find_host,
+            "api_key": api_key(),
+        }
+        self._read_template = lru_cache(_TEMPLATES)(self._parse_query)
+
+    async def answer(self, scope: Scope) -> Answer:
+        """The answer, once the turn of the request has come. Raises Problem, CountersUnavailable."""
+        template = self._read_template(scope["query_string"])
+        descriptors = [
+            descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
+        ]
+        verdict = await self._limiter.decide(template.domain, descriptors, template.hits)
+        headers = make_headers(verdict, self._families)
+        if verdict.allowed:
+            headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
+            return Answer(200, headers)
+        return Answer(template.deny, [PROBLEM, *headers], write_problem(verdict))
+
+    def _parse_query(self, query: bytes) -> Template:
+        """Read what a proxy is configured to ask, `domain=web&key=remote_address,path`. Raises Problem 422."""
+        try:
+            pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_DESCRIPTORS)
+        except ValueError:
+            raise Problem(422, f"The query cannot be read; write for example {_EXAMPLE}.") from None
+        keys = [value for name, value in pairs if name == "key"]
+        once = {name: value for name, value in pairs if name != "key"}
+        if len(once) + len(keys) < len(pairs) or once.keys() - {"domain", "hits", "deny"}:
+            raise Problem(422, f"The query has more than domain, key, hits and deny, or one twice; see {_EXAMPLE}.")
+        if not once.get("domain") or not keys:
+            raise Problem(422, f"The query names no domain, or no key; write for example {_EXAMPLE}.")
+        deny = DENIALS.get(once.get("deny", "403"))
+        if deny is None:
+            raise Problem(422, f"`deny` is the status of a refusal: {' or '.join(DENIALS)}.", "deny")
+        descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
+        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny)
+
+    def _read_part(self, text: str) -> Part:
+        key, given, value = text.partition("=")
+        if key and given:
+            return Part(key, lambda scope: value)
+        kind, named, name = text.partition(":")
+        if kind == "header" and name:
+            return Part(name.lower(), header(name))
+        find = self._known.get(text)
+        if find is None or named:
+            known = ", ".join(self._known)
+            raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
+        return Part(text, find)
+
+
+def _read_hits(text: str) -> int:
+    hits = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
+    if not 0 <= hits <= MOST_HITS:
+        raise Problem(422, f"`hits` is a whole number from 0, which only looks, to {MOST_HITS}.", "hits")
+    return hits
+
+
+def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None:
+    """A descriptor; None where the request lacks one of its values, as Envoy leaves it out then."""
+    entries = []
+    for key, find in parts:
+        value = find(scope)
+        if value is None:
+            return None
+        entries.append(Entry(key, value))
+    return Descriptor(tuple(entries))
+
+
+# What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.
+_find_uri, _find_method, _find_host = (header(f"X-Forwarded-{name}") for name in ("Uri", "Method", "Host"))
+
+
+def find_path(scope: Scope) -> str:
+    """The path of the request, without its query, in the one form in which it means the same. Raises Problem 422."""
+    uri = _find_uri(scope) or _complain("path", "X-Forwarded-Uri")
+    return plain_path(unquote(uri.partition("?")[0] if uri.startswith("/") else urlsplit(uri).path))
+
+
+def plain_path(path: str) -> str:
+    """A path without `.`, `..` and empty parts: whoever writes it in another way meets the same limit."""
+    plain = posixpath.normpath(f"/{path.lstrip('/')}")
+    return f"{plain}/" if path.endswith("/") and plain != "/" else plain
+
+
+def find_method(scope: Scope) -> str:
+    """The method of the request. Raises Problem 422."""
+    return _find_method(scope) or _complain("method", "X-Forwarded-Method")
+
+
+def find_host(scope: Scope) -> str:
+    """The host that the request is for, without port, in small letters. Raises Problem 422."""
+    host = (_find_host(scope) or _complain("host", "X-Forwarded-Host")).lower()
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdecimal() else host
+
+
+def _complain(what: str, field: str) -> NoReturn:
+    raise Problem(422, f"The proxy does not tell the {what} of the request, once and not empty, in {field}.", "key")

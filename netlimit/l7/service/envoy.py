@@ -1,0 +1,150 @@
+"""Envoy's question and answer, in the words of the limiter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import ceil, isinf
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
+from netlimit.errors import LimitError
+from netlimit.l7.headers import Family, make_headers
+from netlimit.l7.limit import UNITS, Algorithm, Limit
+from netlimit.l7.limiter import Limiter, Status, Verdict
+from netlimit.l7.rules import Descriptor, Entry
+from netlimit.l7.service.answers import JSON, Answer, Problem
+from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.protocol.header_pb2 import HeaderValue
+from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
+from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
+
+BOUNDLESS = 2**32 - 1
+"""`limit_remaining` of what is unlimited."""
+_LONGEST = 10**9
+"""Seconds until a reset that are told at most."""
+_MODEL = ("backend_name", "model_name_override")
+"""Entries by which quotas belong together."""
+
+_Response = RateLimitResponse
+_Unit = _Response.RateLimit.Unit
+_UNITS = sorted(((seconds, _Unit.Value(name.upper())) for name, seconds in UNITS.items()), reverse=True)
+
+
+class Unanswerable(ValueError):
+    """A question that has no answer; the sentence says what is missing."""
+
+
+def read_request(request: RateLimitRequest) -> tuple[str, list[Descriptor], int]:
+    """The domain, descriptors and hits of a question. Raises Unanswerable."""
+    if not request.domain:
+        raise Unanswerable("The domain is empty; name the domain whose rules the request is under.")
+    if not request.descriptors:
+        raise Unanswerable("There are no descriptors; name at least one.")
+    return request.domain, [_read_descriptor(each) for each in request.descriptors], request.hits_addend or 1
+
+
+def _read_descriptor(descriptor: RateLimitDescriptor) -> Descriptor:
+    entries = tuple([Entry(entry.key, entry.value) for entry in descriptor.entries])
+    if not descriptor.HasField("limit") and not descriptor.HasField("hits_addend") and not descriptor.is_negative_hits:
+        return Descriptor(entries)
+    if descriptor.is_negative_hits:
+        raise Unanswerable("Hits are not given back here: is_negative_hits is not known.")
+    hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else None
+    return Descriptor(entries, hits, _read_limit(descriptor) if descriptor.HasField("limit") else None)
+
+
+def _read_limit(descriptor: RateLimitDescriptor) -> Limit:
+    """The limit that a descriptor brings with it."""
+    wanted = descriptor.limit
+    if wanted.unit == RateLimitUnit.UNKNOWN or wanted.unit not in RateLimitUnit.values():
+        raise Unanswerable("The limit of a descriptor has no unit; name SECOND, MINUTE, HOUR, DAY, MONTH or YEAR.")
+    seconds = UNITS[RateLimitUnit.Name(wanted.unit).lower()] * (wanted.unit_multiplier.value or 1)
+    try:
+        return Limit(wanted.requests_per_unit, seconds)
+    except LimitError as error:
+        raise Unanswerable(str(error)) from None
+
+
+def make_response(
+    verdict: Verdict, descriptors: Sequence[Descriptor], families: Collection[Family]
+) -> RateLimitResponse:
+    """The answer: a status for each descriptor, in order, and headers for the proxy to add."""
+    over = _is_over(verdict, descriptors)
+    if over == verdict.allowed:  # it is, as far as a quota goes
+        verdict = replace(verdict, allowed=not over)
+    return _Response(
+        overall_code=_Response.OVER_LIMIT if over else _Response.OK,
+        statuses=[_make_status(status) for status in verdict.statuses],
+        response_headers_to_add=[
+            HeaderValue(key=name.decode(), value=value.decode()) for name, value in make_headers(verdict, families)
+        ],
+    )
+
+
+def _is_over(verdict: Verdict, descriptors: Sequence[Descriptor]) -> bool:
+    """Whether the request is over its limits: over any of them; but of quotas, over all.
+
+    Quotas that belong together, since they are of the same model at the same backend, count as one, which is used up
+    when any of them is.
+    """
+    left: dict[object, bool] = {}
+    for status, descriptor in zip(verdict.statuses, descriptors, strict=True):
+        if status.rule is not None and status.rule.quota and not status.rule.unlimited:
+            group = _find_group(descriptor)
+            left[group] = left.get(group, True) and status.allowed
+        elif not status.allowed:
+            return True
+    return bool(left) and not any(left.values())
+
+
+def _find_group(descriptor: Descriptor) -> object:
+    model = tuple([entry for entry in descriptor.entries if entry.key in _MODEL])
+    return model or descriptor.entries
+
+
+def _make_status(status: Status) -> _Response.DescriptorStatus:
+    rule, limit, decision = status.rule, status.limit, status.decision
+    if limit is None or decision is None or rule is None:
+        unlimited = rule is not None and rule.unlimited
+        return _Response.DescriptorStatus(code=_Response.OK, limit_remaining=BOUNDLESS if unlimited else 0)
+    made = _Response.DescriptorStatus(
+        code=_Response.OK if status.allowed else _Response.OVER_LIMIT,
+        current_limit=_make_limit(limit, rule.alias),
+        limit_remaining=min(decision.remaining, BOUNDLESS) if decision.admitted else 0,
+    )
+    made.duration_until_reset.seconds = _LONGEST if isinf(decision.reset_after) else ceil(decision.reset_after)
+    return made
+
+
+def _make_limit(limit: Limit, name: str | None) -> _Response.RateLimit:
+    """A limit as Envoy knows it: so many requests in a unit, or in several of them."""
+    if limit.algorithm is Algorithm.CONCURRENCY:
+        return _Response.RateLimit(name=name or "", requests_per_unit=limit.amount)
+    seconds, unit = next(each for each in _UNITS if limit.seconds % each[0] == 0)
+    made = _Response.RateLimit(name=name or "", requests_per_unit=limit.amount, unit=unit)
+    if limit.seconds != seconds:
+        made.unit_multiplier.value = limit.seconds // seconds
+    return made
+
+
+async def should_rate_limit(
+    limiter: Limiter, families: Collection[Family], request: RateLimitRequest
+) -> RateLimitResponse:
+    """Decide as Envoy asks. Refused hits are counted too. Raises Unanswerable, CountersUnavailable."""
+    domain, descriptors, hits = read_request(request)
+    verdict = await limiter.decide(domain, descriptors, hits, charge=True)
+    return make_response(verdict, descriptors, families)
+
+
+async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes) -> Answer:
+    """The same in proto3 JSON, as Envoy's ratelimit has it: 200, 429, and 400. Raises Problem, CountersUnavailable."""
+    try:
+        request = Parse(body, RateLimitRequest())
+        response = await should_rate_limit(limiter, families, request)
+    except ParseError as error:
+        raise Problem(400, f"The body is no RateLimitRequest in proto3 JSON: {error}") from None
+    except Unanswerable as error:
+        raise Problem(400, str(error)) from None
+    status = 429 if response.overall_code == _Response.OVER_LIMIT else 200
+    return Answer(status, [JSON], MessageToJson(response, indent=None).encode())

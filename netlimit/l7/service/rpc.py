@@ -1,0 +1,70 @@
+"""The gRPC service: Envoy's rate limit protocol, and the health of the limiter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.headers import Family
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
+from netlimit.l7.service.metrics import Answers
+from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
+from netlimit.l7.service.questions import LARGEST
+
+SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.so_reuseport", 0),  # a place that is taken is to be an error
+)
+
+Context = grpc.aio.ServicerContext[RateLimitRequest, RateLimitResponse]
+log = logging.getLogger(__name__)
+
+
+class RpcServer:
+    """Answers questions about limits over gRPC. Made in the event loop that it is to run in."""
+
+    def __init__(self, limiter: Limiter, families: Collection[Family], answers: Answers) -> None:
+        self._limiter = limiter
+        self._families = families
+        self._answers = answers
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=_OPTIONS)
+        handlers = {
+            "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
+                self._should_rate_limit, RateLimitRequest.FromString, RateLimitResponse.SerializeToString
+            )
+        }
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self, place: str) -> int:
+        """Listen at "host:port", and be healthy; the port. Raises RuntimeError where the place is taken."""
+        port = self._server.add_insecure_port(place)
+        await self._server.start()
+        for service in ("", SERVICE):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def stop(self, grace: float) -> None:
+        """Be healthy no longer, take no more questions, and answer what has been asked within `grace` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+    async def _should_rate_limit(self, request: RateLimitRequest, context: Context) -> RateLimitResponse:
+        try:
+            response = await should_rate_limit(self._limiter, self._families, request)
+        except Unanswerable as error:
+            self._answers["grpc", "error"] += 1
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))  # as Envoy's ratelimit does
+        except CountersUnavailable as error:
+            self._answers["grpc", "error"] += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        self._answers["grpc", RateLimitResponse.Code.Name(response.overall_code)] += 1
+        return response
