@@ -11,7 +11,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.origin import read_address
+from netlimit.l7.identity import read_address
 from netlimit.rules import Target
 
 MOST = 512

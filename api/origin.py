@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
+
+from netlimit.l7.identity import find_block, read_address
 
 HEADER = "X-Request-ID"
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -25,9 +26,7 @@ class Origin:
     @property
     def place(self) -> str:
         """Whom to count the request to: the address, or the /64 of an IPv6 one, in which a client may choose freely."""
-        if self.address is None or ":" not in self.address:
-            return self.address or ""
-        return str(ip_network(f"{self.address}/64", strict=False))
+        return "" if self.address is None else find_block(self.address)
 
 
 def find_origin(scope: Scope) -> Origin:
@@ -36,16 +35,6 @@ def find_origin(scope: Scope) -> Origin:
     sent = next((value for name, value in scope["headers"] if name == HEADER.lower().encode()), b"")
     request = sent.decode() if _NAME.fullmatch(sent) else secrets.token_hex(16)
     return Origin(read_address(client[0]) if client else None, request)
-
-
-def read_address(text: str) -> str | None:
-    """An address in its usual form, IPv4 as such, without a zone; None for what is none."""
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
 
 
 def origin_of(connection: HTTPConnection) -> Origin:

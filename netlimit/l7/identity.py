@@ -1,0 +1,204 @@
+"""Whom a request comes from and what it is about: extractors, each of which tells one thing of an ASGI scope.
+
+Nothing that a client can write by itself is believed, but for what names itself such (a header, a key): an address in
+a header counts only where a proxy that is trusted has added it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from netlimit.errors import LimitError
+
+Scope = Mapping[str, Any]
+"""A connection as ASGI describes it."""
+Extractor = Callable[[Scope], str | None]
+"""Tells one thing of a request; None where there is no such thing."""
+UNIX = "unix"
+"""What stands for the other end of a Unix socket in a list of proxies."""
+HOPS = 32
+"""So many addresses of a chain of proxies are looked at."""
+_MOST_SEEN = 4096
+_FOR = re.compile(r"""\s*for\s*=\s*(?:"([^"\\]*)"|([^\s";,]*))\s*""", re.IGNORECASE)
+_ADDRESS = re.compile(r"\[(?P<six>[^\]]*)\](?::\w*)?|(?P<four>[0-9.]+)(?::\w*)?|(?P<bare>[^\[\]]*)")
+
+
+@lru_cache(_MOST_SEEN)
+def read_address(text: str) -> str | None:
+    """An address in its usual form, IPv4 as such, without a zone; None for what is none."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+@lru_cache(_MOST_SEEN)
+def find_block(address: str, prefix: int = 64) -> str:
+    """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely."""
+    if ":" not in address or prefix == 128:
+        return address
+    return str(ip_network(f"{address}/{prefix}", strict=False))
+
+
+class ClientAddress:
+    """The extractor `remote_address`: the peer of the socket, or whom trusted proxies have written down.
+
+    `trusted` are addresses and networks, and `unix` for whoever comes by a Unix socket. Where the peer is one of them,
+    the chain in `header` is read from right to left until the first that is not: that is the client. What is no address
+    ends the chain, and so the proxy is taken that has passed it on. `header` is `X-Forwarded-For`, `Forwarded` (RFC
+    7239), or one with a single address such as `X-Real-IP`; the others are never looked at, since a proxy that writes
+    the one lets the others through as clients sent them.
+
+    An IPv6 client is counted by its block of `prefix` bits. Raises LimitError for what is no network.
+    """
+
+    def __init__(self, trusted: Iterable[str] = (), header: str = "X-Forwarded-For", prefix: int = 64) -> None:
+        places = list(trusted)
+        if not 1 <= prefix <= 128:
+            raise LimitError("prefix", f"{prefix} is no length of an IPv6 prefix; it is 1 to 128, mostly 64.")
+        self._unix = UNIX in places
+        self._networks = [_read_network(place) for place in places if place != UNIX]
+        self._header = header.lower().encode()
+        self._read_chain = _read_forwarded if self._header == b"forwarded" else _read_list
+        self._prefix = prefix
+        self._trusts = lru_cache(_MOST_SEEN)(self._find_trust)
+
+    def __call__(self, scope: Scope) -> str | None:
+        """The client, or its block. Those whose address nobody knows are one client, by the name of their socket."""
+        address = self.find(scope)
+        if address is not None:
+            return find_block(address, self._prefix)
+        client = scope.get("client")
+        return str(client[0]) if client else UNIX
+
+    def find(self, scope: Scope) -> str | None:
+        """The client's own address; None where nobody knows."""
+        client = scope.get("client")
+        peer = read_address(client[0]) if client else None
+        if not (self._networks or self._unix) or not self._trusts(peer):
+            return peer
+        chain = b",".join([value for name, value in scope["headers"] if name == self._header])
+        found = peer
+        for text in reversed(self._read_chain(chain.decode("latin-1"))):
+            address = read_address(text)
+            if address is None:
+                return found
+            found = address
+            if not self._trusts(address):
+                return found
+        return found
+
+    def _find_trust(self, address: str | None) -> bool:
+        if address is None:
+            return self._unix
+        known = ip_address(address)
+        return any(known in network for network in self._networks)
+
+
+def _read_network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise LimitError(
+            "trusted", f'{text!r} is no proxy; write an address, a network such as "10.0.0.0/8", or "{UNIX}".'
+        ) from None
+
+
+def _read_list(value: str) -> Sequence[str]:
+    return [_strip_port(part.strip()) for part in _split(value)]
+
+
+def _read_forwarded(value: str) -> Sequence[str]:
+    """The `for` of each element; an empty text where one has none. No address has a comma in it, quoted or not."""
+    chain = []
+    for element in _split(value):
+        pairs = [match for match in map(_FOR.fullmatch, element.split(";")) if match]
+        chain.append(_strip_port(pairs[0][1] or pairs[0][2] or "") if len(pairs) == 1 else "")
+    return chain
+
+
+def _split(value: str) -> Sequence[str]:
+    """The last elements of a list, those that the nearest proxies have added, whatever clients leave unquoted."""
+    return value.rsplit(",", HOPS)[-HOPS:] if value else ()
+
+
+def _strip_port(text: str) -> str:
+    match = _ADDRESS.fullmatch(text)
+    return (match["six"] or match["four"] or match["bare"] or "") if match else ""
+
+
+def header(name: str) -> Extractor:
+    """The value of a header, the first one as Starlette takes it: a second is no way around a limit."""
+    wanted = name.lower().encode()
+
+    def find(scope: Scope) -> str | None:
+        for name, value in scope["headers"]:
+            if name == wanted:
+                text: str = value.decode("latin-1")
+                return text
+        return None
+
+    return find
+
+
+def api_key(name: str = "X-API-Key") -> Extractor:
+    """What stands for the key in a header (in `Authorization`: for the bearer token), never the key itself.
+
+    It is the BLAKE2b hash of the key in 32 hexadecimal digits. The key may be anything as far as the limiter knows: a
+    rule for keys alone can be evaded by inventing some, unless others are refused before they come here.
+    """
+    find = header(name)
+    bearer = name.lower() == "authorization"
+
+    def find_hash(scope: Scope) -> str | None:
+        key = find(scope)
+        if key is not None and bearer:
+            scheme, _, key = key.partition(" ")
+            key = key.strip() if scheme.lower() == "bearer" else None
+        return hash_key(key) if key else None
+
+    return find_hash
+
+
+def hash_key(key: str) -> str:
+    """What stands for an API key in counters, and in the rules for a certain one."""
+    return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def user(scope: Scope) -> str | None:
+    """The user whom the application has found before the limiter is asked: Starlette's `scope["user"]`, if it is
+    authenticated, else `request.state.user`, if that is a text."""
+    known = scope.get("user")
+    if known is not None and getattr(known, "is_authenticated", False):
+        return str(known.display_name)
+    told = scope.get("state", {}).get("user")
+    return told if isinstance(told, str) else None
+
+
+def path(scope: Scope) -> str | None:
+    """The path as the application routes by it: decoded, without the query."""
+    text: str = scope["path"]
+    return text
+
+
+def method(scope: Scope) -> str | None:
+    """The method; a websocket has none."""
+    name: str | None = scope.get("method")
+    return name
+
+
+EXTRACTORS: Mapping[str, Extractor] = {
+    "remote_address": ClientAddress(),
+    "user": user,
+    "api_key": api_key(),
+    "path": path,
+    "method": method,
+}
+"""What a rule's descriptors can be made of, by the key that they bear there."""

@@ -1,0 +1,152 @@
+"""Whom a request comes from: believed is what trusted proxies have added, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.authentication import SimpleUser, UnauthenticatedUser
+
+from netlimit.errors import LimitError
+from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, hash_key, header
+
+PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
+
+
+def make_scope(peer: str | None = "192.0.2.1", **headers: str | list[str]) -> dict[str, Any]:
+    pairs = []
+    for name, values in headers.items():
+        for value in [values] if isinstance(values, str) else values:
+            pairs.append((name.replace("_", "-").encode(), value.encode("latin-1")))
+    return {"client": (peer, 1234) if peer else None, "headers": pairs, "path": "/a", "method": "GET"}
+
+
+class TestClientAddress:
+    def test_the_peer_by_itself(self) -> None:
+        assert ClientAddress()(make_scope("192.0.2.1")) == "192.0.2.1"
+
+    @pytest.mark.parametrize("name", ["x_forwarded_for", "forwarded", "x_real_ip", "client_ip", "cf_connecting_ip"])
+    def test_a_forged_header_of_an_untrusted_peer_changes_nothing(self, name: str) -> None:
+        forged = make_scope("192.0.2.1", **{name: "203.0.113.9"})
+        assert ClientAddress()(forged) == "192.0.2.1"
+        assert ClientAddress(PROXIES, name.replace("_", "-"))(forged) == "192.0.2.1"
+
+    def test_from_right_to_left_until_the_first_untrusted(self) -> None:
+        find = ClientAddress(PROXIES)
+        assert find(make_scope("10.0.0.1", x_forwarded_for="192.0.2.7")) == "192.0.2.7"
+        assert find(make_scope("10.0.0.1", x_forwarded_for="192.0.2.7, 10.0.0.2,10.0.0.3")) == "192.0.2.7"
+        assert find(make_scope("10.0.0.1", x_forwarded_for="1.1.1.1, 10.9.9.9, 192.0.2.7")) == "192.0.2.7"
+
+    def test_a_header_in_several_lines_is_one_list(self) -> None:
+        scope = make_scope("10.0.0.1", x_forwarded_for=["1.1.1.1, 192.0.2.7", "10.0.0.2"])
+        assert ClientAddress(PROXIES)(scope) == "192.0.2.7"
+
+    @pytest.mark.parametrize("garbage", ["unknown", "", "1.2.3", "_hidden", "999.1.1.1", "\xe4", "1.1.1.1;x", "[::1"])
+    def test_what_is_no_address_ends_the_chain_at_the_proxy_that_passed_it_on(self, garbage: str) -> None:
+        find = ClientAddress(PROXIES)
+        assert find(make_scope("10.0.0.1", x_forwarded_for=f"192.0.2.7, {garbage}, 10.0.0.2")) == "10.0.0.2"
+        assert find(make_scope("10.0.0.1", x_forwarded_for=garbage)) == "10.0.0.1"
+
+    def test_who_is_behind_trusted_proxies_alone_is_the_first_of_them(self) -> None:
+        assert ClientAddress(PROXIES)(make_scope("10.0.0.1", x_forwarded_for="10.0.0.9, 10.0.0.2")) == "10.0.0.9"
+        assert ClientAddress(PROXIES)(make_scope("10.0.0.1")) == "10.0.0.1"
+
+    @pytest.mark.parametrize(
+        ("written", "address"),
+        [
+            ("192.0.2.7:4711", "192.0.2.7"),
+            ("[2001:db8:1:2:3::4]:4711", "2001:db8:1:2::/64"),
+            ("[2001:db8:1:2:3::4]", "2001:db8:1:2::/64"),
+            ("2001:DB8:1:2:0:0:0:4", "2001:db8:1:2::/64"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+        ],
+    )
+    def test_addresses_as_proxies_write_them(self, written: str, address: str) -> None:
+        assert ClientAddress(PROXIES)(make_scope("10.0.0.1", x_forwarded_for=written)) == address
+
+    def test_ipv6_by_its_block_and_mapped_ipv4_as_itself(self) -> None:
+        assert ClientAddress()(make_scope("2001:db8:1:2:3:4:5:6")) == "2001:db8:1:2::/64"
+        assert ClientAddress(prefix=56)(make_scope("2001:db8:1:2ff::1")) == "2001:db8:1:200::/56"
+        assert ClientAddress(prefix=128)(make_scope("2001:db8::1")) == "2001:db8::1"
+        assert ClientAddress()(make_scope("::ffff:192.0.2.1")) == "192.0.2.1"
+        assert ClientAddress()(make_scope("fe80::1%eth0")) == "fe80::/64"
+
+    def test_a_proxy_is_trusted_by_its_address_not_by_its_block(self) -> None:
+        find = ClientAddress(["2001:db8::1"])
+        assert find(make_scope("2001:db8::2", x_forwarded_for="192.0.2.7")) == "2001:db8::/64"
+        assert find(make_scope("2001:db8::1", x_forwarded_for="192.0.2.7")) == "192.0.2.7"
+        assert ClientAddress(["10.0.0.1"])(make_scope("::ffff:10.0.0.1", x_forwarded_for="192.0.2.7")) == "192.0.2.7"
+
+    def test_a_unix_socket_is_trusted_by_name(self) -> None:
+        scope = make_scope(None, x_forwarded_for="192.0.2.7")
+        assert ClientAddress(["unix"])(scope) == "192.0.2.7"
+        assert ClientAddress(PROXIES)(scope) == "unix"  # all together: rather too strict than without a limit
+
+    @pytest.mark.parametrize(
+        ("written", "address"),
+        [
+            ("for=192.0.2.7", "192.0.2.7"),
+            ('For="192.0.2.7:80"; proto=https;by=10.0.0.1', "192.0.2.7"),
+            ('for=1.1.1.1, proto=http;for="[2001:db8:1:2::4]:80", for=10.0.0.2', "2001:db8:1:2::/64"),
+            ("for=_hidden", "10.0.0.1"),
+            ("proto=https", "10.0.0.1"),
+            ("for=192.0.2.7;for=1.1.1.1", "10.0.0.1"),
+            ('for="1.1.1.1, for=192.0.2.7', "192.0.2.7"),
+        ],
+    )
+    def test_forwarded(self, written: str, address: str) -> None:
+        scope = make_scope("10.0.0.1", forwarded=written, x_forwarded_for="6.6.6.6")
+        assert ClientAddress(PROXIES, "Forwarded")(scope) == address
+
+    def test_one_header_and_no_other(self) -> None:
+        scope = make_scope("10.0.0.1", x_real_ip="6.6.6.6", forwarded="for=6.6.6.6", x_forwarded_for="192.0.2.7")
+        assert ClientAddress(PROXIES)(scope) == "192.0.2.7"
+
+    def test_a_chain_without_end_is_read_a_little_way(self) -> None:
+        scope = make_scope("10.0.0.1", x_forwarded_for="1.1.1.1, " + ", ".join(["10.0.0.2"] * 30_000))
+        assert ClientAddress(PROXIES)(scope) == "10.0.0.2"
+
+    @pytest.mark.parametrize("place", ["10.0.0.0/33", "proxy.example", "", "*"])
+    def test_what_is_no_proxy_is_refused_by_name(self, place: str) -> None:
+        with pytest.raises(LimitError, match="is no proxy; write an address"):
+            ClientAddress([place])
+        with pytest.raises(LimitError, match="no length of an IPv6 prefix"):
+            ClientAddress(prefix=0)
+
+
+class TestKeys:
+    def test_an_api_key_is_known_by_its_hash_alone(self) -> None:
+        found = api_key()(make_scope(x_api_key="s3cret"))
+        assert found == hash_key("s3cret")
+        assert "s3cret" not in found
+        assert len(found) == 32
+        assert api_key()(make_scope(x_api_key="other")) != found
+
+    def test_a_bearer_token_is_known_whatever_the_scheme_is_written_like(self) -> None:
+        find = api_key("Authorization")
+        assert find(make_scope(authorization="Bearer s3cret")) == hash_key("s3cret")
+        assert find(make_scope(authorization="bearer  s3cret ")) == hash_key("s3cret")
+        assert find(make_scope(authorization="Basic s3cret")) is None
+        assert find(make_scope(authorization="Bearer ")) is None
+
+    def test_a_second_key_is_no_way_around_a_limit(self) -> None:
+        assert api_key()(make_scope()) is None
+        assert api_key()(make_scope(x_api_key=["one", "two"])) == hash_key("one")
+        assert header("X-Device")(make_scope(x_device="d1")) == "d1"
+
+
+class TestUser:
+    def test_who_is_authenticated(self) -> None:
+        find = EXTRACTORS["user"]
+        assert find({"user": SimpleUser("ann")}) == "ann"
+        assert find({"user": UnauthenticatedUser()}) is None
+        assert find({"user": UnauthenticatedUser(), "state": {"user": "ann"}}) == "ann"
+        assert find({"state": {"user": object()}}) is None
+        assert find({}) is None
+
+
+def test_path_and_method() -> None:
+    scope = make_scope()
+    assert (EXTRACTORS["path"](scope), EXTRACTORS["method"](scope)) == ("/a", "GET")
+    del scope["method"]
+    assert EXTRACTORS["method"](scope) is None
