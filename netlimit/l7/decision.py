@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+new = tuple.__new__
+"""Makes a named tuple of a tuple. Its own constructor takes as long as half of all the rest of a decision."""
+
 
 class Decision(NamedTuple):
     """Whether a request is within a limit, and how it stands with it afterwards. Times are in seconds."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, join_key, replaced
 from netlimit.l7.store import Ask, Store
-from netlimit.l7.usage import NEAR, Usage
+from netlimit.l7.usage import Counts, Usage
 
 BOUNDLESS = 2**62
 """The slack of a limit that nothing bounds while there is room."""
@@ -114,6 +114,22 @@ class Limiter:
         if verdict.leases:
             await self._store.renew(verdict.leases)
 
+    def count_queued(self, verdict: Verdict) -> None:
+        """Say that a request which was refused waits for its turn."""
+        for counts in self._find_refusing(verdict):
+            counts.queued += 1
+
+    def count_deferred(self, verdict: Verdict) -> None:
+        """Say that a request which was refused is kept, to be replayed."""
+        for counts in self._find_refusing(verdict):
+            counts.deferred += 1
+
+    def _find_refusing(self, verdict: Verdict) -> Iterator[Counts]:
+        for _, rule, limit, _, _ in (status for status in verdict.statuses if not status.allowed):
+            assert rule is not None
+            assert limit is not None
+            yield self.usage.find_counts(rule, limit, limit is rule.concurrency)
+
     def _find_match(self, rules: RuleSet, domain: str, descriptor: Descriptor) -> Match | None:
         if descriptor.limit is None:
             return rules.find(domain, descriptor.entries)
@@ -162,22 +178,10 @@ class Limiter:
         return Verdict(allowed, tuple(statuses), 0.0 if allowed else retry_after, delay if allowed else 0.0, held)
 
     def _judge(self, ask: Ask, decision: Decision) -> Status:
-        rule, hits = ask.rule, ask.hits
-        counts = self.usage.find_counts(rule)
-        observed = not decision.admitted and rule.observes
-        if observed:
-            counts.observed += hits
-        elif not decision.admitted:
-            counts.refused += hits
-        else:
-            counts.admitted += hits
-            if decision.over:
-                counts.over += hits
-            if decision.remaining < ask.limit.capacity * (1 - NEAR):
-                counts.near += hits
-            if decision.delay:
-                counts.queued += hits
-        return Status(decision.admitted or observed, rule, ask.limit, decision, ask.key)
+        rule, limit, key, hits, _, lease, _ = ask
+        counts = self.usage.find_counts(rule, limit, lease != "")
+        counts.record(key, hits, decision)
+        return new(Status, (decision.admitted or counts.observes, rule, limit, decision, key))
 
 
 def _says_more(one: Status, other: Status) -> bool:

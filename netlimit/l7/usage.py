@@ -1,41 +1,124 @@
-"""What becomes of the requests that a rule sees."""
+"""What becomes of the requests that each limit sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
 
+from netlimit.l7.decision import Decision
+from netlimit.l7.distinct import Distinct
+from netlimit.l7.limit import Limit
 from netlimit.l7.rules import Rule
 
-NEAR = 0.8
-"""From so much of its limit on a key is near it, as in Envoy's ratelimit."""
+MOST = 2**14
+"""Limits that are counted each by itself; requests can bring limits of their own."""
 
 
-@dataclass(slots=True)
 class Counts:
-    """Hits of one rule since the start. Each is in one of admitted, refused and observed."""
+    """Hits that one limit has seen since it is what it is. Each is in one of admitted, refused and observed."""
 
-    admitted: int = 0
-    refused: int = 0
-    observed: int = 0
-    """Admitted though the limit was reached, since the rule only observes."""
-    over: int = 0
-    """Of the admitted ones: beyond the limit, as a soft or elastic one tolerates."""
-    near: int = 0
-    """Of the admitted ones: with four fifths of the limit used."""
-    queued: int = 0
-    """Of the admitted ones: made to wait for their turn."""
+    __slots__ = (
+        "admitted", "capacity", "deferred", "fresh", "least", "limit", "limited", "near", "nearly", "observed",
+        "observes", "over", "queued", "refused", "rule", "since",
+    )  # fmt: skip
+
+    def __init__(self, rule: Rule, limit: Limit, now: float) -> None:
+        self.limit = limit
+        self.capacity = self.least = limit.capacity
+        """The least that an admitted request has ever left to its key."""
+        self.nearly = -(-limit.capacity // 5)
+        """With less than this left a key is near its limit: four fifths are used, as in Envoy's ratelimit."""
+        self.since = now
+        """Seconds since 1970."""
+        self.admitted = 0
+        self.refused = 0
+        self.observed = 0
+        """Admitted though the limit was reached, since the rule only observes."""
+        self.over = 0
+        """Of the admitted ones: beyond the limit, as a soft or elastic one tolerates."""
+        self.near = 0
+        """Of the admitted ones: with four fifths of the limit used."""
+        self.queued = 0
+        """Made to wait for their turn, by a leaky bucket or after a refusal."""
+        self.deferred = 0
+        """Of the refused ones: kept, to be replayed later."""
+        self.fresh = Distinct()
+        """Keys that had the whole limit before them."""
+        self.limited = Distinct()
+        """Keys that were over it."""
+        self.follow(rule)
+
+    def follow(self, rule: Rule) -> None:
+        """Be for this rule, as it has been read last."""
+        self.rule = rule
+        self.observes = rule.observes
+
+    def record(self, key: str, hits: int, decision: Decision) -> None:
+        """Count what was decided. It is on the way of every request: no more is done than must be."""
+        admitted, left, _, _, delay, over = decision
+        if admitted:
+            self.admitted += hits
+            if left < self.nearly:
+                self.near += hits
+                if over:
+                    self.over += hits
+            if left + hits == self.capacity:
+                self.fresh.add(key)
+            if left < self.least:
+                self.least = left
+            if delay:
+                self.queued += hits
+        else:
+            if self.observes:
+                self.observed += hits
+            else:
+                self.refused += hits
+            self.limited.add(key)
+
+    @property
+    def seen(self) -> int:
+        """All hits."""
+        return self.admitted + self.refused + self.observed
+
+    @property
+    def keys(self) -> int:
+        """About how many keys there were."""
+        return self.fresh.merge(self.limited).estimate()
 
 
 class Usage:
-    """Counts by rule."""
+    """Counts by limit: a rule may have one on its rate, and one on its requests in flight."""
 
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], Counts] = {}
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._counts: dict[str, dict[str, dict[bool, Counts]]] = {}  # by domain, rule, and whether it is of concurrency
+        self._room = MOST
+        self._clock = clock
+        self.others = Counts(Rule("", ""), Limit(0, 1), clock())
+        """What came when so many were counted already."""
 
-    def find_counts(self, rule: Rule) -> Counts:
-        """The counts of a rule, by its domain and name."""
-        place = (rule.domain, rule.name)
-        counts = self.counts.get(place)
-        if counts is None:
-            counts = self.counts[place] = Counts()
+    def __iter__(self) -> Iterator[tuple[bool, Counts]]:
+        """What each limit has counted, and whether it is one of concurrency."""
+        for rules in self._counts.values():
+            for limits in rules.values():
+                yield from limits.items()
+
+    def find_counts(self, rule: Rule, limit: Limit, concurrency: bool = False) -> Counts:
+        """The counts of a rule's limit; they begin anew when it has become another."""
+        try:
+            counts = self._counts[rule.domain][rule.name][concurrency]
+        except KeyError:
+            if not self._room:
+                return self.others
+            self._room -= 1
+            return self._begin(rule, limit, concurrency)
+        if counts.rule is rule:
+            return counts
+        if counts.limit != limit:
+            return self._begin(rule, limit, concurrency)
+        counts.follow(rule)
+        return counts
+
+    def _begin(self, rule: Rule, limit: Limit, concurrency: bool) -> Counts:
+        counts = Counts(rule, limit, self._clock())
+        self._counts.setdefault(rule.domain, {}).setdefault(rule.name, {})[concurrency] = counts
         return counts

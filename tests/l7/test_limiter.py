@@ -127,7 +127,8 @@ def test_who_only_observes_refuses_nothing_and_counts(fields: dict[str, Any]) ->
     verdicts = [desk.decide("user") for _ in range(5)]
     assert all(verdict.allowed and verdict.retry_after == 0 for verdict in verdicts)
     assert [verdict.statuses[0].decision.admitted for verdict in verdicts] == [True] * 3 + [False] * 2
-    counts = desk.limiter.usage.find_counts(desk.decide("user").statuses[0].rule)
+    held = desk.decide("user").statuses[0].rule
+    counts = desk.limiter.usage.find_counts(held, held.limit)
     assert (counts.admitted, counts.refused, counts.observed) == (3, 0, 3)
 
 

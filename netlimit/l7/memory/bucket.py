@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import gcd, inf
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Algorithm, Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
 class Bucket(Counter):

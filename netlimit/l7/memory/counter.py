@@ -17,8 +17,6 @@ FEW = 1024
 """Below so many keys nothing is swept."""
 CROWD = "\0crowd"
 """The key that newcomers share when every key that is kept is over its limit."""
-new = tuple.__new__
-"""Makes a Decision of a tuple; its own constructor takes as long as half of all the rest of a decision."""
 
 
 class Clock(NamedTuple):

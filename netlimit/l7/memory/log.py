@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
 class SlidingWindowLog(Counter):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter, new
+from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
 class FixedWindow(Counter):

@@ -57,8 +57,8 @@ class LimiterMetrics(Collector):
             "Of the admitted ones: those beyond the limit that were tolerated, those near it, those that had to wait.",
             labels=[*labels, "kind"],
         )
-        for (domain, rule, concurrency), counts in islice(self._usage.counts.items(), MOST_RULES):
-            which = [domain, rule, "concurrency" if concurrency else "rate"]
+        for concurrency, counts in islice(self._usage, MOST_RULES):
+            which = [counts.rule.domain, counts.rule.name, "concurrency" if concurrency else "rate"]
             for outcome in _OUTCOMES:
                 hits.add_metric([*which, outcome], getattr(counts, outcome))
             for kind in _KINDS:
