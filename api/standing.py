@@ -78,7 +78,7 @@ def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | No
     if exceptional is None:
         return _say(State.APPLIED, "", silence, layer)
     held = exceptional.state in (State.APPLIED, State.DEGRADED)
-    return _say(exceptional.state, exceptional.message, silence, layer if held else None)
+    return _say(exceptional.state, exceptional.message, silence, (exceptional.layer or layer) if held else None)
 
 
 def _say(state: State, message: str, silence: str = "", enforced_by: str | None = None) -> Standing:

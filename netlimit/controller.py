@@ -22,8 +22,10 @@ from netlimit.compile import Compilation
 from netlimit.counting import Tally
 from netlimit.drift import Histogram, Repairs, describe, find_kinds
 from netlimit.errors import KernelError, StoreError
+from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Kernel, observe, read_entries
+from netlimit.limits import Fragment, purpose_sets
 from netlimit.outage import Outage
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.premises import Premises
@@ -31,9 +33,9 @@ from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
 from netlimit.roster import Roster
-from netlimit.rules import Rule
+from netlimit.rules import Action, Rule
 from netlimit.safety import REMEMBERED_SECONDS
-from netlimit.state import OFFENDER_PREFIX
+from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
 from netlimit.tree import SavedRoot
 
@@ -61,6 +63,13 @@ SWEEP_SHARE = 50
 MOST_OFFENDERS = 100
 CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
+PROBE_SECONDS = 5.0
+"""How often the host is probed again while there are rules that it cannot enforce."""
+PROBE_SHARE = 100
+"""A probe is followed by that many times the processor time it took of rest."""
+HANDOVER_SECONDS = 2.0
+"""How long a pass waits for limiters that run to load what the kernel cannot enforce; from then on it waits no more."""
+_HANDOVER_LOOK = 0.01
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
@@ -129,12 +138,13 @@ class Controller:
         self._rewritten: set[int] = set()
         self._news: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
+        self._fallback = Fallback(setup.host)
         self._in_step = False
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
         self._presence = Presence(setup.idle)
-        self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues"), 0.0)
+        self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues", "probe"), 0.0)
 
     # -- running
 
@@ -173,6 +183,7 @@ class Controller:
         if self._store.paused(self._setup.host):
             self._pause()
         else:
+            self._probe_again()
             self._follow()
             self._greet()
             self.sync()
@@ -184,9 +195,13 @@ class Controller:
                 self._copy()
 
     def sync(self) -> None:
-        """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError."""
+        """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError.
+
+        What it cannot enforce the limiters of this host take over first, and give back last.
+        """
         revision = self._load()
         self._expire()
+        self._hand_over()
         compilation = self._compiled
         if self._in_step and not compilation.changed:
             self._news.clear()  # of other gateways, or of nothing that the kernel holds
@@ -221,7 +236,7 @@ class Controller:
 
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
-        failed = len(self._compiled.problems)
+        failed = sum(not self._fallback.holds(rule_id) for rule_id in self._compiled.problems)
         return len(self._compiled) - failed, failed
 
     # -- without the database
@@ -334,11 +349,13 @@ class Controller:
     def _load_all(self) -> None:
         """Take in everything. If that cannot be had, what is known stays: the copy may be older."""
         known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
+        fallback = self._fallback
         try:
             with self._wholly():
                 self._load_anew()
         except StoreError:
             self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision = known
+            self._fallback = fallback
             raise
 
     def _load_anew(self) -> None:
@@ -349,6 +366,7 @@ class Controller:
         self._compilation = Compilation(self._premises.facts, self._numbered)
         self._roster = Roster(self._setup.host, self._roster.lifted)
         self._exceptional = self._store.marked(self._setup.host)
+        self._fallback = Fallback(self._setup.host, self._store.assigned(self._setup.host))
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
         self._rewritten.clear()
@@ -373,6 +391,7 @@ class Controller:
         for rule_id in changes.removed:
             self._news.add(rule_id)
             self._compiled.drop(rule_id)
+            self._fallback.forget(rule_id)
             self._roster.forget(rule_id)
             self._tally.forget(rule_id)
         for rule in changes.rules:
@@ -388,10 +407,11 @@ class Controller:
     def _put(self, rule: Rule) -> None:
         self._news.add(rule.id)
         admitted = self._roster.admit(rule, self._now())
+        self._fallback.forget(rule.id)
         if admitted is None:
             self._compiled.drop(rule.id)
-        else:
-            self._compiled.put(admitted)
+        elif self._compiled.put(admitted) is not None and rule.action is not Action.SHAPE:
+            self._fallback.note(rule)
 
     def _expire(self) -> None:
         for rule in self._roster.due(self._now()):
@@ -403,6 +423,53 @@ class Controller:
             self._put(kept.rule)
         elif self._outage is None:  # a rule may be newer than the copy
             self._compiled.drop(rule_id)
+
+    # -- what the kernel cannot enforce
+
+    def _hand_over(self) -> None:
+        """Give the limiters what the kernel cannot enforce. Until those that run have loaded it, what is in the kernel
+        stays; but not for long, if they do not answer."""
+        if self._outage is not None:
+            return
+        host, new = self._setup.host, self._fallback.find_new(self._compiled.problems)
+        if new:
+            self._store.assign(host, new, ())
+            self._fallback.note_assigned(new, ())
+        if self._fallback.assigned:
+            end = time.monotonic() + (HANDOVER_SECONDS if new else 0.0)
+            while not self._fallback.look(self._store.limiters(host), self._now()) and time.monotonic() < end:
+                time.sleep(_HANDOVER_LOOK)
+
+    def _take_back(self) -> None:
+        """Take from the limiters what the kernel enforces now, and what nobody has to."""
+        old = self._fallback.find_old(self._compiled.problems) if self._outage is None else set[int]()
+        if old:
+            self._store.assign(self._setup.host, {}, old)
+            self._fallback.note_assigned({}, old)
+
+    def _find_leaving(self) -> dict[int, tuple[Fragment, tuple[str, ...]]]:
+        """The rules that the kernel can enforce no more, with the sets in which it may hold them still."""
+        leaving = {}
+        for rule_id in self._compiled.problems:
+            fragment, said = self._compiled.fragments.get(rule_id), self._exceptional.get(rule_id)
+            held = said is None or (said.state is not State.ERROR and said.layer is None)
+            if fragment is not None and held:
+                leaving[rule_id] = fragment, tuple(each.name for each in self._sets_of(fragment))
+        return leaving
+
+    def _sets_of(self, fragment: Fragment) -> tuple[IpSet, ...]:
+        return purpose_sets(fragment.purpose, self._compiled.facts)
+
+    def _probe_again(self) -> None:
+        """See whether the kernel can enforce now what it could not."""
+        if self._compilation is None or self._outage is not None or not self._compiled.problems:
+            return
+        if self._is_due("probe", PROBE_SECONDS):
+            before = _spent()
+            if self._premises.probe_again():
+                log.info("What this host can do has changed: every rule is looked at again.", extra=self._say())
+                self._load_all()
+            self._due["probe"] += PROBE_SHARE * (_spent() - before)
 
     # -- enforcing
 
@@ -426,7 +493,12 @@ class Controller:
             plan = self._diff_all()
         self._in_step = False
         self._inspection.forget()
+        leaving = self._find_leaving()
+        if leaving:
+            held = self._kernel.readings({name for _, names in leaving.values() for name in names})
+            self._store_counts(self._tally.read_leaving(leaving.values(), held, self._now()))
         self._apply(plan)
+        self._store_counts(self._tally.zero(leaving))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
         compilation.settle()
@@ -484,6 +556,7 @@ class Controller:
             self._store.mark(self._setup.host, changed, cleared)
             self._exceptional = exceptional
             self._tell_worse(changed)
+        self._take_back()
         self._report(applied_revision=self._revision, last_error=self._find_error())
         self._uncopied = True
         self._copy()
@@ -517,7 +590,7 @@ class Controller:
         """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
         notes = self._compiled.shaping.notes.items()
         said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
-        return said | {i: Exceptional(i, State.ERROR, problem) for i, problem in self._compiled.problems.items()}
+        return said | {i: self._fallback.judge(i, problem) for i, problem in self._compiled.problems.items()}
 
     def _saved_roots(self) -> Mapping[str, SavedRoot]:
         """The root qdiscs of others that ours took the place of."""
@@ -704,7 +777,8 @@ class Controller:
         numbering, lanes = dict(compiled.numbers.kept), (lane.name for lane in compiled.shaping.lanes)
         held = {name: dict(compiled.entries.get(name, {})) for name in lanes}
         host, backend, saved = self._setup.host, self._setup.backend, self._saved_roots()
-        ground = Ground(host, backend, compiled.facts, tuple(rules), numbering, held, saved)
+        limited = self._fallback.look(self._store.limiters(host), self._now()) and self._fallback.answers
+        ground = Ground(host, backend, compiled.facts, tuple(rules), numbering, held, saved, limited)
         return answer(argument, ground, self._now())
 
     def _offenders(self) -> list[dict[str, object]]:
@@ -780,7 +854,7 @@ class Controller:
         """Seconds until something is due."""
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return STRUCTURE_SECONDS
-        idle = set() if self._compilation.shaping.seen_sets else {"newcomers"}
+        idle = {"probe"} if self._compilation.shaping.seen_sets else {"probe", "newcomers"}
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._roster.next_look is not None:
             wake = min(wake, self._roster.next_look - self._now().timestamp())

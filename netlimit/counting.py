@@ -60,6 +60,24 @@ class Tally:
                     changed.append(counters)
         return changed
 
+    def read_leaving(
+        self, leaving: Iterable[tuple[Fragment, tuple[str, ...]]], readings: Readings, now: datetime
+    ) -> list[RuleCounters]:
+        """Add the last readings of rules that are about to leave the kernel, each with its sets; returns as `read`."""
+        changed = (self._add(fragment, names, readings, now, False) for fragment, names in leaving)
+        return [counters for counters in changed if counters is not None]
+
+    def zero(self, rule_ids: Iterable[int]) -> list[RuleCounters]:
+        """Rules have left the kernel: when they come back, it counts from nothing again. Returns the counters that
+        changed."""
+        changed = []
+        for rule_id in rule_ids:
+            before = self._counters.get(rule_id)
+            if before is not None and before.raw != Counts():
+                self.restart(rule_id)
+                changed.append(self._counters[rule_id])
+        return changed
+
     def read_usages(
         self,
         classes: Mapping[int, Iterable[tuple[str, int]]],

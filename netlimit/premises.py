@@ -65,6 +65,11 @@ class Premises:
             elif reason:
                 log.warning("Missing: %s. %s", name, reason)
 
+    def probe_again(self) -> bool:
+        """Find out whether the host can do something else now than when it was probed."""
+        before, self._found = self._found, self._kernel.probe(self._setup.mark_mask)
+        return before is None or before.capabilities != self._found.capabilities
+
     def look(self, saved: Roots) -> None:
         """Read devices, routes, and the root qdiscs of others."""
         self._topology = self._kernel.topology()

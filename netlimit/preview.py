@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from netlimit.account import tell
 from netlimit.compile import Compilation
 from netlimit.errors import NetlimitError
+from netlimit.fallback import find_obstacle, say_lack, say_obstacle, say_taken
 from netlimit.limits import Facts
 from netlimit.plan import Plan, diff
 from netlimit.precedence import compare
+from netlimit.records import L7
 from netlimit.rules import Action, Rule, parse_rule
 from netlimit.state import LONGEST_TIMEOUT, Entries, State
 from netlimit.tree import SavedRoot
@@ -56,7 +58,8 @@ class Preview:
 class Ground:
     """What a draft is compiled atop of: the rules of the gateway, and what its controller knows.
 
-    `entries` are those of lanes, by which hosts keep their classes; `saved` the root qdiscs to put back.
+    `entries` are those of lanes, by which hosts keep their classes; `saved` the root qdiscs to put back. `limited` says
+    whether a limiter runs here, which can enforce what the kernel cannot.
     """
 
     host: str
@@ -66,6 +69,7 @@ class Ground:
     numbering: Mapping[tuple[str, str], int]
     entries: Entries
     saved: Mapping[str, SavedRoot]
+    limited: bool = False
 
 
 def answer(argument: Mapping[str, Any], ground: Ground, now: datetime) -> dict[str, object]:
@@ -121,10 +125,20 @@ def _judge(
         return "applied", None, f"It does not concern {ground.host}, which is none of its `hosts`."
     problem = compilation.problems.get(number)
     if problem is not None:
-        return "error", None, problem
+        return _judge_fallback(draft, problem, ground)
     layer = "tc" if draft.action is Action.SHAPE else ground.backend
     note = compilation.shaping.notes.get(number)
     return ("degraded" if note and note.degraded else "applied"), layer, note.text if note else None
+
+
+def _judge_fallback(draft: Rule, problem: str, ground: Ground) -> tuple[str, str | None, str]:
+    """The same for a rule that the kernel cannot enforce."""
+    obstacle = find_obstacle(draft)
+    if obstacle is not None:
+        return "error", None, say_obstacle(problem, obstacle if draft.action is not Action.SHAPE else None)
+    if not ground.limited:
+        return "error", None, say_lack(problem, ground.host, running=False)
+    return "applied", L7, say_taken(problem)
 
 
 def _take_picture(compilation: Compilation) -> State:

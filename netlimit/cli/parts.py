@@ -89,6 +89,10 @@ def make_kernel(settings: Settings) -> Kernel:
         from netlimit.kernel.fake import FakeKernel
 
         return FakeKernel(routes=_imagine_routes())
+    if settings.backend is Backend.L7:
+        from netlimit.kernel.none import NoKernel
+
+        return NoKernel(settings.state)
     from netlimit.kernel.linux import LinuxKernel
 
     return LinuxKernel()
@@ -109,14 +113,10 @@ def _imagine_routes() -> Topology:
 
 def check_backend(settings: Settings) -> None:
     """Raise CommandError unless this process can do what the backend needs."""
-    if settings.backend is Backend.L7:
-        raise CommandError(
-            'The backend "l7" is not built yet; set NETLIMIT_BACKEND to "auto", or to "fake" for a look round.'
-        )
-    if settings.backend is not Backend.FAKE and not may_change_network():
+    if settings.backend not in (Backend.FAKE, Backend.L7) and not may_change_network():
         raise CommandError(
             "The kernel lets only root (CAP_NET_ADMIN and CAP_NET_RAW) see and set limits: run this as root. "
-            "For a look round without root, set NETLIMIT_BACKEND=fake."
+            "For a look round without root, set NETLIMIT_BACKEND=fake; to limit HTTP requests only, l7."
         )
 
 
@@ -127,7 +127,7 @@ def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: R
 
     setup = Setup(
         host=settings.host,
-        backend="fake" if settings.backend is Backend.FAKE else "iptables",
+        backend=settings.backend if settings.backend in (Backend.FAKE, Backend.L7) else "iptables",
         mark_mask=settings.mark_mask,
         safe=tuple(map(str, settings.safe)),
         set_size=settings.set_size,

@@ -34,7 +34,7 @@ def prepare(
         raise CommandError("Only root can prepare a host for a controller that is not root: run this as root.")
     owner = find_user(user)
     give_state(settings, owner)
-    if settings.backend is not Backend.FAKE:
+    if settings.backend not in (Backend.FAKE, Backend.L7):
         prepare_host(owner, (*NETWORK, Capability.BPF, Capability.SYS_ADMIN) if more else NETWORK)
 
 

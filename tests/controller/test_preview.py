@@ -83,7 +83,7 @@ def test_why_a_rule_could_not_be_enforced(site: Site) -> None:
     site.controller.sync()
     answer = try_rule(site, target="10.1.0.5", rate="5 connections")
     assert (answer["state"], answer["enforced_by"]) == ("error", None)
-    assert answer["message"] == "this host has no connlimit."
+    assert answer["message"].startswith("this host has no connlimit. A limiter could enforce it on HTTP requests, but")
     assert answer["words"] == answer["steps"] == []
 
 

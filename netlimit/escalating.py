@@ -1,0 +1,116 @@
+"""Blocking in the kernel whom the limiter keeps refusing: by an expiring rule, admitted as those that people send."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from netlimit.lockout import Havens
+from netlimit.records import Actor, HostStatus
+from netlimit.rules import Action, Rule, Target, parse_rule
+
+if TYPE_CHECKING:  # for the types alone: the store is handed over
+    from netlimit.store import Store
+
+log = logging.getLogger(__name__)
+
+LABEL = ("blocked-by", "limiter")
+"""What these rules bear, by which they are found again."""
+ACTOR = Actor("limiter")
+MOST_STANDING = 10_000
+"""So many rules of this kind there are at most."""
+_CLEARED_AT_ONCE = 100
+_PAGE = 1000
+_LONGEST = 1000
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+class Blocks:
+    """Who is blocked on one gateway because a limiter kept refusing him. `spared` are those in whose name many speak
+    (trusted proxies). All methods raise StoreError."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        spared: tuple[Target, ...] = (),
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._spared = spared
+        self._now = now
+
+    def block(self, address: str, seconds: int, reason: str) -> bool:
+        """Block a client from now on, or for longer if it is blocked already; whether it is blocked. Whoever is safe is
+        not, which the log tells. Raises Conflict when somebody else has just blocked it."""
+        now = self._now()
+        rule = self._make_rule(address, seconds, reason, now)
+        hosts = self._store.hosts()
+        obstacle = self._find_obstacle(address, hosts) or Havens(hosts, now).refuse(rule)
+        if obstacle is not None:
+            log.warning("%s It is not blocked all the same: %s", reason, obstacle)
+            return False
+        others = [each for each in self._find_same(rule) if each.in_force(now) or _is_ours(each)]
+        if not others:
+            return self._add(rule, now)
+        longest = max(others, key=lambda each: each.expires_at or _NEVER)
+        if (longest.expires_at or _NEVER) < (rule.expires_at or _NEVER) and _is_ours(longest) and longest.enabled:
+            changes = {"expires_at": rule.expires_at, "comment": rule.comment}
+            self._store.change(longest.id, lambda before: replace(before, **changes), ACTOR, now)  # type: ignore[arg-type]
+            log.warning("%s It stays blocked until %s.", reason, rule.expires_at)
+        return longest.enabled
+
+    def clear(self) -> None:
+        """Remove such rules that are over, some at a time."""
+        now, cleared = self._now(), 0
+        for rule in self._list():
+            if rule.expired(now) and rule.hosts == (self._host,) and cleared < _CLEARED_AT_ONCE:
+                self._store.remove(rule.id, ACTOR, now, rule.revision)
+                cleared += 1
+
+    def _add(self, rule: Rule, now: datetime) -> bool:
+        _, number = self._store.select(labels=dict([LABEL]), limit=1)
+        if number >= MOST_STANDING:
+            log.error("%s It is not blocked: there are %d such rules already.", rule.comment, number)
+            return False
+        self._store.add([rule], ACTOR, now)
+        log.warning("%s Its packets are blocked until %s.", rule.comment, rule.expires_at)
+        return True
+
+    def _make_rule(self, address: str, seconds: int, reason: str, now: datetime) -> Rule:
+        comment = "".join(letter if letter.isprintable() else "?" for letter in reason)[:_LONGEST]
+        fields = {"target": address, "action": Action.BLOCK, "ttl": seconds, "hosts": [self._host], "comment": comment}
+        return parse_rule({**fields, "labels": dict([LABEL])}, now)
+
+    def _find_obstacle(self, text: str, hosts: list[HostStatus]) -> str | None:
+        """Why an address must not be blocked though it is in no safe set."""
+        address = ip_address(text)
+        if address.is_loopback or address.is_multicast or address.is_unspecified or address.is_link_local:
+            return f"{text} is no client's address."
+        if any(each.host == self._host and text in each.own for each in hosts):
+            return f"{text} is an address of {self._host} itself."
+        if any(address.version == net.version and address in net for net in self._spared):
+            return f"{text} is a proxy (NETLIMIT_TRUSTED_PROXIES)."
+        return None
+
+    def _find_same(self, rule: Rule) -> Iterator[Rule]:
+        """The rules that block the same traffic here, or did."""
+        kept, _ = self._store.select(target=str(rule.target), action=Action.BLOCK)
+        for each in kept:
+            if each.rule.identity == rule.identity and (not each.rule.hosts or self._host in each.rule.hosts):
+                yield each.rule
+
+    def _list(self) -> Iterator[Rule]:
+        after = 0
+        while kept := self._store.select(labels=dict([LABEL]), after=after, limit=_PAGE)[0]:
+            yield from (each.rule for each in kept)
+            after = kept[-1].rule.id
+
+
+def _is_ours(rule: Rule) -> bool:
+    return LABEL in rule.labels

@@ -1,0 +1,127 @@
+"""Rules that the kernel of a host cannot enforce, and that its limiter enforces on HTTP requests instead.
+
+A rule is enforced by one layer. Who takes it over begins before the other lets go: a rule leaves the kernel once the
+limiters that run have loaded it, and leaves them once the kernel holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from netlimit.records import L7, Exceptional, LimiterReport, State, digest_assignments
+from netlimit.rules import Action, Direction, Protocol, Rule
+
+SILENCE = timedelta(seconds=6)
+"""A limiter says every two seconds that it runs; one that has not for so long is taken for dead."""
+
+
+def find_obstacle(rule: Rule) -> str | None:
+    """Why a rule has no meaning for HTTP requests, to stand behind "the limiter cannot either: "; None if it has one.
+
+    The limiter knows of a request whom it comes from, and nothing else that a rule can name.
+    """
+    where = rule.selector
+    if rule.action is Action.SHAPE:
+        return "it queues bytes, and a request is let through or refused as a whole"
+    if rule.direction is Direction.TO:
+        return "it is about what is sent to its target, and of a request the limiter knows only whom it comes from"
+    if where.protocol not in (Protocol.ANY, Protocol.TCP):
+        return f"it is about {where.protocol}, and requests come by TCP"
+    if where.ports or where.source_ports:
+        return "it names ports, and the limiter is not told to which one a request came"
+    if where.interface:
+        return "it names an interface, and the limiter is not told by which one a request came"
+    return None
+
+
+class Fallback:
+    """What the limiters of one host enforce, and whether they do. For one controller."""
+
+    def __init__(self, host: str, assigned: Mapping[int, int] | None = None) -> None:
+        self._host = host
+        self._able: dict[int, int] = {}
+        self._obstacles: dict[int, str] = {}
+        self._loaded = False
+        self._running = False
+        self._digest = ""
+        self.assigned: dict[int, int] = {}
+        """The rules that are the limiters' to enforce, each with its revision: what the database says."""
+        self.note_assigned(assigned or {}, ())
+
+    def note(self, rule: Rule) -> None:
+        """Take note of a rule that the kernel cannot enforce."""
+        self.forget(rule.id)
+        obstacle = find_obstacle(rule)
+        if obstacle is None:
+            self._able[rule.id] = rule.revision
+        else:
+            self._obstacles[rule.id] = obstacle
+
+    def forget(self, rule_id: int) -> None:
+        """The kernel enforces it, or nobody has to."""
+        self._able.pop(rule_id, None)
+        self._obstacles.pop(rule_id, None)
+
+    def find_new(self, problems: Iterable[int]) -> dict[int, int]:
+        """Of the rules that the kernel cannot enforce, those that are to be given to the limiters, with their
+        revisions."""
+        able = ((rule_id, self._able[rule_id]) for rule_id in problems if rule_id in self._able)
+        return {rule_id: revision for rule_id, revision in able if self.assigned.get(rule_id) != revision}
+
+    def find_old(self, problems: Mapping[int, str]) -> set[int]:
+        """The rules that the limiters need not enforce any more."""
+        return {rule_id for rule_id in self.assigned if rule_id not in problems or rule_id not in self._able}
+
+    def note_assigned(self, given: Mapping[int, int], taken: Iterable[int]) -> None:
+        """The database has it now."""
+        self.assigned |= given
+        for rule_id in taken:
+            self.assigned.pop(rule_id, None)
+        self._digest = digest_assignments(self.assigned)
+
+    def look(self, limiters: Iterable[LimiterReport], now: datetime) -> bool:
+        """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
+        loaded everything, or none runs."""
+        running = [each for each in limiters if now - each.seen_at <= SILENCE]
+        self._running = bool(running)
+        self._loaded = self._running and all(each.loaded == self._digest for each in running)
+        return self._loaded or not self._running
+
+    @property
+    def answers(self) -> bool:
+        """Whether a limiter runs here."""
+        return self._running
+
+    def holds(self, rule_id: int) -> bool:
+        """Whether the limiters enforce a rule in the kernel's place."""
+        return self._loaded and rule_id in self._able
+
+    def judge(self, rule_id: int, problem: str) -> Exceptional:
+        """How a rule stands that the kernel cannot enforce for this reason."""
+        if rule_id not in self._able:
+            return Exceptional(rule_id, State.ERROR, say_obstacle(problem, self._obstacles.get(rule_id)))
+        if self._loaded:
+            return Exceptional(rule_id, State.APPLIED, say_taken(problem), L7)
+        return Exceptional(rule_id, State.ERROR, say_lack(problem, self._host, self._running))
+
+
+def say_obstacle(problem: str, obstacle: str | None) -> str:
+    """Why neither kernel nor limiter enforces a rule. What keeps a rule from shaping can come and go with devices and
+    routes, and nobody expects it of a limiter: then there is no obstacle to tell of."""
+    return f"{problem} The limiter cannot either: {obstacle}." if obstacle else problem
+
+
+def say_taken(problem: str) -> str:
+    """Why the limiter enforces a rule."""
+    return f"{problem} The limiter enforces it instead, on HTTP requests."
+
+
+def say_lack(problem: str, host: str, running: bool) -> str:
+    """Why no limiter enforces a rule that one could."""
+    lack = (
+        "the one that runs has not loaded it yet"
+        if running
+        else f"none answers on {host}: start one there, with `netlimit limiter`"
+    )
+    return f"{problem} A limiter could enforce it on HTTP requests, but {lack}."

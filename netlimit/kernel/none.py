@@ -1,0 +1,105 @@
+"""A kernel that is left alone: it can nothing, so that whatever can be enforced elsewhere is enforced there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from netlimit.conflicts import HostReport
+from netlimit.errors import KernelError
+from netlimit.kernel.addresses import read_own
+from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.capabilities import NAMES, QUEUES, read_hz
+from netlimit.kernel.lock import is_locked, locked
+from netlimit.kernel.sessions import read_sessions
+from netlimit.plan import Step
+from netlimit.state import Structure
+from netlimit.tree import Queues, SavedRoot, Topology, Usage
+
+REASON = "NETLIMIT_BACKEND is l7, so the kernel of this host is left alone."
+_NO_QUEUES = "The limiter cannot shape either: a request is let through or refused as a whole."
+_PURPOSE = "be the controller of this host"
+
+
+class NoKernel:
+    """See `base.Kernel` for the contract. Needs no rights. What an earlier run has left in the real kernel it neither
+    sees nor removes. `directory` is the controller's own, for its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._topology = Topology()
+
+    def probe(self, mark_mask: int) -> HostFacts:
+        """Nothing can be done here."""
+        shaping = dict.fromkeys((*QUEUES, "bpf", "ifb"), f"{REASON} {_NO_QUEUES}")
+        return HostFacts({**dict.fromkeys(NAMES, REASON), **shaping}, read_hz(), ())
+
+    def survey(self, thorough: bool = True) -> HostReport:
+        """Nothing gets in the way."""
+        return HostReport()
+
+    def addresses(self) -> Addresses:
+        """Read whose addresses must not be cut off: they are safe from the limiter too."""
+        try:
+            return Addresses(read_own(), *read_sessions())
+        except OSError as error:
+            raise KernelError("read addresses", str(error)) from error
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Nobody writes."""
+        return nullcontext()
+
+    @contextmanager
+    def sole(self) -> Iterator[None]:
+        """Be the one controller that keeps its own things in this directory."""
+        with locked(self._find_lock(), _PURPOSE, keep=False):
+            yield
+
+    def controlled(self) -> bool:
+        """Whether some process is that controller now."""
+        return is_locked(self._find_lock(), "look for the controller")
+
+    def structure(self) -> Structure:
+        """Nothing is there."""
+        return Structure()
+
+    def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Nothing is there."""
+        return {}
+
+    def topology(self) -> Topology:
+        """No devices."""
+        return self._topology
+
+    def queues(self) -> Queues:
+        """No queues."""
+        return Queues()
+
+    def usages(self, device: str) -> dict[int, Usage]:
+        """Nothing is there."""
+        return {}
+
+    def save_root(self, device: str) -> SavedRoot:
+        """Nothing is there."""
+        raise KernelError(f"save the root qdisc of {device}", REASON)
+
+    def ingress(self) -> Mapping[str, str]:
+        """No programs."""
+        return {}
+
+    def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+        """Nothing is there."""
+        return {}
+
+    def ingress_seen(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Nobody has been seen."""
+        return {}
+
+    def apply(self, step: Step) -> None:
+        """Refused: nothing is ever to be done here."""
+        raise KernelError(str(step), REASON)
+
+    def _find_lock(self) -> str:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(self._directory / "controller.lock")

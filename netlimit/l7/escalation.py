@@ -1,0 +1,189 @@
+"""Clients that keep being refused, and are to be blocked where their packets arrive.
+
+On the path of a decision a dictionary is updated; what follows from it happens elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from netlimit.errors import NetlimitError
+from netlimit.l7.addresses import is_address
+from netlimit.l7.rules import Escalation, Rule
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS = 2**16
+"""So many clients of one limit are counted at once; those who come after them are not, until its window ends."""
+MOST_WAITING = 1000
+"""So many clients wait for their block at most."""
+MOST_BLOCKS = 60
+"""So many clients are blocked in a minute at most: a limit that is wrong must not shut everybody out."""
+CLEAR_SECONDS = 60.0
+"""How often blocks are looked for that are over."""
+_MINUTE = 60.0
+_LOOK_SECONDS = 1.0
+
+
+class Blocks(Protocol):
+    """Where clients are blocked. Both raise NetlimitError."""
+
+    def block(self, address: str, seconds: int, reason: str) -> object:
+        """Block a client for so long, or longer if it is blocked already."""
+        ...
+
+    def clear(self) -> None:
+        """Forget blocks that are over."""
+        ...
+
+
+@dataclass(slots=True)
+class _Window:
+    """How often clients were refused by one limit in this window and the one before."""
+
+    began: float
+    current: dict[str, int] = field(default_factory=dict)
+    previous: dict[str, int] = field(default_factory=dict)
+    told: bool = False
+
+    def move(self, now: float, seconds: int) -> None:
+        """Begin anew if the window is over."""
+        past = int((now - self.began) // seconds)
+        if past > 0:
+            self.previous = self.current if past == 1 else {}
+            self.current = {}
+            self.began += past * seconds
+            self.told = False
+
+
+class Refusals:
+    """Counts refusals by limit and client, as a sliding window counter does: those of the window before weigh as much
+    as the last `within` seconds still cover of it. For one thread, `take` for any.
+
+    `now` is in seconds and never jumps.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, most_clients: int = MOST_CLIENTS) -> None:
+        self._now = now
+        self._most_clients = most_clients
+        self._windows: dict[tuple[str, str], _Window] = {}
+        self._offenders: dict[str, Rule] = {}
+        self._taken: deque[float] = deque(maxlen=MOST_BLOCKS)
+        self._lock = threading.Lock()
+        self.waiting = threading.Event()
+        """Set when somebody has joined those that are to be blocked."""
+
+    def note(self, rule: Rule, client: str) -> None:
+        """A limit has refused a request of a client: its address, else nothing is counted."""
+        escalate = rule.escalate
+        if escalate is None:
+            return
+        now = self._now()
+        place = (rule.domain, rule.name)
+        window = self._windows.get(place)
+        if window is None:
+            window = self._windows[place] = _Window(now)
+        window.move(now, escalate.within)
+        before = window.current.get(client)
+        if before is None and not self._admit(rule, window, client):
+            return
+        number = window.current[client] = (before or 0) + 1
+        if number + _weigh(window, client, now, escalate) >= escalate.after:
+            window.current[client] = 0
+            window.previous.pop(client, None)
+            with self._lock:
+                if len(self._offenders) < MOST_WAITING:
+                    self._offenders[client] = rule
+            self.waiting.set()
+
+    def take(self) -> tuple[str, Rule] | None:
+        """The next client that is to be blocked, and the limit that has refused it; None if there is none, or too many
+        were taken in the last minute."""
+        now = self._now()
+        with self._lock:
+            if not self._offenders or (len(self._taken) == MOST_BLOCKS and now - self._taken[0] < _MINUTE):
+                return None
+            self._taken.append(now)
+            client = next(iter(self._offenders))
+            return client, self._offenders.pop(client)
+
+    def keep(self, rules: Collection[tuple[str, str]]) -> None:
+        """Forget all limits but these, by domain and name: others are gone."""
+        for place in self._windows.keys() - rules:
+            del self._windows[place]
+
+    def _admit(self, rule: Rule, window: _Window, client: str) -> bool:
+        """Whether somebody new is counted."""
+        if len(window.current) < self._most_clients:
+            return is_address(client)
+        if not window.told:
+            window.told = True
+            log.warning("%s refuses more than %d clients at once; no more are counted.", rule.name, self._most_clients)
+        return False
+
+
+def _weigh(window: _Window, client: str, now: float, escalate: Escalation) -> float:
+    covered = 1 - (now - window.began) / escalate.within
+    return window.previous.get(client, 0) * covered
+
+
+class Escalator:
+    """Blocks whom limits keep refusing, in a thread of its own."""
+
+    def __init__(self, refusals: Refusals, blocks: Blocks) -> None:
+        self._refusals = refusals
+        self._blocks = blocks
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="escalation", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._refusals.waiting.set()
+        self._thread.join()
+
+    def block_all(self) -> None:
+        """Block everybody who is to be blocked now. One that cannot be is told of in the log, and counted anew."""
+        while (taken := self._refusals.take()) is not None and not self._stopping.is_set():
+            client, rule = taken
+            assert rule.escalate is not None
+            try:
+                self._blocks.block(client, rule.escalate.block, describe(client, rule))
+            except NetlimitError as error:
+                log.error("%s cannot be blocked: %s", client, error)
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._stopping.is_set():
+            self._refusals.waiting.wait(_LOOK_SECONDS)
+            self._refusals.waiting.clear()
+            self.block_all()
+            if time.monotonic() >= due:
+                due = time.monotonic() + CLEAR_SECONDS
+                self._clear()
+
+    def _clear(self) -> None:
+        try:
+            self._blocks.clear()
+        except NetlimitError as error:
+            log.error("Blocks that are over stay for now: %s", error)
+
+
+def describe(client: str, rule: Rule) -> str:
+    """Why a client is blocked, in a sentence."""
+    escalate = rule.escalate
+    assert escalate is not None
+    return (
+        f"{client} was refused {escalate.after} times within {escalate.within} s by the limit {rule.name} of the "
+        f"domain {rule.domain}."
+    )

@@ -1,0 +1,89 @@
+"""Asks the IP rules about the client of a request, before any other rule is asked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+from netlimit.l7.addresses import AddressRules, Charge, Hit
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Limit
+from netlimit.l7.rules import Rule
+from netlimit.l7.store import Ask, Store
+
+CLIENT_KEY = "remote_address"
+"""The entry of a descriptor that tells whom a request comes from."""
+
+
+class Passage(NamedTuple):
+    """What IP rules say of a request. Refused without a decision: the client is blocked (403 rather than 429)."""
+
+    allowed: bool = True
+    rule: Rule | None = None
+    """The one that refuses."""
+    limit: Limit | None = None
+    decision: Decision | None = None
+    key: str = ""
+    leases: tuple[Ask, ...] = ()
+    """What an allowed request holds while it is in flight."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the client is blocked."""
+        return not self.allowed and self.decision is None
+
+
+class Gate:
+    """The IP rules in front of a store of counters. For tasks of one event loop."""
+
+    def __init__(self, rules: Callable[[], AddressRules], store: Store) -> None:
+        self._rules = rules
+        self._store = store
+        self._process = secrets.token_hex(8)
+        self._leases = count()
+
+    async def ask(self, address: str, size: int = 0, hits: int = 1) -> Passage:
+        """Count a request of a client, with so many bytes of body, and say whether it may pass. It counts as one,
+        whatever its weight; 0 hits look only. A limit is asked only if those before it let the request pass.
+
+        Raises CountersUnavailable when the store cannot be asked.
+        """
+        standing = self._rules().find_limits(address)
+        counted = hits > 0
+        for tally in (standing.allowed, standing.blocked):
+            if tally is not None and counted:
+                tally.note(size, refused=tally is standing.blocked)
+        if standing.blocked is not None:
+            return Passage(False, standing.rule)
+        held: list[Ask] = []
+        for hit in standing.hits:
+            ask = self._make_ask(hit, size, counted)
+            if ask is None:
+                hit.tally.note(size, refused=False)
+                continue
+            (decision,) = await self._store.decide([ask])
+            if counted:
+                hit.tally.note(size, refused=not decision.admitted)
+            if decision.admitted and ask.lease and counted:
+                held.append(ask)
+            elif not decision.admitted and not hit.observes:
+                await self.release(held)
+                return Passage(False, hit.match.rule, hit.limit, decision, hit.match.key)
+        return Passage(leases=tuple(held))
+
+    async def release(self, leases: list[Ask] | tuple[Ask, ...]) -> None:
+        """Say that a request holds nothing any more."""
+        if leases:
+            await self._store.release(leases)
+
+    def _make_ask(self, hit: Hit, size: int, counted: bool) -> Ask | None:
+        """The question of a limit; None if the request has no body to be charged for. A body that no bucket could hold
+        takes all that is in a full one."""
+        rule, key = hit.match
+        if hit.charge is Charge.FLIGHT:
+            return Ask(rule, hit.limit, key, int(counted), lease=f"{self._process}{next(self._leases)}")
+        if hit.charge is Charge.REQUEST or not counted:
+            return Ask(rule, hit.limit, key, int(counted))
+        return Ask(rule, hit.limit, key, min(size, hit.limit.capacity)) if size else None
