@@ -12,8 +12,9 @@ from netlimit.errors import LimitError
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.limit import UNITS, Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Status, Verdict
+from netlimit.l7.problems import write_problem
 from netlimit.l7.rules import Descriptor, Entry
-from netlimit.l7.service.answers import JSON, Answer, Problem
+from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
@@ -66,20 +67,18 @@ def _read_limit(descriptor: RateLimitDescriptor) -> Limit:
         raise Unanswerable(str(error)) from None
 
 
-def make_response(
-    verdict: Verdict, descriptors: Sequence[Descriptor], families: Collection[Family]
-) -> RateLimitResponse:
-    """The answer: a status for each descriptor, in order, and headers for the proxy to add."""
-    over = _is_over(verdict, descriptors)
-    if over == verdict.allowed:  # it is, as far as a quota goes
-        verdict = replace(verdict, allowed=not over)
-    return _Response(
-        overall_code=_Response.OVER_LIMIT if over else _Response.OK,
-        statuses=[_make_status(status) for status in verdict.statuses],
-        response_headers_to_add=[
-            HeaderValue(key=name.decode(), value=value.decode()) for name, value in make_headers(verdict, families)
-        ],
+def _make_response(verdict: Verdict, families: Collection[Family]) -> RateLimitResponse:
+    """The answer: a status for each descriptor, in order; for the client header fields, and why it is refused."""
+    fields = make_headers(verdict, families)
+    response = _Response(overall_code=_Response.OK, statuses=[_make_status(status) for status in verdict.statuses])
+    if not verdict.allowed:
+        response.overall_code = _Response.OVER_LIMIT
+        response.raw_body = write_problem(verdict)
+        fields.append(PROBLEM)
+    response.response_headers_to_add.extend(
+        [HeaderValue(key=name.decode(), value=value.decode()) for name, value in fields]
     )
+    return response
 
 
 def _is_over(verdict: Verdict, descriptors: Sequence[Descriptor]) -> bool:
@@ -134,7 +133,10 @@ async def should_rate_limit(
     """Decide as Envoy asks. Refused hits are counted too. Raises Unanswerable, CountersUnavailable."""
     domain, descriptors, hits = read_request(request)
     verdict = await limiter.decide(domain, descriptors, hits, charge=True)
-    return make_response(verdict, descriptors, families)
+    over = _is_over(verdict, descriptors)
+    if over == verdict.allowed:  # quotas see that in another way
+        verdict = replace(verdict, allowed=not over)
+    return _make_response(verdict, families)
 
 
 async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes) -> Answer:

@@ -23,6 +23,7 @@ _SHORT, _REMEMBERED = 512, 4096
 """Bytes of a question that is remembered, since it is likely to be asked again; and how many are."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_CLOSE = {"Connection": "close"}
 _EXAMPLE = '{"domain": "web", "descriptors": [[{"key": "remote_address", "value": "192.0.2.7"}]]}'
 
 
@@ -58,11 +59,11 @@ async def _read_on(receive: Receive, message: MutableMapping[str, Any]) -> bytes
                 if size <= LARGEST:
                     chunks.append(chunk)
     except TimeoutError:
-        raise Problem(408, f"The body did not come within {SECONDS:g} seconds.") from None
+        raise Problem(408, f"The body did not come within {SECONDS:g} seconds.", headers=_CLOSE) from None
     if message["type"] == "http.disconnect":
         raise Problem(400, "The body ended before its time.")
     if size > LARGEST:
-        raise Problem(413, f"The body is too large: {LARGEST} bytes are the most.")
+        raise Problem(413, f"The body is too large: {LARGEST} bytes are the most.", headers=_CLOSE)
     return b"".join(chunks)
 
 

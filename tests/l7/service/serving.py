@@ -1,0 +1,115 @@
+"""The limiter's two servers on real sockets, in a thread, with a clock that stands until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import grpc
+import httpx
+
+from netlimit.l7.document import parse_document
+from netlimit.l7.headers import USUAL
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.counter import Clock
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import RuleSet
+from netlimit.l7.service.application import Service
+from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
+from netlimit.l7.service.rpc import SERVICE, RpcServer
+from netlimit.l7.service.server import HttpServer
+from tests.l7.counting import SECOND, moment
+
+_clients = count(1)
+Response = RateLimitResponse
+
+
+class Served:
+    """A running limiter, and clients of it."""
+
+    def __init__(self, text: str) -> None:
+        self.now = moment("10:00:00")
+        document = parse_document(text)
+        self.rules = RuleSet({document.domain: document.root})
+        self.limiter = Limiter(lambda: self.rules, MemoryStore(Clock(lambda: self.now, 0)))
+        self.service = Service(self.limiter, lambda: self.rules)
+        self.place = self.grpc_place = ""
+        self._ending = asyncio.Event()
+        self._started = threading.Event()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
+
+    def begin_minute(self) -> None:
+        self.now += -self.now % (60 * SECOND)
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        rpc = RpcServer(self.limiter, USUAL, self.service.answers)
+        self.grpc_place = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
+        http = HttpServer(self.service)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self.place = f"127.0.0.1:{listening.getsockname()[1]}"
+            running = asyncio.create_task(http.serve([listening]))
+            self._started.set()
+            await self._ending.wait()
+            http.should_exit = True
+            await asyncio.gather(running, rpc.stop(1))
+
+    def wait(self) -> None:
+        assert self._started.wait(30)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set)
+
+    def connect(self) -> httpx.Client:
+        return httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
+
+
+class Asker:
+    """Asks as Envoy does."""
+
+    def __init__(self, place: str) -> None:
+        self._channel = grpc.insecure_channel(place)
+        self._ask = self._channel.unary_unary(
+            f"/{SERVICE}/ShouldRateLimit", RateLimitRequest.SerializeToString, RateLimitResponse.FromString
+        )
+
+    def ask(self, *descriptors: RateLimitDescriptor, domain: str = "web", hits: int = 0) -> RateLimitResponse:
+        request = RateLimitRequest(domain=domain, descriptors=descriptors, hits_addend=hits)
+        response: RateLimitResponse = self._ask(request, timeout=30)
+        return response
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def describe(**entries: str) -> RateLimitDescriptor:
+    """A descriptor of these entries, in order."""
+    return RateLimitDescriptor(
+        entries=[RateLimitDescriptor.Entry(key=key, value=value) for key, value in entries.items()]
+    )
+
+
+def someone() -> str:
+    """A client whom nobody has met."""
+    return f"client{next(_clients)}"
+
+
+@contextmanager
+def serving(text: str) -> Iterator[Served]:
+    served = Served(text)
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    served.wait()
+    yield served
+    served.end()
+    thread.join()

@@ -1,0 +1,138 @@
+"""`/v1/auth`, as proxies ask it."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import httpx
+import pytest
+
+from tests.l7.service.serving import Served, someone
+
+_hosts = count(1)
+
+
+@pytest.fixture
+def client() -> str:
+    """An address that nobody has come from."""
+    number = next(_hosts)
+    return f"198.51.{number // 250}.{number % 250 + 1}"
+
+
+def ask(http: httpx.Client, query: str, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return http.get(f"/v1/auth?domain=web&{query}", headers=named)
+
+
+def test_an_address_is_limited_and_told_so(http: httpx.Client, client: str) -> None:
+    answers = [ask(http, "key=remote_address", X_Forwarded_For=client) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 403]
+    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+    assert answers[2].json()["status"] == 429
+    assert answers[0].content == b""
+
+
+def test_429_for_those_who_hand_it_on(http: httpx.Client, client: str, served: Served) -> None:
+    query = "key=remote_address&deny=429"
+    answers = [ask(http, query, X_Forwarded_For=client) for _ in range(3)]
+    assert answers[2].status_code == 429
+    served.pass_time(int(answers[2].headers["retry-after"]))
+    assert ask(http, query, X_Forwarded_For=client).status_code == 200
+
+
+def test_of_a_chain_the_last_stranger_counts(http: httpx.Client, client: str) -> None:
+    for forged in ("203.0.113.1", "203.0.113.2"):
+        chain = f"{forged}, {client}, 127.0.0.1"
+        assert ask(http, "key=remote_address", X_Forwarded_For=chain).status_code == 200
+    assert ask(http, "key=remote_address", X_Forwarded_For=client).status_code == 403
+
+
+def test_a_header_that_is_there_twice_is_one_list(http: httpx.Client, client: str) -> None:
+    headers = [("X-Forwarded-For", "203.0.113.3"), ("X-Forwarded-For", client)]
+    for _ in range(2):
+        assert http.get("/v1/auth?domain=web&key=remote_address", headers=headers).status_code == 200
+    assert ask(http, "key=remote_address", X_Forwarded_For=client).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "uri", ["/login", "/login?next=/", "//login", "/%6Cogin", "/a/../login", "/./login", "http://host/login"]
+)
+def test_a_path_is_one_however_it_is_written(http: httpx.Client, client: str, uri: str) -> None:
+    query = "key=remote_address,path"
+    assert ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri="/login").status_code == 200
+    assert ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 403
+
+
+def test_other_paths_are_not_limited(http: httpx.Client, client: str) -> None:
+    for _ in range(3):
+        answer = ask(http, "key=remote_address,path", X_Forwarded_For=client, X_Forwarded_Uri="/login/help")
+        assert answer.status_code == 200
+
+
+def test_several_descriptors_are_asked_together(http: httpx.Client, client: str) -> None:
+    query = "key=remote_address&key=remote_address,path"
+    answer = ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri="/login")
+    assert answer.headers["ratelimit-policy"].count(";q=") == 2
+    assert ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri="/login").status_code == 403
+
+
+def test_as_traefik_sends_them(http: httpx.Client, client: str) -> None:
+    headers = {
+        "X-Forwarded-For": client,
+        "X-Forwarded-Method": "POST",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": f"{client}.example:8443",
+        "X-Forwarded-Uri": "/orders?id=7",
+    }
+    for query, statuses in (("key=method", [200, 429]), ("key=host", [200, 429]), ("key=path", [200, 200])):
+        asked = [http.get(f"/v1/auth?domain=web&deny=429&{query}", headers=headers) for _ in statuses]
+        assert [answer.status_code for answer in asked] == statuses
+
+
+def test_a_header_of_the_client_names_whom_it_is_for(http: httpx.Client) -> None:
+    tenant = someone()
+    assert ask(http, "key=header:X-Tenant", X_Tenant=tenant).status_code == 200
+    assert ask(http, "key=header:X-Tenant", X_Tenant=tenant).status_code == 403
+    assert [ask(http, "key=header:X-Tenant").status_code for _ in range(3)] == [200] * 3
+
+
+def test_a_value_may_stand_in_the_query(http: httpx.Client) -> None:
+    who = someone()
+    assert [ask(http, f"key=user={who}").status_code for _ in range(4)] == [200, 200, 200, 403]
+    assert ask(http, f"key=user={someone()}&hits=4").status_code == 403
+
+
+def test_leases_are_told(http: httpx.Client) -> None:
+    who = someone()
+    lease = ask(http, f"key=flight={who}").headers["x-netlimit-lease"]
+    assert ask(http, f"key=flight={who}").status_code == 200
+    assert ask(http, f"key=flight={who}").status_code == 403
+    assert http.post("/v1/release", json={"leases": [lease]}).status_code == 204
+    assert ask(http, f"key=flight={who}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("", "no domain"),
+        ("domain=web", "no key"),
+        ("key=path", "no domain"),
+        ("domain=web&key=path", "X-Forwarded-Uri"),
+        ("domain=web&key=method", "X-Forwarded-Method"),
+        ("domain=web&key=host", "X-Forwarded-Host"),
+        ("domain=web&key=nonsense", "remote_address"),
+        ("domain=web&key=path:x", "remote_address"),
+        ("domain=web&key=", "remote_address"),
+        ("domain=web&domain=two&key=path", "twice"),
+        ("domain=web&key=path&colour=red", "more than"),
+        ("domain=web&key=remote_address&hits=-1", "hits"),
+        ("domain=web&key=remote_address&hits=4294967296", "hits"),
+        ("domain=web&key=remote_address&deny=418", "403 or 429"),
+        ("domain=web" + "&key=remote_address" * 200, "cannot be read"),
+    ],
+)
+def test_a_proxy_that_asks_wrongly_is_told(http: httpx.Client, query: str, said: str) -> None:
+    answer = http.get(f"/v1/auth?{query}")
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]

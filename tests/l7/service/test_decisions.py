@@ -1,0 +1,113 @@
+"""`/v1/decide`, its leases, and `/json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.l7.service.serving import Served, someone
+
+Descriptors = list[list[dict[str, str]]]
+
+
+def describe(**entries: str) -> Descriptors:
+    return [[{"key": key, "value": value} for key, value in entries.items()]]
+
+
+def ask(http: httpx.Client, descriptors: Descriptors, **others: Any) -> httpx.Response:
+    return http.post("/v1/decide", json={"domain": "web", "descriptors": descriptors, **others})
+
+
+def test_a_decision_for_each_descriptor(http: httpx.Client, served: Served) -> None:
+    who = someone()
+    served.begin_minute()
+    answer = ask(http, describe(user=who) + describe(stranger=who) + describe(guest=who))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    user, stranger, guest = answer.json()["descriptors"]
+    assert user == {
+        "allowed": True,
+        "rule": "user",
+        "limit": {"amount": 3, "seconds": 60, "algorithm": "fixed_window"},
+        "remaining": 2,
+        "retry_after": 0,
+        "reset_after": 60,
+        "delay": 0,
+    }
+    assert stranger == {"allowed": True, "rule": None, "limit": None}
+    assert guest == {"allowed": True, "rule": "guest", "limit": None}
+
+
+def test_refused_requests_are_told_when_to_come_again(http: httpx.Client, served: Served) -> None:
+    who = describe(user=someone())
+    served.begin_minute()
+    assert [ask(http, who).status_code for _ in range(3)] == [200] * 3
+    refused = ask(http, who)
+    assert refused.status_code == 429
+    said = refused.json()
+    assert (said["allowed"], said["leases"]) == (False, [])
+    assert said["retry_after"] == said["descriptors"][0]["retry_after"] > 0
+    assert int(refused.headers["retry-after"]) - said["retry_after"] < 1
+    assert said["detail"].startswith('The limit "per_user" of 3/minute is reached; come again in ')
+    served.pass_time(said["retry_after"])
+    assert ask(http, who).status_code == 200
+
+
+def test_hits_weigh_and_none_only_look(http: httpx.Client) -> None:
+    who = describe(user=someone())
+    assert ask(http, who, hits=2).json()["descriptors"][0]["remaining"] == 1
+    assert ask(http, who, hits=0).json()["descriptors"][0]["remaining"] == 1
+    assert ask(http, who, hits=2).status_code == 429
+    assert ask(http, who, hits=1).status_code == 200
+
+
+def test_never_is_null(http: httpx.Client) -> None:
+    refused = ask(http, describe(nobody=someone()))
+    assert refused.json()["retry_after"] is None
+    assert "retry-after" not in refused.headers
+
+
+def test_leases_are_held_renewed_and_released(http: httpx.Client, served: Served) -> None:
+    who = describe(flight=someone())
+    first, second = (ask(http, who).json()["leases"] for _ in range(2))
+    assert len(first) == len(second) == 1
+    assert ask(http, who).status_code == 429
+    assert http.post("/v1/release", json={"leases": first}).status_code == 204
+    (third,) = ask(http, who).json()["leases"]
+    served.pass_time(50)
+    assert http.post("/v1/renew", json={"leases": second}).status_code == 204
+    served.pass_time(50)
+    assert http.post("/v1/release", json={"leases": [third, *first]}).status_code == 204  # ended by themselves
+    assert ask(http, who).status_code == 200
+    assert ask(http, who).status_code == 429  # the second still lasts
+
+
+def test_a_lease_of_a_rule_that_is_gone_is_no_error(http: httpx.Client) -> None:
+    (lease,) = ask(http, describe(flight=someone())).json()["leases"]
+    assert http.post("/v1/release", json={"leases": [lease[:-8] + "A" * 8]}).status_code == 422
+    assert http.post("/v1/release", json={"leases": ["WyJhIiwiYiIsImMiLCJkIl0="]}).status_code == 204
+
+
+def test_looking_holds_nothing(http: httpx.Client) -> None:
+    who = describe(flight=someone())
+    assert ask(http, who, hits=0).json()["leases"] == []
+    assert [ask(http, who).status_code for _ in range(2)] == [200, 200]
+
+
+def test_json_is_the_protocol_in_other_letters(http: httpx.Client) -> None:
+    question = {"domain": "web", "descriptors": [{"entries": [{"key": "user", "value": someone()}]}]}
+    answer = http.post("/json", json=question)
+    assert answer.status_code == 200
+    said = answer.json()
+    assert said["overallCode"] == "OK"
+    assert said["statuses"][0]["currentLimit"] == {"requestsPerUnit": 3, "unit": "MINUTE", "name": "per_user"}
+    refused = http.post("/json", json={**question, "hitsAddend": 5})
+    assert (refused.status_code, refused.json()["overallCode"]) == (429, "OVER_LIMIT")
+    assert {"key": "x-ratelimit-remaining", "value": "0"} in refused.json()["responseHeadersToAdd"]
+
+
+@pytest.mark.parametrize("body", ["", "{", '{"domain": "web"}', '{"descriptors": []}', '{"domain": 7}', '{"else": 1}'])
+def test_json_that_is_no_question_is_refused(http: httpx.Client, body: str) -> None:
+    answer = http.post("/json", content=body)
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")

@@ -1,0 +1,191 @@
+"""ShouldRateLimit: what Envoy is answered."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
+from netlimit.l7.service.rpc import SERVICE
+from tests.l7.service.serving import Asker, Response, Served, describe, someone
+
+OK, OVER = Response.OK, Response.OVER_LIMIT
+Unit = Response.RateLimit.Unit
+
+
+def override(descriptor: RateLimitDescriptor, amount: int, unit: str, times: int = 0) -> RateLimitDescriptor:
+    descriptor.limit.requests_per_unit = amount
+    descriptor.limit.unit = RateLimitUnit.Value(unit)
+    if times:
+        descriptor.limit.unit_multiplier.value = times
+    return descriptor
+
+
+def weigh(descriptor: RateLimitDescriptor, hits: int) -> RateLimitDescriptor:
+    descriptor.hits_addend.value = hits
+    return descriptor
+
+
+def headers_of(response: Response) -> dict[str, str]:
+    return {header.key: header.value for header in response.response_headers_to_add}
+
+
+def test_a_status_tells_limit_rest_and_reset(envoy: Asker, served: Served) -> None:
+    served.begin_minute()
+    (status,) = envoy.ask(describe(user=someone())).statuses
+    assert (status.code, status.limit_remaining, status.duration_until_reset.seconds) == (OK, 2, 60)
+    limit = status.current_limit
+    assert (limit.name, limit.requests_per_unit, limit.unit) == ("per_user", 3, Unit.MINUTE)
+
+
+def test_refused_hits_are_counted_until_the_window_ends(envoy: Asker, served: Served) -> None:
+    who = describe(user=someone())
+    assert [envoy.ask(who).overall_code for _ in range(5)] == [OK, OK, OK, OVER, OVER]
+    (status,) = envoy.ask(who).statuses
+    assert (status.code, status.limit_remaining) == (OVER, 0)
+    served.pass_time(60)
+    assert envoy.ask(who).statuses[0].limit_remaining == 2
+
+
+def test_statuses_are_in_order_and_one_refusal_refuses_all(envoy: Asker) -> None:
+    who = someone()
+    envoy.ask(describe(user=who), hits=3)
+    response = envoy.ask(describe(place=who), describe(user=who), describe(stranger=who))
+    assert [status.code for status in response.statuses] == [OK, OVER, OK]
+    assert response.overall_code == OVER
+    assert response.statuses[0].limit_remaining == 99
+    assert not response.statuses[2].HasField("current_limit")
+
+
+def test_a_rule_counts_for_descriptors_of_its_depth_alone(envoy: Asker) -> None:
+    deep, deeper = envoy.ask(describe(place="p", room="r"), describe(place="p", room="r", bed="b")).statuses
+    assert (deep.current_limit.unit, deep.limit_remaining) == (Unit.SECOND, 0)
+    assert not deeper.HasField("current_limit")
+
+
+def test_hits_of_the_request_and_of_a_descriptor(envoy: Asker) -> None:
+    one, other = someone(), someone()
+    response = envoy.ask(describe(place=one), weigh(describe(place=other), 7), hits=20)
+    assert [status.limit_remaining for status in response.statuses] == [80, 93]
+    assert envoy.ask(weigh(describe(place=one), 0)).statuses[0].limit_remaining == 80
+    assert envoy.ask(describe(place=one)).statuses[0].limit_remaining == 79
+
+
+def test_a_heavy_request_uses_up_the_window_though_it_is_refused(envoy: Asker) -> None:
+    who = describe(user=someone())
+    assert envoy.ask(who, hits=4).overall_code == OVER
+    assert envoy.ask(who).overall_code == OVER
+
+
+def test_what_is_unlimited_has_boundless_rest(envoy: Asker) -> None:
+    (status,) = envoy.ask(describe(guest="anybody")).statuses
+    assert (status.code, status.limit_remaining, status.HasField("current_limit")) == (OK, 2**32 - 1, False)
+
+
+def test_a_limit_in_the_request_is_used_instead_of_the_rules(envoy: Asker) -> None:
+    who = someone()
+    (status,) = envoy.ask(override(describe(user=who), 50, "DAY")).statuses
+    limit = status.current_limit
+    assert (limit.requests_per_unit, limit.unit, status.limit_remaining) == (50, Unit.DAY, 49)
+    assert envoy.ask(describe(user=who)).statuses[0].limit_remaining == 2
+    (status,) = envoy.ask(override(describe(elsewhere=who), 1, "MINUTE", times=15)).statuses
+    limit = status.current_limit
+    assert (limit.unit, limit.unit_multiplier.value) == (Unit.MINUTE, 15)
+    assert envoy.ask(override(describe(elsewhere=who), 1, "MINUTE", times=15)).overall_code == OVER
+
+
+def test_a_unit_may_be_multiplied(envoy: Asker) -> None:
+    limit = envoy.ask(describe(tens=someone())).statuses[0].current_limit
+    assert (limit.requests_per_unit, limit.unit, limit.unit_multiplier.value) == (5, Unit.MINUTE, 10)
+
+
+def test_shadow_mode_refuses_nothing_and_says_nothing_to_clients(envoy: Asker) -> None:
+    who = describe(shadow=someone())
+    responses = [envoy.ask(who) for _ in range(3)]
+    assert [response.statuses[0].code for response in responses] == [OK] * 3
+    assert responses[2].statuses[0].limit_remaining == 0
+    assert headers_of(responses[2]) == {}
+
+
+def test_a_rule_that_is_replaced_counts_nothing(envoy: Asker) -> None:
+    who = someone()
+    for _ in range(4):
+        response = envoy.ask(describe(user=who), describe(special=someone()))
+    assert response.overall_code == OK
+    assert not response.statuses[0].HasField("current_limit")
+
+
+def test_a_quota_refuses_only_when_all_are_used_up(envoy: Asker) -> None:
+    one, other, who = describe(quota=someone()), describe(quota=someone()), someone()
+    assert envoy.ask(one).overall_code == OK
+    response = envoy.ask(one, other)
+    assert (response.statuses[0].code, response.overall_code) == (OVER, OK)
+    assert "retry-after" not in headers_of(response)
+    assert envoy.ask(one, other).overall_code == OVER
+    assert envoy.ask(one, describe(user=who)).overall_code == OVER
+    envoy.ask(describe(user=who), hits=3)
+    fresh = describe(quota=someone())
+    assert envoy.ask(fresh, describe(user=who)).overall_code == OVER
+
+
+def test_headers_for_the_client(envoy: Asker, served: Served) -> None:
+    who = describe(user=someone())
+    served.begin_minute()
+    headers = headers_of(envoy.ask(who))
+    assert headers["x-ratelimit-limit"] == "3"
+    assert headers["x-ratelimit-remaining"] == "2"
+    assert headers["ratelimit-policy"] == '"per_user";q=3;w=60'
+    envoy.ask(who, hits=2)
+    served.pass_time(18)
+    refused = envoy.ask(who)
+    assert headers_of(refused)["retry-after"] == "42"
+    assert headers_of(refused)["content-type"] == "application/problem+json"
+    assert b"come again in 42 seconds" in refused.raw_body
+    served.pass_time(42)
+    assert envoy.ask(who).overall_code == OK
+
+
+def test_never_is_never(envoy: Asker) -> None:
+    refused = envoy.ask(describe(nobody=someone()))
+    assert refused.overall_code == OVER
+    assert "retry-after" not in headers_of(refused)
+
+
+@pytest.mark.parametrize(
+    ("domain", "descriptors", "said"),
+    [
+        ("", [describe(user="alice")], "domain"),
+        ("web", [], "descriptors"),
+        ("web", [override(describe(user="alice"), 5, "UNKNOWN")], "unit"),
+        ("web", [override(describe(user="alice"), 5, "YEAR", times=2**32 - 1)], "hundred years"),
+        ("web", [RateLimitDescriptor(is_negative_hits=True)], "given back"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error(
+    envoy: Asker, domain: str, descriptors: list[RateLimitDescriptor], said: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        envoy.ask(*descriptors, domain=domain)
+    assert raised.value.code() is grpc.StatusCode.UNKNOWN
+    assert said in raised.value.details()
+
+
+def test_a_domain_without_rules_limits_nothing(envoy: Asker) -> None:
+    response = envoy.ask(describe(user="alice"), domain="elsewhere")
+    assert (response.overall_code, len(response.statuses), list(response.response_headers_to_add)) == (OK, 1, [])
+
+
+def test_a_message_that_is_too_large_is_refused(envoy: Asker) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        envoy.ask(describe(user="a" * 2**17))
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_it_is_healthy(served: Served) -> None:
+    with grpc.insecure_channel(served.grpc_place) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
