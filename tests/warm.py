@@ -69,6 +69,10 @@ class Started:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return status
 
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
@@ -128,7 +132,7 @@ def run(
         try:
             status = process.wait(timeout)
         except BaseException:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             raise
         out.seek(0)
         err.seek(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from netlimit.controller import Controller, Setup
 from netlimit.plan import Plan
@@ -20,12 +22,14 @@ from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
 from netlimit.tree import QueueClass, classid
 from scripts.testbed.namespaces import Lab
+from tests import warm
 from tests.kernel.worker import RemoteKernel
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST = "gw"
 PATIENCE = 30.0
+MODULE = "netlimit.cli.main"
 COMMAND = ("-c", "from netlimit.cli.main import app; app()")
+"""For Python: one that imports what it needs."""
 
 
 class Gateway:
@@ -38,7 +42,8 @@ class Gateway:
         self.log = directory / "controller.log"
         self.store = Store(self.url)
         self.store.upgrade()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | warm.Started | None = None
+        self._started: list[subprocess.Popen[str] | warm.Started] = []
         self._launched = datetime.now(UTC)
         self._kernel: RemoteKernel | None = None
 
@@ -49,18 +54,18 @@ class Gateway:
         self.launch(*command)
         self.wait_until_applied()
 
-    def launch(self, *command: str) -> subprocess.Popen[str]:
-        """Start it and do not wait."""
+    def launch(self, *command: str) -> subprocess.Popen[str] | warm.Started:
+        """Start it and do not wait. A module has its imports done already; any other command of Python's has not."""
         self._launched = datetime.now(UTC)
-        run = command or (*COMMAND, "controller")
-        with self.log.open("a") as log:
-            self._process = self.lab.gateway.popen(
-                *(sys.executable, *run),
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env=self._environment,
-            )
+        option, *words = command or ("-m", MODULE, "controller")
+        with self.log.open("a") as log, open(os.devnull) as nothing:
+            if option == "-m":
+                self._process = warm.start(*words, **self._place, stdin=nothing, stdout=log, stderr=log)
+            else:
+                self._process = self.lab.gateway.popen(
+                    *(sys.executable, option, *words), stdout=log, stderr=log, cwd=warm.ROOT, env=self._environment
+                )
+        self._started.append(self._process)
         return self._process
 
     def tell_to_end(self) -> None:
@@ -90,7 +95,13 @@ class Gateway:
 
     def attempt(self, *command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
         """Run a command of netlimit's to its end, well or not."""
-        return self.lab.gateway.run(sys.executable, *COMMAND, *command, check=check, cwd=ROOT, env=self._environment)
+        done = warm.run(MODULE, *command, **self._place)
+        assert not (check and done.returncode), done
+        return done
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"env": {**os.environ, **self._environment}, "namespace": self.lab.gateway.name}
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -107,7 +118,11 @@ class Gateway:
         return self._process is None or self._process.poll() is not None
 
     def close(self) -> None:
-        """Close the database."""
+        """End what still runs, and close the database."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
         self.store.close()
         if self._kernel is not None:
             self._kernel.close()

@@ -16,7 +16,8 @@ import pytest
 from netlimit.rules import parse_rule
 from netlimit.store import Store
 from scripts.testbed.namespaces import Namespace, remove_leftovers
-from tests.e2e.gateway import COMMAND, HOST, PATIENCE, ROOT
+from tests.e2e.gateway import COMMAND, HOST, PATIENCE
+from tests.warm import ROOT
 
 RULES = (
     {"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"},

@@ -19,7 +19,7 @@ from netlimit.plan import diff
 from netlimit.records import Outcome, Window
 from netlimit.state import State
 from scripts.testbed.namespaces import CLIENT, LAN, Lab
-from tests.e2e.gateway import COMMAND, HOST, Gateway
+from tests.e2e.gateway import COMMAND, HOST, MODULE, Gateway
 
 CUT: dict[str, object] = {"name": "cut", "target": CLIENT, "action": "block"}
 """The rule by which the operator, who sits at the client, cuts himself off."""
@@ -36,7 +36,7 @@ class Site(Gateway):
 
     def start_guard(self) -> None:
         """Start a guard of its own; it watches when this returns."""
-        self.guard.launch(*COMMAND, "guard")
+        self.guard.launch("-m", MODULE, "guard")
         self.wait(lambda: HOST in self.store.guards(datetime.now(UTC)), "a guard")
 
     def end(self) -> None:
@@ -188,8 +188,8 @@ def test_a_guard_that_was_killed_is_followed_by_another(running: Site) -> None:
 def test_apply_starts_a_guard_that_outlives_it(site: Site) -> None:
     """With no controller at all: what was not in the kernel is taken out again."""
     site.write(HARMLESS, CUT)
-    printed = site.do("apply", "--confirm", "15s")
-    assert "2 rules in force here.\nUnless `netlimit confirm` comes within 15 seconds" in printed
+    printed = site.do("apply", "--confirm", "8s")
+    assert "2 rules in force here.\nUnless `netlimit confirm` comes within 8 seconds" in printed
     assert site.guarded
     assert not site.reachable
     site.wait(lambda: not site.guarded, "the guard to end")

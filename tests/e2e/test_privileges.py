@@ -18,7 +18,8 @@ import pytest
 from netlimit.records import State
 from scripts.testbed.namespaces import SERVER, WAN, Lab
 from scripts.testbed.streams import receive, send
-from tests.e2e.gateway import COMMAND, ROOT, Gateway
+from tests.e2e.gateway import COMMAND, Gateway
+from tests.warm import ROOT
 
 USER = "nobody"
 TWO = f"{1 << 12 | 1 << 13:016x}"

@@ -19,39 +19,41 @@ from netlimit.kernel.linux import LinuxKernel
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+from tests import warm
+
+MODULE = "tests.kernel.worker"
 
 
 class RemoteKernel:
     """`LinuxKernel` in another network namespace."""
 
     def __init__(self, namespace: str, env: dict[str, str] | None = None) -> None:
+        """With an environment of its own it imports python-iptables anew, which reads it."""
         self.namespace = namespace
-        self._process = subprocess.Popen(
-            ["ip", "netns", "exec", namespace, sys.executable, "-m", "tests.kernel.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
-        )
+        (calls, self._calls), (self._answers, answers) = _open_pipe(), _open_pipe()
+        with calls, answers:
+            if env is None:
+                self._process: warm.Started | subprocess.Popen[bytes] = warm.start(
+                    MODULE, env=os.environ, namespace=namespace, stdin=calls, stdout=answers, stderr=sys.__stderr__
+                )
+            else:
+                command = ["ip", "netns", "exec", namespace, sys.executable, "-m", MODULE]
+                self._process = subprocess.Popen(command, stdin=calls, stdout=answers, env={**os.environ, **env})
 
     def call(self, name: str, *arguments: object) -> Any:
         """Call a method; its KernelError is raised here."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        pickle.dump((name, arguments), process.stdin)
-        process.stdin.flush()
-        error, value = pickle.load(process.stdout)  # noqa: S301 - from our own child
+        pickle.dump((name, arguments), self._calls)
+        self._calls.flush()
+        error, value = pickle.load(self._answers)  # noqa: S301 - from our own child
         if error:
             raise KernelError(*value)
         return value
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._calls.close()
         self._process.wait(30)
-        self._process.stdout.close()
+        self._answers.close()
 
     def run(self, *argv: str, stdin: str | None = None) -> str:
         """Run a command in the namespace."""
@@ -99,6 +101,11 @@ class RemoteKernel:
 
     def apply(self, step: Step) -> None:
         self.call("apply", step)
+
+
+def _open_pipe() -> tuple[BinaryIO, BinaryIO]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
 
 
 def serve(calls: BinaryIO, answers: BinaryIO) -> None:
