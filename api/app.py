@@ -15,6 +15,7 @@ from api import (
     counters,
     explain,
     health,
+    limits,
     metrics,
     offenders,
     plan,
@@ -36,7 +37,7 @@ from netlimit.settings import Settings
 from netlimit.store import Store
 
 PREFIX = "/api/v1"
-_RESOURCES = (bulk, rules, counters, plan, explain, status, offenders, revisions, confirmation, audit, tokens)
+_RESOURCES = (bulk, rules, limits, counters, plan, explain, status, offenders, revisions, confirmation, audit, tokens)
 """`bulk` before `rules`, whose names it would be one of."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 
 from netlimit.rules import Rule
-from netlimit.store import Stale
+from netlimit.store import LimitDocument, Stale
 
 LONGEST_WAIT = 60
 USUAL_WAIT = 5
@@ -17,23 +17,29 @@ USUAL_WAIT = 5
 _WAIT = re.compile(r'\s*wait\s*(?:=\s*"?(\d{1,9})"?\s*)?(?:;.*)?', re.IGNORECASE)
 
 
-def etag(rule: Rule) -> str:
-    """The entity tag of a rule: its revision."""
-    return f'"{rule.revision}"'
+def etag(kept: Rule | LimitDocument) -> str:
+    """The entity tag of a rule, or of a document of limits: its revision."""
+    return f'"{kept.revision}"'
 
 
 def expect_revision(if_match: str | None, rule: Rule) -> int | None:
-    """The revision at which the rule must be when it is changed; None if any will do. Raises Stale.
+    """The revision at which the rule must be when it is changed; None if any will do. Raises Stale."""
+    expected = read_if_match(if_match, rule)
+    if expected not in (None, rule.revision):
+        raise Stale(rule.id, expected or 0, rule.revision)
+    return expected
 
-    Weak tags never match (RFC 9110, 13.1.1).
-    """
-    if if_match is None or if_match.strip() == "*":
+
+def read_if_match(if_match: str | None, kept: Rule | LimitDocument | None) -> int | None:
+    """The revision that is wanted of what is kept, or of nothing: its own if it is among those named; None if any will
+    do; 0, which nothing has, for what is no revision. Weak tags never match (RFC 9110, 13.1.1)."""
+    if if_match is None or (if_match.strip() == "*" and kept is not None):
         return None
     tags = [tag.strip() for tag in if_match.split(",")]
-    if etag(rule) in tags:
-        return rule.revision
+    if kept is not None and etag(kept) in tags:
+        return kept.revision
     named = re.fullmatch(r'"(\d{1,18})"', tags[0])
-    raise Stale(rule.id, int(named[1]) if named else 0, rule.revision)
+    return int(named[1]) if named else 0
 
 
 def preferred_wait(request: Request) -> int | None:
@@ -69,6 +75,6 @@ Wait = Annotated[int | None, Depends(_read_wait)]
 
 IfMatch = Annotated[
     str | None,
-    Header(description="The `ETag` that the rule must still have: 412 when it has not. `*` takes any."),
+    Header(description="The `ETag` that what is changed must still have: 412 when it has not. `*` takes any."),
 ]
-"""The parameter of an operation that changes a rule."""
+"""The parameter of an operation that changes a rule, or limits."""

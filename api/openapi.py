@@ -73,6 +73,7 @@ def describe_api(app: FastAPI) -> dict[str, Any]:
 
 TAGS = [
     {"name": "rules", "description": "Who may send or receive how much."},
+    {"name": "limits", "description": "How many requests the limiter lets pass, as documents."},
     {"name": "kernel", "description": "What the gateways hold, and what they would do."},
     {"name": "undo", "description": "Going back to what was, by hand or unless somebody confirms."},
     {"name": "access", "description": "Who may do what, and who did."},

@@ -15,8 +15,19 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from api.origin import HEADER, origin_of
-from netlimit.errors import NetlimitError, RuleError, StoreError
-from netlimit.store import Conflict, ManyErrors, NoSuchRevision, NotKept, NoWindow, Stale, TokenExists, WindowOpen
+from netlimit.errors import DocumentError, NetlimitError, RuleError, StoreError, UnreadableDocument
+from netlimit.store import (
+    Conflict,
+    DocumentChanged,
+    ManyErrors,
+    NoDocument,
+    NoSuchRevision,
+    NotKept,
+    NoWindow,
+    Stale,
+    TokenExists,
+    WindowOpen,
+)
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -37,7 +48,8 @@ TITLES = {
     503: "Service Unavailable",
 }
 MEANINGS = {
-    400: "The body is not JSON, or is JSON in a way that readers disagree about (a key twice, NaN).",
+    400: "The body is not JSON (nor YAML, where that is read), or is JSON in a way that readers disagree about (a key "
+    "twice, NaN).",
     401: "No bearer token, or one that is not known.",
     403: "The token's role may not do this.",
     404: "There is no such thing.",
@@ -45,7 +57,7 @@ MEANINGS = {
     408: "The body came too slowly.",
     409: "Something is in the way: a rule in force that limits the very same traffic (it is named), a name that is "
     "taken, a window of confirmation that is open, or none that is.",
-    412: "The rule has changed since: `If-Match` does not name its present revision.",
+    412: "It has changed since: `If-Match` does not name its present revision.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
     422: "A value is wrong; `field` names it, `detail` says what would be accepted.",
@@ -109,14 +121,16 @@ def find_problem(error: NetlimitError) -> Problem:
     match error:
         case RuleError():
             return Problem(422, sentence, field=error.field)
+        case DocumentError():
+            return list_places(error)
         case Conflict():
             other = {"id": error.rule_id, "name": error.name} if error.rule_id is not None else None
             return Problem(409, sentence, rule=other)
         case TokenExists():
             return Problem(409, sentence, field="name")
-        case Stale():
+        case Stale() | DocumentChanged():
             return Problem(412, sentence)
-        case NotKept() | NoSuchRevision():
+        case NotKept() | NoSuchRevision() | NoDocument():
             return Problem(404, sentence)
         case WindowOpen() | NoWindow():
             return Problem(409, sentence)
@@ -138,6 +152,15 @@ def list_problems(wrong: Sequence[tuple[int, Problem]], words: str = "") -> Prob
         errors=[describe_line(number, problem) for number, problem in wrong],
         rule=first.rule if len(wrong) == 1 else None,
     )
+
+
+def list_places(error: DocumentError) -> Problem:
+    """One problem for all the wrong places of a document."""
+    first, *more = error.places
+    detail = str(first) if not more else f"{first} (and {len(more)} more)"
+    said = [{"detail": shorten(each.sentence), "field": each.field, "line": each.line} for each in error.places]
+    errors = [{member: value for member, value in each.items() if value} for each in said]
+    return Problem(400 if isinstance(error, UnreadableDocument) else 422, detail, field=first.field, errors=errors)
 
 
 def describe_line(line: int, problem: Problem) -> dict[str, object]:

@@ -531,6 +531,135 @@ class Window(Strict):
     guards: list[str] = Field(description="The gateways with a guard that undoes what is not confirmed.")
 
 
+Words = str | int | float | bool
+"""A text; a number or a flag is taken for what it looks like."""
+
+
+class LimitReplaced(Strict):
+    """The name of a `rate_limit` that does not count where this one does."""
+
+    name: Words
+
+
+class LimitRate(Strict):
+    """How many requests may pass, and how they are counted."""
+
+    unit: Literal["second", "minute", "hour", "day", "week", "month", "year"] | None = Field(
+        None, description="Needed unless `unlimited`. A month has 30 days, a year 365."
+    )
+    requests_per_unit: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = Field(
+        None, description="Needed unless `unlimited`; 0 refuses every request."
+    )
+    unit_multiplier: PositiveInt | None = Field(None, description="So many units are one window; 1 by default.")
+    unlimited: bool | None = None
+    name: Words | None = Field(None, description="By which others can replace this one.")
+    replaces: list[LimitReplaced] | None = None
+    algorithm: (
+        Literal[
+            "fixed_window",
+            "sliding_window_log",
+            "sliding_window_counter",
+            "token_bucket",
+            "leaky_bucket",
+            "gcra",
+        ]
+        | None
+    ) = Field(None, description="`fixed_window` by default.")
+    burst: PositiveInt | None = Field(None, description="For buckets and GCRA: how many may come at once.")
+    refill: Literal["continuous", "interval"] | None = Field(None, description="For token buckets.")
+    count_refused: bool | None = Field(None, description="For the log: whether refused requests count; they do.")
+
+
+class LimitConcurrency(Strict):
+    """How many requests may be in flight at once, and for how long one counts that nobody ends."""
+
+    limit: Annotated[int, Field(ge=0, le=2**32 - 1)]
+    lease: Words | None = Field(None, examples=["60s"])
+
+
+class LimitEscalation(Strict):
+    """A client that is refused so often within this time is blocked for that long, in the kernel."""
+
+    after: PositiveInt
+    within: Words = Field(examples=["1m"])
+    block: Words = Field(examples=["10m"])
+
+
+class LimitDescriptor(Strict):
+    """What is told of a request (a key, or a key with a value), and the limit of requests of which just that is told.
+    Those of which more is told go on in `descriptors`."""
+
+    key: Words
+    value: Words | None = Field(None, description="`*` in it stands for any text; without it each value has a counter.")
+    rate_limit: LimitRate | None = None
+    concurrency: Annotated[int, Field(ge=0, le=2**32 - 1)] | LimitConcurrency | None = None
+    mode: Literal["hard", "soft", "elastic", "observe"] | None = None
+    overshoot: Annotated[int, Field(ge=0, le=1000)] | str | None = Field(None, description="Percent over the limit.")
+    priority: Annotated[int, Field(ge=0, le=100)] | None = Field(None, description="For elastic limits.")
+    on_limit: Literal["reject", "queue", "defer", "observe"] | None = None
+    max_wait: Words | None = Field(None, description="How long a request waits at most.", examples=["30s"])
+    on_failure: Literal["open", "closed"] | None = None
+    emergency: Words | None = Field(
+        None, description="What passes while the counters are away.", examples=["100/minute"]
+    )
+    escalate: LimitEscalation | None = None
+    shadow_mode: bool | None = None
+    quota_mode: bool | None = None
+    detailed_metric: bool | None = None
+    value_to_metric: bool | None = None
+    share_threshold: bool | None = None
+    metadata: Any = None
+    descriptors: list[LimitDescriptor] | None = None
+
+
+class LimitDocument(Strict):
+    """The limits of a domain, in the format of Envoy's ratelimit with more keys. `null` is as good as nothing."""
+
+    domain: Words
+    descriptors: list[LimitDescriptor] | None = None
+
+
+class LimitPlace(Strict):
+    """A slip that was understood, or something that has no effect, and where it stands."""
+
+    detail: str
+    field: str
+    line: int | None
+
+
+class LimitSource(Strict):
+    """Where the limits of a domain come from."""
+
+    domain: str
+    content_type: str = Field(description="Of the document as it was given.", examples=["application/yaml"])
+    actor: str = Field(description="Who gave it: the name of a token, or a user of a gateway.")
+
+
+class LimitHead(LimitSource):
+    """What is known of the limits of a domain but for what they are."""
+
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class LimitKept(LimitSource):
+    """The limits of a domain as they are kept now, or for a dry run would be: then all that is not known is null."""
+
+    revision: int | None
+    created_at: datetime | None
+    updated_at: datetime | None
+    rules: list[str] = Field(description="The names of its rules.")
+    warnings: list[LimitPlace]
+
+
+class LimitList(Strict):
+    """All domains that have limits in the database, and the revision of them all."""
+
+    items: list[LimitHead]
+    revision: int
+
+
 RoleName = Literal["viewer", "operator", "admin"]
 
 
@@ -597,7 +726,7 @@ class Problem(BaseModel):
     rule: dict[str, Any] | None = Field(None, description="The other rule, for a conflict: its `id` and `name`.")
 
 
-SENT = (NewWindow, NewRule, RuleReplacement, RuleChanges, NewToken, Problem)
+SENT = (NewWindow, NewRule, RuleReplacement, RuleChanges, NewToken, LimitDocument, Problem)
 """Models that no answer names, so that the framework does not see them."""
 
 NEW_RULES: dict[str, dict[str, Any]] = {
@@ -668,4 +797,30 @@ RULE_CHANGES: dict[str, dict[str, Any]] = {
     "another rate": {"rate": "300 packets/s", "burst": None},
     "switched off": {"enabled": False},
     "one label": {"labels": {"site": "office", "owner": None}},
+}
+LIMITS: dict[str, dict[str, Any]] = {
+    "logins": {
+        "domain": "auth",
+        "descriptors": [
+            {
+                "key": "auth_type",
+                "value": "login",
+                "rate_limit": {"unit": "minute", "requests_per_unit": 5, "algorithm": "sliding_window_log"},
+                "escalate": {"after": 100, "within": "1m", "block": "10m"},
+            }
+        ],
+    },
+    "requests by address and path": {
+        "domain": "edge",
+        "descriptors": [
+            {
+                "key": "remote_address",
+                "rate_limit": {"unit": "second", "requests_per_unit": 20, "algorithm": "gcra", "burst": 40},
+                "descriptors": [
+                    {"key": "path", "value": "/api/*", "concurrency": 10, "on_limit": "queue", "max_wait": "2s"}
+                ],
+            },
+            {"key": "remote_address", "value": "192.0.2.7", "rate_limit": {"unit": "day", "requests_per_unit": 0}},
+        ],
+    },
 }

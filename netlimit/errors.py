@@ -47,6 +47,10 @@ class DocumentError(LimitError):
         self.places = tuple(places)
 
 
+class UnreadableDocument(DocumentError):
+    """A text that is neither YAML nor JSON, or goes beyond what is read."""
+
+
 class CountersUnavailable(NetlimitError):
     """The limiter's counters cannot be asked now; the sentence says where they are and what is wrong."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from netlimit.errors import DocumentError, Place
+from netlimit.errors import DocumentError, Place, UnreadableDocument
 from netlimit.l7 import markup
 from netlimit.l7.descriptor import Descriptor
 from netlimit.l7.fields import DOCUMENT, Findings, Record
@@ -35,12 +35,13 @@ class Document:
 
 
 def parse_document(text: str, is_json: bool = False) -> Document:
-    """Read a document. Raises DocumentError, which names every wrong place."""
+    """Read a document. Raises DocumentError, which names every wrong place, as UnreadableDocument for what is no YAML
+    or JSON at all."""
     findings = Findings()
     try:
         value = markup.read_json(text) if is_json else _read_yaml(text, findings)
     except NoMarkup as error:
-        raise DocumentError([*findings.wrong, Place("", str(error), error.line)]) from None
+        raise UnreadableDocument([*findings.wrong, Place("", str(error), error.line)]) from None
     record = DOCUMENT.read(value, "", findings)
     root = _Tree(record, findings).make() if record is not None else Node()
     if record is None or findings.wrong:

@@ -57,9 +57,9 @@ class DocumentChanged(NetlimitError):
     """A domain's limits have changed since the caller read them; `revision` is the present one, None where none is."""
 
     def __init__(self, domain: str, expected: int, revision: int | None) -> None:
-        now = f"are at revision {revision}" if revision is not None else "are not there"
+        now = f"are at revision {revision}, not at {expected}" if revision is not None else "are not there"
         super().__init__(
-            f"The limits of the domain {domain!r} have changed meanwhile: they {now}, not at {expected}. "
+            f"The limits of the domain {domain!r} have changed meanwhile: they {now}. "
             "Read them again and repeat the change."
         )
         self.domain = domain
