@@ -68,14 +68,9 @@ def client(url: str, store: Store) -> Iterator[httpx.Client]:
 
 
 def put(
-    client: httpx.Client,
-    text: str = TEXT,
-    domain: str = "auth",
-    media_type: str = YAML,
-    query: str = "",
-    **headers: str,
+    client: httpx.Client, document: str = TEXT, domain: str = "auth", media_type: str = YAML, **headers: str
 ) -> httpx.Response:
-    return client.put(f"/limits/{domain}{query}", content=document, headers={"Content-Type": media_type, **headers})
+    return client.put(f"/limits/{domain}", content=document, headers={"Content-Type": media_type, **headers})
 
 
 def get(client: httpx.Client, accept: str = "*/*", domain: str = "auth") -> httpx.Response:
