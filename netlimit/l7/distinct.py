@@ -8,6 +8,7 @@ _REGISTERS = 256
 _BITS = 56
 """Of a hash of 64, those that are left when 8 have named a register."""
 _REST = 2**_BITS - 1
+_WEIGHTS = [2.0**-rank for rank in range(_BITS + 2)]
 _ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
 
 
@@ -39,7 +40,7 @@ class Distinct:
     def estimate(self) -> int:
         """How many there have been; exact for none, and nearly so for a few."""
         empty = self._ranks.count(0)
-        rough = _ALPHA * _REGISTERS**2 / sum(2.0**-rank for rank in self._ranks)
+        rough = _ALPHA * _REGISTERS**2 / sum(map(_WEIGHTS.__getitem__, self._ranks))
         if empty and rough <= 2.5 * _REGISTERS:
             return round(_REGISTERS * log(_REGISTERS / empty))
         return round(rough)

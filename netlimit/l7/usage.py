@@ -102,6 +102,10 @@ class Usage:
             for limits in rules.values():
                 yield from limits.items()
 
+    def get(self, rule: Rule, concurrency: bool = False) -> Counts | None:
+        """What has been counted of a rule's limit, if it has been asked for."""
+        return self._counts.get(rule.domain, {}).get(rule.name, {}).get(concurrency)
+
     def find_counts(self, rule: Rule, limit: Limit, concurrency: bool = False) -> Counts:
         """The counts of a rule's limit; they begin anew when it has become another."""
         try:

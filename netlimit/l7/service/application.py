@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
@@ -11,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.report import describe_report, make_report
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.answers import JSON, Answer, Problem
 from netlimit.l7.service.auth import LOOPBACK, Authorizer
@@ -44,6 +47,7 @@ class Service:
         self.ending = False
         """Whether it is about to end: then it is ready for nothing new."""
         self._limiter = limiter
+        self._rules = rules
         self._families = families
         self._authorizer = Authorizer(limiter, families, proxies)
         self._leases = Leases(rules)
@@ -57,6 +61,7 @@ class Service:
             "/healthz": ("healthz", "GET", self._check_health),
             "/readyz": ("readyz", "GET", self._check_readiness),
             "/metrics": ("metrics", "GET", self._read_metrics),
+            "/v1/report": ("report", "GET", self._report),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +111,10 @@ class Service:
 
     async def _read_metrics(self, scope: Scope, receive: Receive) -> Answer:
         return Answer(200, [_METRICS], write_metrics(self._registry))
+
+    async def _report(self, scope: Scope, receive: Receive) -> Answer:
+        findings = make_report(self._rules(), self._limiter.usage, time.time())
+        return Answer(200, [JSON], json.dumps(describe_report(findings)).encode())
 
     async def _miss(self, scope: Scope, receive: Receive) -> Answer:
         known = ", ".join(self._ways)
