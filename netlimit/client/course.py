@@ -33,10 +33,12 @@ class Wait(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """Stand in line for so many seconds at most: True at its head. Tasks are served in order, threads nearly so."""
+    """Stand in line until one is at its head. Tasks are served in order, threads nearly so.
+
+    It takes no longer than anybody's patience: who came earlier gives up earlier.
+    """
 
     line: Line
-    seconds: float
 
 
 class Leave(NamedTuple):
@@ -60,7 +62,7 @@ class Drop(NamedTuple):
 
 
 Step = Wait | Enter | Leave | Count | Send | Drop
-Outcome = None | bool | Decision | httpx.Response | httpx.TransportError
+Outcome = None | Decision | httpx.Response | httpx.TransportError
 Course = Generator[Step | httpx.Response, Outcome, None]
 """It ends with the answer."""
 Part = Generator[Step, Outcome, None]
@@ -130,8 +132,7 @@ class Conduct:
             line = tuple(charge.rule.name for charge in errand.charges)
             if not line:
                 return
-            if not (yield Enter(line, self._time_left(errand))):
-                raise BudgetExhausted(f"{errand.charges[0]}: others stand in line before it{self._bound}", 0.0)
+            yield Enter(line)
             paid = yield from self._pay(errand)
             yield Leave()
 

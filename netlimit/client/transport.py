@@ -63,8 +63,8 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         match step:
             case Wait(seconds):
                 await self._sleep(seconds)
-            case Enter(line, seconds):
-                return await self._enter(self._lines.setdefault(line, asyncio.Lock()), seconds, standing)
+            case Enter(line):
+                await standing.enter_async_context(self._lines.setdefault(line, asyncio.Lock()))
             case Leave():
                 await standing.aclose()
             case Count(ask):
@@ -77,14 +77,6 @@ class AsyncTransport(httpx.AsyncBaseTransport):
             case Drop(response):
                 await response.aclose()
         return None
-
-    async def _enter(self, line: asyncio.Lock, seconds: float, standing: AsyncExitStack) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await standing.enter_async_context(line)
-        except TimeoutError:
-            return False
-        return True
 
     async def aclose(self) -> None:
         """Let go of connections and counters."""
@@ -135,12 +127,8 @@ class Transport(httpx.BaseTransport):
         match step:
             case Wait(seconds):
                 self._sleep(seconds)
-            case Enter(line, seconds):
-                lock = self._lines.setdefault(line, Lock())
-                entered = lock.acquire(timeout=seconds)
-                if entered:
-                    standing.callback(lock.release)
-                return entered
+            case Enter(line):
+                standing.enter_context(self._lines.setdefault(line, Lock()))
             case Leave():
                 standing.close()
             case Count(ask):

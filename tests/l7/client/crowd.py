@@ -55,13 +55,7 @@ class Crowd:
     def run(self) -> None:
         while self._agenda:
             at, _, person, outcome = heapq.heappop(self._agenda)
-            if outcome is False and (person.line is None or person not in list(self.lines[person.line])[1:]):
-                continue  # its turn came before it gave up
             self.now = at
-            if outcome is False:
-                assert person.line is not None
-                self.lines[person.line].remove(person)
-                person.line = None
             try:
                 step = person.course.send(outcome)
             except Exhausted as error:
@@ -78,14 +72,12 @@ class Crowd:
             case Wait(seconds):
                 assert seconds > 0
                 self._plan(self.now + seconds, person, None)
-            case Enter(line, seconds):
+            case Enter(line):
                 person.line = line
                 queue = self.lines.setdefault(line, deque())
                 queue.append(person)
                 if queue[0] is person:
-                    self._plan(self.now, person, True)
-                else:
-                    self._plan(self.now + seconds, person, False)
+                    self._plan(self.now, person, None)
             case Leave():
                 self._leave(person)
                 self._plan(self.now, person, None)
@@ -104,7 +96,7 @@ class Crowd:
         assert queue.popleft() is person
         person.line = None
         if queue:
-            self._plan(self.now, queue[0], True)
+            self._plan(self.now, queue[0], None)
 
     def _plan(self, at: float, person: Person, outcome: Outcome) -> None:
         heapq.heappush(self._agenda, (at, next(self._turns), person, outcome))

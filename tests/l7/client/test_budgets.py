@@ -43,6 +43,14 @@ def test_any_algorithm_will_do(limit: Limit, times: list[float], script: Script,
     assert script.times == pytest.approx(times)
 
 
+def test_what_waits_takes_up_no_room(script: Script, open_caller: Open) -> None:
+    call = open_caller(budgets={"*": Limit(2, 10, Algorithm.SLIDING_WINDOW_LOG)})
+    for pause in (0, 0, 5, 0):
+        script.time.sleep(pause)
+        call("GET", script.url)
+    assert script.times == [0.0, 0.0, 10.0, 10.0]
+
+
 def test_several_budgets_by_host(script: Script, open_caller: Open) -> None:
     call = open_caller(budgets={"127.*": ["2/second", "3/minute"], "LOCALHOST": "1/minute", "*": "4/minute"})
     for _ in range(3):

@@ -86,6 +86,17 @@ def test_the_server_is_listened_to(
     assert server.refused <= len(arrivals) * 3
 
 
+def test_who_stands_in_line_hears_what_the_server_says() -> None:
+    def answer(now: float) -> httpx.Response:
+        return httpx.Response(200, headers={"RateLimit": '"all";r=0;t=60'} if now == 0 else {})
+
+    crowd = Crowd({"*": ["1/10 seconds", "3/day"]}, Retry(patience=100), answer, latency=1.0)
+    for _ in range(3):
+        crowd.come(0.0, REQUEST)
+    crowd.run()
+    assert crowd.sent == [0.0, 61.0, 71.0]
+
+
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=60), st.sampled_from(["3/second", "10/minute"]))
 def test_one_at_a_time_is_never_refused(pauses: list[float], limit: str) -> None:
     server = Server(limit, told=True)
