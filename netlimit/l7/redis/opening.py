@@ -7,16 +7,18 @@ from functools import partial
 from netlimit.l7.breaker import Breaker
 from netlimit.l7.redis.cluster import Cluster
 from netlimit.l7.redis.link import Link
+from netlimit.l7.redis.merging import MergingStore
 from netlimit.l7.redis.store import RedisStore, Wire
 from netlimit.l7.redis.url import Place
 
 
-def open_store(place: Place) -> RedisStore:
-    """The store of a server or a cluster; nothing is connected yet."""
+def open_store(place: Place) -> RedisStore | MergingStore:
+    """The store of a server or a cluster, decided by Redis each time or merged now and then; nothing is open yet."""
 
     def open_wire() -> Wire:
         if place.cluster:
             return Cluster(place.addresses, place.connect, place.timeout, place.probe)
         return Link(partial(place.connect, *place.addresses), str(place), Breaker(place.probe))
 
-    return RedisStore(open_wire, place.timeout)
+    store = RedisStore(open_wire, place.timeout)
+    return MergingStore(store, place.merge) if place.merge else store

@@ -76,14 +76,10 @@ class RedisStore:
         await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks])
 
     async def aclose(self) -> None:
-        """Close the connections of all event loops that still run."""
-        wires, self._wires = self._wires, {}
-        here = asyncio.get_running_loop()
-        for loop, wire in wires.items():
-            if loop is here:
-                await wire.aclose()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(wire.aclose(), loop))
+        """Close this event loop's connections; each other one closes its own."""
+        wire = self._wires.pop(asyncio.get_running_loop(), None)
+        if wire is not None:
+            await wire.aclose()
 
     async def _send(self, asks: Sequence[Ask], countings: Sequence[Counting]) -> list[Decision]:
         if not asks:

@@ -11,6 +11,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 START_SECONDS = 20.0
+CLUSTER = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"]
+SLOTS = 16384
+SHARE = SLOTS // 3
+"""Of each node of a cluster of three; the last one has one more."""
 
 
 def find_port() -> int:
@@ -66,3 +70,75 @@ class Server:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
+
+
+class Nodes:
+    """A cluster of three masters, which serves what it can while a node is away."""
+
+    def __init__(self, directory: Path) -> None:
+        self.servers = [Server(directory, *CLUSTER) for _ in range(3)]
+        self._moved: set[int] = set()
+        for number, server in enumerate(self.servers):
+            first, last = number * SHARE, SLOTS - 1 if number == 2 else (number + 1) * SHARE - 1
+            server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port)
+        deadline = time.monotonic() + START_SECONDS
+        while not all(map(self.is_ready, self.servers)):
+            if time.monotonic() > deadline:
+                self.close()
+                raise TimeoutError("The nodes did not find each other.")
+            time.sleep(0.02)
+
+    @staticmethod
+    def is_ready(server: Server) -> bool:
+        """Whether a node serves, and knows of every slot who has it."""
+        ranges = server.client.execute_command("CLUSTER", "SLOTS")
+        known = sum(last - first + 1 for first, last, *_ in ranges)
+        return known == SLOTS and b"cluster_state:ok" in server.client.execute_command("CLUSTER", "INFO")
+
+    def find(self, slot: int) -> Server:
+        """The node that a slot was given at first."""
+        return self.servers[min(slot // SHARE, 2)]
+
+    def move(self, slot: int) -> Server:
+        """Move a slot and what is in it to another node, which is returned."""
+        target = self.begin_to_move(slot)
+        source = self.find(slot).client
+        for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+        self._set_owner(slot, target)
+        return target
+
+    def begin_to_move(self, slot: int) -> Server:
+        """Say that a slot is moving to another node, which is returned, and move nothing yet."""
+        source = self.find(slot)
+        target = self.servers[(self.servers.index(source) + 1) % 3]
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self._read_id(source))
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self._read_id(target))
+        self._moved.add(slot)
+        return target
+
+    def restore(self) -> None:
+        """Forget what is in slots that have moved, and move them back."""
+        for server in self.servers:
+            server.client.flushall()
+        for slot in self._moved:
+            self._set_owner(slot, self.find(slot))
+        self._moved.clear()
+
+    def _set_owner(self, slot: int, owner: Server) -> None:
+        for server in (owner, *self.servers):
+            server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self._read_id(owner))
+
+    @staticmethod
+    def _read_id(server: Server) -> str:
+        return str(server.client.execute_command("CLUSTER", "MYID").decode())
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()

@@ -57,24 +57,24 @@ class ToldCounting:
     def __init__(self, server: Server) -> None:
         self.now = moment("1:00:00")
         self._server = server
-        self._runner = asyncio.Runner()
+        self._loop = asyncio.new_event_loop()
         self._store = open_store(read_url(server.url))
 
     def ask(self, ask: Ask) -> Decision:
         self._set_clock()
-        return self._runner.run(self._store.decide([ask]))[0]
+        return self._loop.run_until_complete(self._store.decide([ask]))[0]
 
     def release(self, ask: Ask) -> None:
         self._set_clock()
-        self._runner.run(self._store.release([ask]))
+        self._loop.run_until_complete(self._store.release([ask]))
 
     def renew(self, ask: Ask) -> None:
         self._set_clock()
-        self._runner.run(self._store.renew([ask]))
+        self._loop.run_until_complete(self._store.renew([ask]))
 
     def close(self) -> None:
-        self._runner.run(self._store.aclose())
-        self._runner.close()
+        self._loop.run_until_complete(self._store.aclose())
+        self._loop.close()
 
     def _set_clock(self) -> None:
         self._server.client.set("clock", self.now // 1000)

@@ -1,0 +1,146 @@
+"""Counting here and merging with Redis now and then: for data centres that are far from each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.breaker import State
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.redis.store import RedisStore
+from netlimit.l7.store import Ask
+
+_WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
+_BUCKETS = (Algorithm.TOKEN_BUCKET, Algorithm.GCRA)
+
+
+@dataclass
+class _Spent:
+    """Hits that count here and not yet in Redis."""
+
+    ask: Ask
+    hits: int
+
+
+class MergingStore:
+    """Decides by what this process knows, and merges that with Redis `interval` seconds after a hit.
+
+    A merge adds the hits of this process to the counter in Redis, and those of all others to the one here. So at most
+    `limit + (n - 1) * min(limit, h)` hits are admitted where `limit` may be, if n processes ask and h is the most that
+    reach one of them within two intervals (with the round trips, and what their clocks differ by): nobody admits what
+    exceeds the limit with all that he knows, and of each other process he does not know what has reached it since its
+    last merge before his own. A bucket makes up for it later, up to one more bucket: then the rate holds in the long
+    run.
+
+    Only what is counted by a number can be merged: fixed windows, the sliding window counter, GCRA and token buckets
+    that are filled continuously. Redis decides the rest (the log, leaky buckets, buckets filled by interval, leases)
+    each time. While a merge fails, nothing is decided here: CountersUnavailable.
+    """
+
+    def __init__(self, remote: RedisStore, interval: float, clock: Clock | None = None) -> None:
+        self._remote = remote
+        self._interval = interval
+        self._clock = clock or steady_clock()
+        self._local = MemoryStore(self._clock)
+        self._spent: dict[tuple[int, int, str], _Spent] = {}
+        self._lock = Lock()
+        self._merging: asyncio.Task[None] | None = None
+        self._away = ""
+        """Why the last merge failed."""
+
+    @property
+    def state(self) -> State:
+        """How well Redis answers."""
+        return self._remote.state
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Count and answer, in order."""
+        if not any(_can_merge(ask.limit) for ask in asks):
+            return await self._remote.decide(asks)
+        elsewhere = iter(await self._remote.decide([ask for ask in asks if not _can_merge(ask.limit)]))
+        if self._away:
+            raise CountersUnavailable(self._away)
+        return [self._decide_here(ask) if _can_merge(ask.limit) else next(elsewhere) for ask in asks]
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        """End the leases of these asks."""
+        await self._remote.release(asks)
+
+    async def renew(self, asks: Sequence[Ask]) -> None:
+        """Let the leases of these asks last their whole time from now."""
+        await self._remote.renew(asks)
+
+    async def merge(self) -> None:
+        """Merge now what has been counted since the last time."""
+        with self._lock:
+            spent, self._spent = self._spent, {}
+        if not spent:
+            return
+        asks = [each.ask._replace(hits=each.hits, slack=0, charge=True) for each in spent.values()]
+        try:
+            decisions = await self._remote.decide(asks)
+        except CountersUnavailable as error:
+            self._away = str(error)
+            for each in spent.values():
+                self._note(each.ask, each.hits)
+            return
+        self._away = ""
+        for ask, decision in zip(asks, decisions, strict=True):
+            self._learn(ask, decision)
+
+    async def aclose(self) -> None:
+        """Merge for the last time, and let go of connections."""
+        if self._merging is not None and self._merging.get_loop() is asyncio.get_running_loop():
+            self._merging.cancel()
+        await self.merge()
+        await self._remote.aclose()
+
+    def _decide_here(self, ask: Ask) -> Decision:
+        decision = self._local.decide_now([ask])[0]
+        if ask.hits and (decision.admitted or ask.charge):
+            self._note(ask, ask.hits)
+        return decision
+
+    def _note(self, ask: Ask, hits: int) -> None:
+        identity = id(ask.rule), id(ask.limit), ask.key  # as good as the objects, which the ask keeps alive
+        with self._lock:
+            spent = self._spent.setdefault(identity, _Spent(ask, 0))
+            spent.hits += hits
+        if self._merging is None or self._merging.done() or self._merging.get_loop().is_closed():
+            self._merging = asyncio.create_task(self._keep_merging())
+
+    async def _keep_merging(self) -> None:
+        while self._spent:
+            await asyncio.sleep(self._interval)
+            await self.merge()
+
+    def _learn(self, ask: Ask, there: Decision) -> None:
+        """Count here what others have counted there."""
+        later = self._spent.get((id(ask.rule), id(ask.limit), ask.key))
+        here = self._local.decide_now([ask._replace(hits=0, charge=False)])[0]
+        unmerged = later.hits if later else 0
+        if ask.limit.algorithm in _BUCKETS:
+            foreign = round((there.reset_after - here.reset_after) * ask.limit.amount / ask.limit.seconds) + unmerged
+        elif self._is_same_window(ask.limit, there):
+            foreign = here.remaining + unmerged - there.remaining
+        else:
+            return
+        if foreign > 0:
+            self._local.decide_now([ask._replace(hits=foreign, charge=True)])
+
+    def _is_same_window(self, limit: Limit, there: Decision) -> bool:
+        """Whether a decision is about the window that our clock is in; it ends with a window, the next one perhaps."""
+        period = limit.seconds * SECOND
+        ends_here = period - (self._clock.read() + self._clock.origin) % period
+        ends_there = int(there.reset_after * SECOND) % period
+        return abs(ends_here - ends_there) * 2 < period
+
+
+def _can_merge(limit: Limit) -> bool:
+    return limit.algorithm in _WINDOWS or (limit.algorithm in _BUCKETS and limit.refill is Refill.CONTINUOUS)

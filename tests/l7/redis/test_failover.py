@@ -1,0 +1,154 @@
+"""What becomes of decisions when Redis is killed, stops, or comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from math import inf
+
+from netlimit.l7.breaker import State
+from netlimit.l7.failover import Failover
+from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.rules import OnFailure, Rule
+from netlimit.l7.store import Ask
+from tests.l7.redis.driving import guarded, hit, make_rule, wait_until
+from tests.l7.redis.servers import Server, find_port
+
+NOWHERE = f"redis://127.0.0.1:{find_port()}?timeout_ms=5000&probe_ms=60000"
+DAY = 86_400
+
+
+def test_an_open_rule_is_counted_here_up_to_its_emergency_limit() -> None:
+    rule = make_rule(Limit(100, DAY, Algorithm.GCRA), emergency=Limit(3, DAY))
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            decisions = [await hit(store, rule, slack=50) for _ in range(5)]
+            assert [decision.admitted for decision in decisions] == [True] * 3 + [False] * 2
+            assert (await hit(store, rule, key="bob")).remaining == 2
+            assert (store.decided_here, store.refused, store.state) == (6, 0, State.OPEN)
+
+    asyncio.run(ask())
+
+
+def test_or_up_to_its_own() -> None:
+    rule = make_rule(Limit(4, DAY, Algorithm.SLIDING_WINDOW_LOG))
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            assert [(await hit(store, rule)).admitted for _ in range(5)] == [True] * 4 + [False]
+
+    asyncio.run(ask())
+
+
+def test_a_closed_rule_refuses_until_redis_is_tried_again() -> None:
+    rule = make_rule(Limit(100, DAY), on_failure=OnFailure.CLOSED, emergency=Limit(3, DAY))
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            decision = await hit(store, rule)
+            assert (decision.admitted, decision.remaining, decision.retry_after) == (False, 0, 60)
+            assert (store.decided_here, store.refused) == (0, 1)
+
+    asyncio.run(ask())
+
+
+def test_leases_are_taken_and_ended_here_meanwhile() -> None:
+    limit = Limit(1, 30, Algorithm.CONCURRENCY)
+    rule = Rule("test", "leases", None, limit, emergency=Limit(1000, 1))
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            first, second = (Ask(rule, limit, "alice", lease=lease) for lease in ("first", "second"))
+            assert [each.admitted for each in await store.decide([first, second])] == [True, False]
+            await store.renew([first])
+            await store.release([first])
+            assert (await store.decide([second]))[0].admitted
+
+    asyncio.run(ask())
+
+
+def test_redis_killed_under_load_costs_no_latency_and_comes_back_by_itself(mortal: Server) -> None:
+    """64 tasks ask all the time: none waits longer than the time-out, and afterwards Redis counts again."""
+    rule = make_rule(Limit(10**6, DAY, Algorithm.GCRA))
+
+    async def live() -> None:
+        async with guarded(mortal.url + "?timeout_ms=3000&probe_ms=50") as store:
+            load = Load(store, rule)
+            async with load:
+                await wait_until(lambda: load.answered > 1000)
+                mortal.kill()
+                await wait_until(lambda: store.decided_here > 1000 and store.state is not State.CLOSED)
+                mortal.start()
+                await wait_until(lambda: store.state is State.CLOSED)
+                here = store.decided_here
+                answered = load.answered
+                await wait_until(lambda: load.answered > answered + 1000)
+                assert store.decided_here == here
+            assert load.slowest < 3.5
+            assert load.failures == 0
+
+    asyncio.run(live())
+
+
+def test_of_all_that_ask_a_redis_that_hangs_one_waits_for_it_now_and_then(mortal: Server) -> None:
+    rule = make_rule(Limit(10**6, DAY))
+
+    async def hang() -> None:
+        async with guarded(mortal.url + "?timeout_ms=300&probe_ms=200") as store:
+            load = Load(store, rule)
+            async with load:
+                await wait_until(lambda: load.answered > 500)
+                mortal.process.send_signal(signal.SIGSTOP)
+                await wait_until(lambda: store.decided_here > 64)
+                load.waited.clear()
+                loop = asyncio.get_running_loop()
+                start = loop.time()
+                await wait_until(lambda: loop.time() > start + 1.2)
+                probes = (loop.time() - start) / 0.5 + 1
+                patient = sum(number for tenths, number in load.waited.items() if tenths >= 2)
+                assert patient <= probes
+                assert sum(load.waited.values()) > 1000
+                mortal.process.send_signal(signal.SIGCONT)
+                await wait_until(lambda: store.state is State.CLOSED)
+            assert load.failures == 0
+
+    asyncio.run(hang())
+
+
+class Load:
+    """64 tasks that ask without a pause, while it is entered."""
+
+    def __init__(self, store: Failover, rule: Rule) -> None:
+        self.answered = 0
+        self.failures = 0
+        self.slowest = 0.0
+        self.waited: Counter[int] = Counter()
+        """Decisions by how many tenths of a second they took."""
+        self._store = store
+        self._rule = rule
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(self._ask(f"user {number}")) for number in range(64)]
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, key: str) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            start = loop.time()
+            try:
+                decision = await hit(self._store, self._rule, key)
+                assert decision.retry_after < inf
+            except Exception:
+                self.failures += 1
+                raise
+            took = loop.time() - start
+            self.answered += 1
+            self.slowest = max(self.slowest, took)
+            self.waited[int(took * 10)] += 1
+            await asyncio.sleep(0)

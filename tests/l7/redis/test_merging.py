@@ -1,0 +1,201 @@
+"""Counting here and merging with Redis: what is known when, and how much too many are admitted."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.decision import Decision
+from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.redis.key import make_name, make_prefix
+from netlimit.l7.redis.merging import MergingStore
+from netlimit.l7.redis.opening import open_store
+from netlimit.l7.redis.url import read_url
+from netlimit.l7.rules import Rule
+from netlimit.l7.store import Ask
+from tests.l7.redis.driving import make_rule, wait_until
+from tests.l7.redis.servers import Server
+
+MERGED = [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER, Algorithm.TOKEN_BUCKET, Algorithm.GCRA]
+SELDOM = "?merge_ms=60000&timeout_ms=20000&probe_ms=50"
+DAY = 86_400
+
+
+class Sites:
+    """So many processes, as it were, that merge with one Redis when the test says so."""
+
+    def __init__(self, url: str, number: int) -> None:
+        self._stores = [open_store(read_url(url)) for _ in range(number)]
+        self._ending = AsyncExitStack()
+
+    async def __aenter__(self) -> list[MergingStore]:
+        return [store for store in self._stores if isinstance(store, MergingStore)]
+
+    async def __aexit__(self, *_: object) -> None:
+        for store in self._stores:
+            await store.aclose()
+
+
+async def hit(store: MergingStore, rule: Rule, hits: int = 1, charge: bool = False) -> Decision:
+    assert rule.limit
+    return (await store.decide([Ask(rule, rule.limit, "alice", hits, charge=charge)]))[0]
+
+
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_what_others_have_counted_is_known_after_a_merge(server: Server, algorithm: Algorithm) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY, algorithm))
+        async with Sites(server.url + SELDOM, 3) as (one, two, three):
+            assert (await hit(one, rule, 4)).remaining == 6
+            assert (await hit(two, rule, 3)).remaining == 7
+            await one.merge()
+            await two.merge()
+            assert (await hit(two, rule, 0)).remaining == 3
+            assert (await hit(one, rule)).remaining == 5
+            await one.merge()
+            assert (await hit(one, rule, 0)).remaining == 2
+            assert (await hit(three, rule, 10)).admitted  # has heard of nobody yet
+            await three.merge()
+            assert (await hit(three, rule)).admitted is False
+            await two.merge()
+            assert (await hit(two, rule)).admitted  # hears of it only when it has something to tell
+            await two.merge()
+            assert (await hit(two, rule)).admitted is False
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_a_merge_loses_no_hit_and_counts_none_twice(server: Server, algorithm: Algorithm) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(1000, DAY, algorithm))
+        async with Sites(server.url + SELDOM, 4) as stores:
+            for _ in range(5):
+                for store in stores:
+                    hits = [hit(store, rule) for _ in range(7)]
+                    await asyncio.gather(store.merge(), *hits, store.merge())
+            for store in stores:
+                await hit(store, rule)
+                await store.merge()
+            await hit(stores[0], rule)
+            await stores[0].merge()
+            assert (await hit(stores[0], rule, 0)).remaining == 1000 - 4 * 5 * 7 - 4 - 1
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_what_is_over_admitted_is_within_the_bound(server: Server, algorithm: Algorithm) -> None:
+    """Each of four sites gets five hits between two merges, so at most (4 - 1) * 2 * 5 too many pass."""
+
+    async def count() -> int:
+        rule = make_rule(Limit(200, DAY, algorithm))
+        admitted = 0
+        async with Sites(server.url + SELDOM, 4) as stores:
+            for number in range(200):
+                store = stores[number % 4]
+                admitted += sum([(await hit(store, rule)).admitted for _ in range(5)])
+                await store.merge()
+        return admitted
+
+    assert 200 <= asyncio.run(count()) <= 200 + 3 * 2 * 5
+
+
+def test_a_bucket_makes_up_for_what_it_let_pass(server: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY, Algorithm.GCRA))
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            for store in (one, two):
+                assert (await hit(store, rule, 10)).admitted
+                await store.merge()
+            day = (await hit(two, rule)).retry_after
+            assert DAY * 1.09 < day <= DAY * 1.1  # as if the ten that were too many had queued
+
+    asyncio.run(count())
+
+
+def test_it_merges_by_itself(server: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY))
+        async with Sites(server.url + "?merge_ms=10&timeout_ms=20000", 2) as (one, two):
+            await hit(one, rule, 5)
+            name = make_name(make_prefix(rule, Limit(10, DAY)), "alice")
+            await wait_until(lambda: server.client.exists(name) == 1)
+            left = (await hit(two, rule)).remaining
+            async with asyncio.timeout(20):
+                while left > 4:
+                    await asyncio.sleep(0.01)
+                    left = (await hit(two, rule, 0)).remaining
+            assert left == 4
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit(5, DAY, Algorithm.SLIDING_WINDOW_LOG),
+        Limit(5, DAY, Algorithm.LEAKY_BUCKET),
+        Limit(5, DAY, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL),
+        Limit(5, DAY, Algorithm.CONCURRENCY),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_merged_is_decided_by_redis(server: Server, limit: Limit) -> None:
+    async def count() -> None:
+        rule = make_rule(limit)
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            assert [(await hit(store, rule)).admitted for store in (one, two) * 3] == [True] * 5 + [False]
+
+    asyncio.run(count())
+
+
+def test_both_kinds_may_be_asked_together(server: Server) -> None:
+    async def count() -> None:
+        rules = [
+            make_rule(Limit(amount, DAY, algorithm)) for amount, algorithm in enumerate([*MERGED, *MERGED[::-1]], 1)
+        ]
+        rules[3:3] = [make_rule(Limit(9, DAY, Algorithm.SLIDING_WINDOW_LOG))]
+        async with Sites(server.url + SELDOM, 1) as (store,):
+            asks = [Ask(rule, rule.limit, "alice") for rule in rules if rule.limit]
+            decisions = await store.decide(asks)
+            assert [each.remaining for each in decisions] == [ask.limit.amount - 1 for ask in asks]
+
+    asyncio.run(count())
+
+
+def test_what_is_charged_is_merged_though_it_was_refused(server: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY))
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            assert (await hit(one, rule, 11, charge=True)).admitted is False
+            await one.merge()
+            await hit(two, rule)
+            await two.merge()
+            assert (await hit(two, rule)).admitted is False
+
+    asyncio.run(count())
+
+
+def test_nothing_is_decided_here_while_merges_fail_and_nothing_is_lost(mortal: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY))
+        async with Sites(mortal.url + "?merge_ms=20&timeout_ms=5000&probe_ms=20", 2) as (one, two):
+            await hit(one, rule)
+            await one.merge()
+            mortal.kill()
+            assert (await hit(one, rule, 3)).remaining == 6
+            await one.merge()
+            with pytest.raises(CountersUnavailable):
+                await hit(one, rule)
+            mortal.start()
+            await wait_until(lambda: mortal.client.dbsize() == 1)
+            assert (await hit(one, rule)).remaining == 5
+            await hit(two, rule)
+            await two.merge()
+            assert (await hit(two, rule, 0)).remaining <= 6  # the three, and one of its own: Redis forgot the first
+
+    asyncio.run(count())

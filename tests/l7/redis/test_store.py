@@ -1,0 +1,301 @@
+"""What goes wrong elsewhere: keys that never end or end too soon, scripts that are lost, and connections that are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from threading import Thread
+
+import pytest
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.breaker import State
+from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.redis.key import make_name, make_prefix
+from netlimit.l7.redis.opening import open_store
+from netlimit.l7.redis.url import read_url
+from netlimit.l7.rules import Rule
+from netlimit.l7.store import Ask
+from tests.l7.redis.driving import EVERY, PATIENT, hit, make_rule, opened
+from tests.l7.redis.racing import ALGORITHMS, Racers
+from tests.l7.redis.servers import Server
+
+FOREVER = -1  # what PTTL says
+
+
+@pytest.fixture(autouse=True)
+def _empty(server: Server) -> None:
+    server.client.flushall()
+
+
+def find_lives(server: Server) -> dict[bytes, int]:
+    """Each key's milliseconds to live."""
+    return {key: server.client.pttl(key) for key in server.client.scan_iter(count=1000)}
+
+
+def name_of(rule: Rule, key: str = "alice") -> bytes:
+    assert rule.limit
+    return make_name(make_prefix(rule, rule.limit), key)
+
+
+def test_every_key_ends_by_itself(server: Server) -> None:
+    async def ask_all() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for limit in [*EVERY, Limit(5, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL)]:
+                rule = make_rule(limit)
+                for hits, charge, slack in (
+                    (0, False, 0),
+                    (3, False, 0),
+                    (3, False, 0),
+                    (3, True, 0),
+                    (20, False, 100),
+                ):
+                    await hit(store, rule, hits=hits, charge=charge, slack=slack)
+                    lives = find_lives(server)
+                    assert all(life != FOREVER and life <= 2 * limit.seconds * 1000 for life in lives.values()), lives
+                assert name_of(rule) in lives or limit.seconds == 1
+                server.client.flushall()
+
+    asyncio.run(ask_all())
+
+
+def test_whoever_is_killed_leaves_no_key_for_ever(server: Server) -> None:
+    with Racers(server.url + PATIENT, 1) as racers:
+        for number, algorithm in enumerate(ALGORITHMS):
+            racers.start(Limit(10**6, 3600, algorithm), f"killed {number}", 3000)
+        while server.client.dbsize() < 2:
+            time.sleep(0.001)
+    lives = find_lives(server)
+    assert lives
+    assert FOREVER not in lives.values()
+
+
+def test_a_look_leaves_nothing(server: Server) -> None:
+    async def look() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for limit in EVERY:
+                assert (await hit(store, make_rule(limit), hits=0)).admitted
+
+    asyncio.run(look())
+    assert server.client.dbsize() == 0
+
+
+def test_a_windows_end_is_not_put_off_by_hits(server: Server) -> None:
+    rule = make_rule(Limit(3, 86_400))
+
+    async def hit_often() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for _ in range(6):
+                decision = await hit(store, rule)
+                assert server.client.pttl(name_of(rule)) <= decision.reset_after * 1000 + 1
+
+    asyncio.run(hit_often())
+
+
+def test_the_previous_window_is_kept_as_long_as_it_counts(server: Server) -> None:
+    rule = make_rule(Limit(3, 86_400, Algorithm.SLIDING_WINDOW_COUNTER))
+
+    async def hit_once() -> None:
+        async with opened(server.url + PATIENT) as store:
+            rest = (await hit(store, rule)).reset_after - 86_400
+            assert server.client.pttl(name_of(rule)) > (rest + 86_400) * 1000 - 20_000
+
+    asyncio.run(hit_once())
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest"),
+    [
+        (Limit(100, 1, Algorithm.GCRA, burst=10), 100),
+        (Limit(100, 1, Algorithm.TOKEN_BUCKET, burst=10), 100),
+        (Limit(1, 3600, Algorithm.GCRA), 3_600_000),
+        (Limit(3, 86_400, Algorithm.TOKEN_BUCKET), 86_400_000),
+    ],
+    ids=str,
+)
+def test_a_bucket_is_kept_until_it_is_full_to_the_millisecond(server: Server, limit: Limit, longest: int) -> None:
+    rule = make_rule(limit)
+
+    async def empty() -> None:
+        async with opened(server.url + PATIENT) as store:
+            assert (await hit(store, rule, hits=limit.capacity)).admitted
+            life = server.client.pttl(name_of(rule))
+            assert longest - 15_000 <= life <= longest
+            assert life != FOREVER
+
+    asyncio.run(empty())
+
+
+def test_a_rule_may_change_how_it_counts(server: Server) -> None:
+    async def change() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for _ in range(2):
+                for limit in [*EVERY, Limit(5, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL), Limit(5, 3600)]:
+                    decision = await hit(store, Rule("test", "changing", limit))
+                    assert decision.admitted, limit
+
+    asyncio.run(change())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rule_that_changes_its_amount_goes_on(server: Server, algorithm: Algorithm) -> None:
+    async def change() -> None:
+        async with opened(server.url + PATIENT) as store:
+            assert (await hit(store, Rule("test", "growing", Limit(5, 86_400, algorithm)), hits=5)).admitted
+            more = Rule("test", "growing", Limit(8, 86_400, algorithm))
+            assert (await hit(store, more, hits=2)).admitted
+            assert (await hit(store, more, hits=2)).admitted is False
+            fewer = Rule("test", "growing", Limit(6, 86_400, algorithm))
+            assert (await hit(store, fewer)).admitted is False
+
+    asyncio.run(change())
+
+
+def test_scripts_that_are_flushed_under_load_are_sent_again(server: Server) -> None:
+    rule = make_rule(Limit(1000, 86_400, Algorithm.GCRA))
+
+    async def load() -> int:
+        async with opened(server.url + PATIENT) as store:
+            flushing = asyncio.create_task(asyncio.to_thread(flush))
+            admitted = await asyncio.gather(*(ask_often(store) for _ in range(64)))
+            await flushing
+            return sum(admitted)
+
+    async def ask_often(store: object) -> int:
+        return sum([(await hit(store, rule)).admitted for _ in range(20)])
+
+    def flush() -> None:
+        for _ in range(20):
+            server.client.script_flush()
+
+    assert asyncio.run(load()) == 1000
+
+
+def test_a_store_that_restarts_empty_counts_anew(mortal: Server) -> None:
+    rule = make_rule(Limit(2, 86_400))
+
+    async def restart() -> None:
+        async with opened(mortal.url + PATIENT) as store:
+            assert [(await hit(store, rule)).admitted for _ in range(3)] == [True, True, False]
+            mortal.kill()
+            mortal.start()
+            await ask_until_answered(store, rule)
+            assert [(await hit(store, rule)).admitted for _ in range(2)] == [True, False]
+
+    asyncio.run(restart())
+
+
+async def ask_until_answered(store: object, rule: Rule) -> None:
+    """The first answer counts too."""
+    for _ in range(1000):
+        try:
+            await hit(store, rule)
+            return
+        except CountersUnavailable:
+            await asyncio.sleep(0.01)
+    pytest.fail("Redis was not asked again.")
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again(server: Server) -> None:
+    rule = make_rule(Limit(5, 86_400))
+
+    async def lose() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for number in range(3):
+                assert (await hit(store, rule)).remaining == 4 - number
+                server.client.client_kill_filter(_type="normal", skipme=True)
+                await asyncio.sleep(0.02)
+            assert store.state is State.CLOSED
+
+    asyncio.run(lose())
+
+
+def test_who_stops_waiting_disturbs_nobody(server: Server) -> None:
+    rule = make_rule(Limit(1000, 86_400))
+
+    async def cancel() -> None:
+        async with opened(server.url + PATIENT) as store:
+            asking = [asyncio.create_task(hit(store, rule)) for _ in range(100)]
+            await asyncio.sleep(0)
+            for number, task in enumerate(asking):
+                if number % 3 == 0:
+                    task.cancel()
+            done = await asyncio.gather(*asking, return_exceptions=True)
+            assert [isinstance(each, asyncio.CancelledError) for each in done] == [n % 3 == 0 for n in range(100)]
+            assert (await hit(store, rule)).remaining == 899
+
+    asyncio.run(cancel())
+
+
+def test_threads_with_loops_of_their_own_share_a_store(server: Server) -> None:
+    rule = make_rule(Limit(100, 86_400, Algorithm.SLIDING_WINDOW_LOG))
+    store = open_store(read_url(server.url + PATIENT))
+    admitted: list[bool] = []
+
+    async def ask_often() -> None:
+        admitted.extend([(await hit(store, rule)).admitted for _ in range(30)])
+        await store.aclose()
+
+    threads = [Thread(target=asyncio.run, args=(ask_often(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (len(admitted), sum(admitted)) == (120, 100)
+
+
+def test_what_is_asked_together_is_answered_in_order(server: Server) -> None:
+    rules = [make_rule(limit) for limit in EVERY]
+    asks = [Ask(rule, rule.limit, key, 2) for rule in rules for key in ("one", "two") if rule.limit]
+
+    async def ask_all() -> None:
+        async with opened(server.url + PATIENT) as store:
+            assert await store.decide([]) == []
+            for expected in (3, 1):
+                for ask, decision in zip(asks, await store.decide(asks), strict=True):
+                    assert decision.remaining == ask.limit.capacity - 5 + expected or ask.limit.seconds == 1, ask
+            refused = await store.decide([ask._replace(hits=6) for ask in asks if ask.limit.seconds > 1])
+            assert not any(decision.admitted for decision in refused)
+
+    asyncio.run(ask_all())
+
+
+def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
+    mortal.client.config_set("requirepass", "secret")
+    rule = make_rule(Limit(5, 86_400))
+
+    async def ask(url: str) -> int:
+        async with opened(url) as store:
+            return (await hit(store, rule)).remaining
+
+    socket = mortal.directory / "socket"
+    assert asyncio.run(ask(f"unix://:secret@{socket}?timeout_ms=20000")) == 4
+    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/0?timeout_ms=20000")) == 3
+    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/1?timeout_ms=20000")) == 4
+    with pytest.raises(CountersUnavailable, match=f"127.0.0.1:{mortal.port} cannot be asked: .*"):
+        asyncio.run(ask(f"redis://:wrong@127.0.0.1:{mortal.port}/0?timeout_ms=20000"))
+
+
+def test_a_server_that_is_full_is_said_to_be(mortal: Server) -> None:
+    mortal.client.config_set("maxmemory", 1)
+
+    async def ask() -> None:
+        async with opened(mortal.url + PATIENT) as store:
+            with pytest.raises(CountersUnavailable, match="OOM"):
+                await hit(store, make_rule(Limit(5, 60)))
+            mortal.client.config_set("maxmemory", 0)
+            await ask_until_answered(store, make_rule(Limit(5, 60)))
+
+    asyncio.run(ask())
+
+
+def test_a_store_that_is_closed_leaves_nobody_waiting(server: Server) -> None:
+    async def close() -> None:
+        store = open_store(read_url(server.url + PATIENT))
+        asking = [asyncio.create_task(hit(store, make_rule(Limit(5, 60)))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await store.aclose()
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(each, CountersUnavailable) for each in done)
+
+    asyncio.run(close())

@@ -1,0 +1,80 @@
+"""What a COUNTERS_URL says."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.errors import SettingsError
+from netlimit.l7.counters import open_counters
+from netlimit.l7.failover import Failover
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.redis.cluster import Address
+from netlimit.l7.redis.url import read_url
+
+
+def test_a_server() -> None:
+    place = read_url("redis://me:p%40ss@cache.example:6380/2?timeout_ms=50&probe_ms=500&merge_ms=100")
+    assert (place.addresses, place.cluster) == ((Address("cache.example", 6380),), False)
+    assert place.options == {"username": "me", "password": "p@ss", "db": 2}
+    assert (place.timeout, place.probe, place.merge) == (0.05, 0.5, 0.1)
+    assert str(place) == "cache.example:6380"
+
+
+def test_what_is_not_said() -> None:
+    place = read_url("redis://cache")
+    assert (place.addresses, place.options) == ((Address("cache", 6379),), {"db": 0})
+    assert (place.timeout, place.probe, place.merge) == (0.25, 1.0, 0.0)
+
+
+def test_tls() -> None:
+    place = read_url("rediss://cache?ssl_ca_certs=/etc/ca.pem")
+    assert place.kind.__name__ == "SSLConnection"
+    assert place.options["ssl_ca_certs"] == "/etc/ca.pem"
+
+
+def test_a_socket() -> None:
+    place = read_url("unix:///run/redis/redis.sock?db=1")
+    assert (place.addresses, place.options) == ((), {"path": "/run/redis/redis.sock", "db": 1})
+    assert str(place) == "/run/redis/redis.sock"
+
+
+def test_a_cluster() -> None:
+    place = read_url("rediss+cluster://:secret@one:7000,[::1]:7001,three?merge_ms=20")
+    assert place.addresses == (Address("one", 7000), Address("::1", 7001), Address("three", 6379))
+    assert (place.cluster, place.options["password"]) == (True, "secret")
+    assert str(place) == "one:7000, [::1]:7001, three:6379"
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("http://cache", "'http' is none of its schemes"),
+        ("redis:///0", "a host is missing"),
+        ("redis://cache:port", "[Pp]ort"),
+        ("redis://cache/nine", "the database after the last / is no number"),
+        ("redis://one,two", "several hosts are a cluster's"),
+        ("redis+cluster://one,two/1", "a cluster has no databases"),
+        ("redis://cache?merge_ms=0", "merge_ms is not between 1 and 60000"),
+        ("redis://cache?timeout_ms=soon", "timeout_ms is no number"),
+        ("redis://cache?ssl_ca_certs=/ca.pem", "'ssl_ca_certs' is none of its options, which are timeout_ms"),
+        ("unix+cluster:///run/redis", "'unix[+]cluster' is none of its schemes"),
+    ],
+)
+def test_what_is_wrong_is_said(url: str, wrong: str) -> None:
+    with pytest.raises(SettingsError, match=f"{wrong}.*redis[+]cluster://"):
+        read_url(url)
+
+
+def test_no_error_tells_the_password() -> None:
+    with pytest.raises(SettingsError) as error:
+        read_url("redis://me:secret@cache?secret_ms=secret")
+    assert "redis://me" not in str(error.value)
+    with pytest.raises(SettingsError) as error:
+        read_url("redis://me:secret@:x")
+    assert "secret" not in str(error.value)
+
+
+def test_every_kind_of_store() -> None:
+    assert isinstance(open_counters("memory://"), MemoryStore)
+    assert isinstance(open_counters("redis://cache"), Failover)
+    assert isinstance(open_counters("redis+cluster://one,two?merge_ms=50"), Failover)
