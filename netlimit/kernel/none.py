@@ -10,15 +10,14 @@ from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel.addresses import read_own
 from netlimit.kernel.base import Addresses, HostFacts, Reading
-from netlimit.kernel.capabilities import NAMES, QUEUES, read_hz
+from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.sessions import read_sessions
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
-REASON = "NETLIMIT_BACKEND is l7, so the kernel of this host is left alone."
-_NO_QUEUES = "The limiter cannot shape either: a request is let through or refused as a whole."
+REASON = "NETLIMIT_BACKEND is l7: the kernel of this host is left alone, and nothing is shaped."
 _PURPOSE = "be the controller of this host"
 
 
@@ -31,9 +30,8 @@ class NoKernel:
         self._topology = Topology()
 
     def probe(self, mark_mask: int) -> HostFacts:
-        """Nothing can be done here."""
-        shaping = dict.fromkeys((*QUEUES, "bpf", "ifb"), f"{REASON} {_NO_QUEUES}")
-        return HostFacts({**dict.fromkeys(NAMES, REASON), **shaping}, read_hz(), ())
+        """Nothing can be done here: every rule needs one of these."""
+        return HostFacts(dict.fromkeys(("iptables", "ip6tables"), REASON), read_hz(), ())
 
     def survey(self, thorough: bool = True) -> HostReport:
         """Nothing gets in the way."""

@@ -142,6 +142,11 @@ class AddressRules:
             self._place(rules, frozenset(assigned))
             self._protect()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be enforced for anybody."""
+        return not self._any
+
     def find_limits(self, address: str) -> Standing:
         """How a client stands, by its address; FREE for what is no address, and for loopback. Costs some microseconds,
         whatever the number of rules."""
@@ -205,17 +210,17 @@ def make_rule(rule: Rule) -> tuple[LimitRule, Charge]:
     """An IP rule as a rule of the limiter, and what is charged. Its buckets are as the kernel's: filled at the rate, as
     deep as `burst`. When the counters cannot be asked it is counted here, for a kernel would go on limiting."""
     mode = Mode.OBSERVE if rule.action is Action.OBSERVE else Mode.HARD
-    name = str(rule.id)
+    name, alias = str(rule.id), rule.name or f"rule {rule.id}"
     if rule.rate is None:
-        return LimitRule(DOMAIN, name), Charge.REQUEST
+        return LimitRule(DOMAIN, name, alias=alias), Charge.REQUEST
     if rule.rate.kind is Kind.CONCURRENT:
         flight = Limit(rule.rate.amount, LEASE_SECONDS, Algorithm.CONCURRENCY)
-        return LimitRule(DOMAIN, name, concurrency=flight, mode=mode), Charge.FLIGHT
+        return LimitRule(DOMAIN, name, concurrency=flight, mode=mode, alias=alias), Charge.FLIGHT
     assert rule.bucket is not None
     amount, seconds = _fit(rule.rate)
     limit = Limit(amount, seconds, Algorithm.GCRA, min(rule.bucket.depth, LARGEST_AMOUNT))
     charge = Charge.BODY if rule.rate.kind is Kind.BYTES else Charge.REQUEST
-    return LimitRule(DOMAIN, name, limit, mode=mode), charge
+    return LimitRule(DOMAIN, name, limit, mode=mode, alias=alias), charge
 
 
 def _fit(rate: Rate) -> tuple[int, int]:

@@ -5,34 +5,36 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from netlimit.l7.addresses import AddressRules, Charge, Hit
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
-from netlimit.l7.rules import Rule
+from netlimit.l7.rules import Descriptor, Rule
 from netlimit.l7.store import Ask, Store
 
 CLIENT_KEY = "remote_address"
-"""The entry of a descriptor that tells whom a request comes from."""
+"""The entry of a descriptor that tells whom a request comes from, as Envoy has it."""
 
 
 class Passage(NamedTuple):
-    """What IP rules say of a request. Refused without a decision: the client is blocked (403 rather than 429)."""
+    """What IP rules say of a request."""
 
     allowed: bool = True
+    blocked: bool = False
+    """Whether it is refused because the client is blocked: 403 rather than 429."""
     rule: Rule | None = None
-    """The one that refuses."""
+    """The one that refuses, with its limit, what the counter says, and whose it is."""
     limit: Limit | None = None
     decision: Decision | None = None
     key: str = ""
     leases: tuple[Ask, ...] = ()
     """What an allowed request holds while it is in flight."""
 
-    @property
-    def blocked(self) -> bool:
-        """Whether the client is blocked."""
-        return not self.allowed and self.decision is None
+
+_NOTHING = Limit(0, 1)
+_NEVER = Decision(False, 0, inf, inf)
 
 
 class Gate:
@@ -56,7 +58,7 @@ class Gate:
             if tally is not None and counted:
                 tally.note(size, refused=tally is standing.blocked)
         if standing.blocked is not None:
-            return Passage(False, standing.rule)
+            return Passage(False, True, standing.rule, _NOTHING, _NEVER)
         held: list[Ask] = []
         for hit in standing.hits:
             ask = self._make_ask(hit, size, counted)
@@ -69,14 +71,15 @@ class Gate:
             if decision.admitted and ask.lease and counted:
                 held.append(ask)
             elif not decision.admitted and not hit.observes:
-                await self.release(held)
-                return Passage(False, hit.match.rule, hit.limit, decision, hit.match.key)
+                if held:
+                    await self._store.release(held)
+                return Passage(False, False, hit.match.rule, hit.limit, decision, hit.match.key)
         return Passage(leases=tuple(held))
 
-    async def release(self, leases: list[Ask] | tuple[Ask, ...]) -> None:
-        """Say that a request holds nothing any more."""
-        if leases:
-            await self._store.release(leases)
+    @property
+    def guards(self) -> bool:
+        """Whether there is any IP rule to ask."""
+        return not self._rules().empty
 
     def _make_ask(self, hit: Hit, size: int, counted: bool) -> Ask | None:
         """The question of a limit; None if the request has no body to be charged for. A body that no bucket could hold
@@ -87,3 +90,8 @@ class Gate:
         if hit.charge is Charge.REQUEST or not counted:
             return Ask(rule, hit.limit, key, int(counted))
         return Ask(rule, hit.limit, key, min(size, hit.limit.capacity)) if size else None
+
+
+def find_client(descriptor: Descriptor) -> str | None:
+    """Whom a request comes from, if a descriptor tells it."""
+    return next((entry.value for entry in descriptor.entries if entry.key == CLIENT_KEY), None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
 from netlimit.l7.decision import Decision, new
+from netlimit.l7.escalation import Refusals
+from netlimit.l7.gate import Gate, Passage, find_client
 from netlimit.l7.limit import Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, join_key, replaced
@@ -47,6 +49,8 @@ class Verdict:
     """Seconds that an allowed request is to wait for its turn."""
     leases: tuple[Ask, ...] = ()
     """What the request holds while it is in flight: to be released at its end."""
+    blocked: bool = False
+    """Whether it is refused because its client is blocked: that is answered by 403."""
 
     @property
     def refusing(self) -> Status | None:
@@ -73,22 +77,40 @@ class Limiter:
         store: Store,
         pressure: Pressure | None = None,
         usage: Usage | None = None,
+        gate: Gate | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
+        """`gate` asks the IP rules first, `refusals` counts whom rules refuse that escalate."""
         self._rules = rules
         self._store = store
+        self._gate = gate
+        self._refusals = refusals
         self.pressure = pressure or Pressure()
         self.usage = usage or Usage()
         self._leases = count()
         self._process = secrets.token_hex(8)
 
     async def decide(
-        self, domain: str, descriptors: Sequence[Descriptor], hits: int = 1, charge: bool = False
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int = 1,
+        charge: bool = False,
+        client: str | None = None,
+        size: int = 0,
     ) -> Verdict:
         """Count a request and say whether it may pass.
 
-        `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. A refused request holds no
-        leases. Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
+        `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
+        `client` (by default the addresses that descriptors tell), with `size` bytes of body; if they refuse the
+        request, no other rule is asked. A refused request holds no leases. Raises CountersUnavailable when the store
+        cannot be asked (a store behind `failover` never does).
         """
+        if self._gate is not None and self._gate.guards:
+            return await self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
+        return await self._decide(domain, descriptors, hits, charge)
+
+    async def _decide(self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool) -> Verdict:
         rules = self._rules()
         matches = [self._find_match(rules, domain, descriptor) for descriptor in descriptors]
         without = replaced(matches)
@@ -102,7 +124,43 @@ class Limiter:
                 asks.append(ask)
                 owners.append(index)
         decisions = await self._store.decide(asks) if asks else []
-        return await self._conclude(matches, owners, asks, decisions)
+        verdict = await self._conclude(matches, owners, asks, decisions)
+        if not verdict.allowed and self._refusals is not None and hits:
+            self._note_refusals(self._refusals, descriptors, verdict)
+        return verdict
+
+    async def _decide_behind(
+        self,
+        gate: Gate,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+        charge: bool,
+        client: str | None,
+        size: int,
+    ) -> Verdict:
+        told = [find_client(descriptor) for descriptor in descriptors]
+        held: tuple[Ask, ...] = ()
+        for address in [client] if client is not None else sorted({each for each in told if each is not None}):
+            passage = await gate.ask(address, size, hits)
+            if not passage.allowed:
+                if held:
+                    await self._store.release(held)
+                return _refuse(passage, [client is not None or each == address for each in told])
+            held += passage.leases
+        verdict = await self._decide(domain, descriptors, hits, charge)
+        if not held:
+            return verdict
+        if verdict.allowed:
+            return replace(verdict, leases=verdict.leases + held)
+        await self._store.release(held)
+        return verdict
+
+    @staticmethod
+    def _note_refusals(refusals: Refusals, descriptors: Sequence[Descriptor], verdict: Verdict) -> None:
+        for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
+            if not status.allowed and status.rule is not None and status.rule.escalate is not None:
+                refusals.note(status.rule, find_client(descriptor) or status.key)
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended."""
@@ -182,6 +240,14 @@ class Limiter:
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
         return new(Status, (decision.admitted or counts.observes, rule, limit, decision, key))
+
+
+def _refuse(passage: Passage, concerned: Sequence[bool]) -> Verdict:
+    """The verdict about a request that IP rules refuse: by those descriptors that tell of the client."""
+    assert passage.decision is not None
+    refusing = Status(False, passage.rule, passage.limit, passage.decision, passage.key)
+    statuses = tuple(refusing if each else Status(True) for each in concerned)
+    return Verdict(False, statuses, passage.decision.retry_after, 0.0, blocked=passage.blocked)
 
 
 def _says_more(one: Status, other: Status) -> bool:
