@@ -7,9 +7,9 @@ import random
 import sys
 from collections.abc import Sequence
 
-from scripts.soaking import kernel, sequences, writers
+from scripts.soaking import exactness, kernel, sequences, writers
 
-PARTS = {"kernel": kernel, "sequences": sequences, "writers": writers}
+PARTS = {"kernel": kernel, "sequences": sequences, "writers": writers, "exactness": exactness}
 """Each has a first line of its docstring to be listed with, `add_options` and `run`."""
 
 
