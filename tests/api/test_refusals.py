@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,11 +13,24 @@ import httpx
 import pytest
 
 from api import bodies
-from tests.api.server import TOKENS
+from netlimit.settings import Settings
+from netlimit.store import Store
+from tests.api.server import TOKENS, connect, serve
+from tests.databases import copy_fresh
 
 ONE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 SHAPED = {"target": "10.1.2.3", "rate": "20 Mbit/s", "action": "shape"}
 JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def strict(fresh_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of one API for all that is refused: it leaves nothing that the next could find."""
+    settings = Settings(database_url=copy_fresh(fresh_database, tmp_path_factory.mktemp("strict") / "netlimit.db"))
+    store = Store(settings.database_url)
+    with serve(settings, store) as url, connect(url, "admin") as client:
+        yield client
+    store.close()
 
 
 def assert_refused(client: httpx.Client, answer: httpx.Response, *statuses: int) -> dict[str, Any]:
@@ -125,8 +139,8 @@ def assert_refused(client: httpx.Client, answer: httpx.Response, *statuses: int)
         ("per", {**SHAPED, "per": "/24"}),
     ],
 )
-def test_a_wrong_rule_is_refused_by_field(client: httpx.Client, field: str, rule: dict[str, Any]) -> None:
-    problem = assert_refused(client, client.post("/rules", json=rule), 422)
+def test_a_wrong_rule_is_refused_by_field(strict: httpx.Client, field: str, rule: dict[str, Any]) -> None:
+    problem = assert_refused(strict, strict.post("/rules", json=rule), 422)
     assert problem.get("field", "") == field
 
 
@@ -148,8 +162,8 @@ def test_a_wrong_rule_is_refused_by_field(client: httpx.Client, field: str, rule
         b'{"target": "10.1.2.3", "rate": "200 packets/s", "comment": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     ],
 )  # fmt: skip
-def test_what_is_no_json_is_400(client: httpx.Client, body: bytes) -> None:
-    assert_refused(client, client.post("/rules", content=body, headers=JSON), 400)
+def test_what_is_no_json_is_400(strict: httpx.Client, body: bytes) -> None:
+    assert_refused(strict, strict.post("/rules", content=body, headers=JSON), 400)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +180,10 @@ def test_what_is_no_json_is_400(client: httpx.Client, body: bytes) -> None:
         b'{"\\ud800": 1}',
     ],
 )  # fmt: skip
-def test_json_that_is_no_rule_is_422(client: httpx.Client, body: bytes) -> None:
-    assert_refused(client, client.post("/rules", content=body, headers=JSON), 422)
+def test_json_that_is_no_rule_is_422(strict: httpx.Client, body: bytes) -> None:
+    assert_refused(strict, strict.post("/rules", content=body, headers=JSON), 422)
     several = b'[{"target": "10.9.9.9", "action": "block"},' + body + b"]"
-    problem = assert_refused(client, client.post("/rules/bulk", content=several, headers=JSON), 422)
+    problem = assert_refused(strict, strict.post("/rules/bulk", content=several, headers=JSON), 422)
     assert "line 2" in problem["detail"].lower() or "cannot be kept" in problem["detail"]
 
 
