@@ -271,7 +271,7 @@ def _read(address: str) -> tuple[int, int] | None:
     version = 6 if ":" in address else 4
     try:
         packed = socket.inet_pton(_FAMILIES[version][0], address)
-    except OSError:
+    except (OSError, ValueError):
         return None
     number = int.from_bytes(packed)
     if version == 6 and number >> 32 == 0xFFFF:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 2.0
 COUNT_SECONDS = 1.0
 """How often what was counted is written."""
+_STOP_SECONDS = 0.25
+"""Whoever ends the thread waits so long for it at most."""
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
 
 
@@ -148,11 +150,11 @@ class Assignments:
         return self._next_end is not None and self._next_end <= now
 
     def _rest(self) -> float:
-        """Seconds until something is due; never so long that nobody could end this."""
+        """Seconds until something is due."""
         wake = min(self._due.values()) - time.monotonic()
         if self._next_end is not None:
             wake = min(wake, (self._next_end - self._now()).total_seconds())
-        return min(max(wake, 0.0), COUNT_SECONDS)
+        return min(max(wake, 0.0), _STOP_SECONDS)
 
     # -- rules
 
