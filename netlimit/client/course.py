@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import httpx
@@ -155,7 +156,12 @@ class Conduct:
                 assert isinstance(decision, Decision)
                 wait = decision.delay if decision.admitted else decision.retry_after
                 if wait > self._time_left(errand):
-                    raise BudgetExhausted(f"{charge}: there is room for it in {wait:.1f} s{self._bound}", wait)
+                    room = (
+                        f"there is room for it in {wait:.1f} s{self._bound}"
+                        if wait < inf
+                        else "more than it ever holds."
+                    )
+                    raise BudgetExhausted(f"{charge}: {room}", wait)
                 if wait:
                     yield Wait(wait)
                 if not decision.admitted:

@@ -20,7 +20,7 @@ from tests.docs.console import Console, Printed
 from tests.docs.transcripts import Transcript, fits, read_fences, read_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"console", "text", "toml"}
+LANGUAGES = {"console", "python", "text", "toml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
