@@ -156,12 +156,7 @@ class Conduct:
                 assert isinstance(decision, Decision)
                 wait = decision.delay if decision.admitted else decision.retry_after
                 if wait > self._time_left(errand):
-                    room = (
-                        f"there is room for it in {wait:.1f} s{self._bound}"
-                        if wait < inf
-                        else "more than it ever holds."
-                    )
-                    raise BudgetExhausted(f"{charge}: {room}", wait)
+                    raise BudgetExhausted(f"{charge}: {self._tell_room(wait)}", wait)
                 if wait:
                     yield Wait(wait)
                 if not decision.admitted:
@@ -169,6 +164,9 @@ class Conduct:
             else:
                 return True
         return False
+
+    def _tell_room(self, wait: float) -> str:
+        return f"there is room for it in {wait:.1f} s{self._bound}" if wait < inf else "it never holds as much."
 
     def _back_off(self, attempt: int) -> float:
         return self._retry.back_off(attempt, random.random())  # noqa: S311, it only spreads

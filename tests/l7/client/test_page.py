@@ -13,7 +13,7 @@ from tests.l7.redis.servers import Server
 
 PRINTED = [
     "200\n",
-    "The budget of 100000/day for 127.0.0.1, of which the request takes 200000: more than it ever holds.\n",
+    "The budget of 100000/day for 127.0.0.1, of which the request takes 200000: it never holds as much.\n",
     "200\n",
     "",
 ]
