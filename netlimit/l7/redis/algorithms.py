@@ -61,7 +61,8 @@ class FixedWindow:
         ceiling = self._amount + ask.slack
         wait = 0.0 if count + weight <= ceiling else inf if weight > ceiling else rest
         left = self._amount - count
-        return Decision(admitted, max(0, left), wait, rest if count else 0.0, 0.0, admitted and left < 0)
+        over = admitted and left < 0 < ask.hits
+        return Decision(admitted, max(0, left), wait, rest if count else 0.0, 0.0, over)
 
 
 class SlidingWindowCounter:
@@ -86,7 +87,8 @@ class SlidingWindowCounter:
         left = self._amount - current - previous * rest // self._period
         wait = self._wait(current, previous, ask.hits or 1, self._amount + ask.slack, rest)
         reset = rest + (self._period if current else 0) if current or previous else 0
-        return Decision(admitted, max(0, left), wait, reset / self._second, 0.0, admitted and left < 0)
+        over = admitted and left < 0 < ask.hits
+        return Decision(admitted, max(0, left), wait, reset / self._second, 0.0, over)
 
     def _wait(self, current: int, previous: int, hits: int, ceiling: int, rest: int) -> float:
         """Seconds until floor(current + previous * covered part) + hits <= ceiling, `rest` before the window ends."""
@@ -256,7 +258,7 @@ def make_counting(limit: Limit) -> Counting:
 def _find_tick(hits: int, seconds: int) -> int:
     """The shortest of 1 µs, 10 µs, … 1 s in which hits times the ticks of a period are whole numbers in a double.
 
-    1 µs unless millions of hits are allowed in a day or more.
+    1 µs unless the limit times its seconds is more than two thousand millions.
     """
     return next((tick for tick in (10**n for n in range(6)) if hits * seconds * SECOND // tick < LARGEST), SECOND)
 

@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
   local counted = (admitted or charge == '1') and hits or 0
   local after = math.min(used + counted * cost, 2 * full)
   if (counted > 0 or set_back) and after > 0 then
-    local life = math.ceil(after / math.max(given, 1) * tick / 1000)
+    local life = math.min(math.ceil(after / math.max(given, 1) * tick / 1000), 1e15)
     redis.call('SET', key, string.format('%.0f %.0f %.0f', after, moment, cost), 'PX', life)
   end
   reply[#reply + 1] = admitted and 1 or 0

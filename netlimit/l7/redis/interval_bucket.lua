@@ -21,7 +21,7 @@ for i, key in ipairs(KEYS) do
   local after = math.min(used + counted, 2 * full)
   if (counted > 0 or set_back) and after > 0 then
     local units = math.ceil(after / math.max(given, 1)) - 1
-    local life = math.ceil((units * period + rest) / 1000)
+    local life = math.min(math.ceil((units * period + rest) / 1000), 1e15)
     redis.call('SET', key, string.format('%.0f %.0f', after, unit), 'PX', life)
   end
   reply[#reply + 1] = admitted and 1 or 0
