@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.queueing import Queues
 from netlimit.l7.report import describe_report, make_report
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.answers import JSON, Answer, Problem
@@ -49,7 +50,8 @@ class Service:
         self._limiter = limiter
         self._rules = rules
         self._families = families
-        self._authorizer = Authorizer(limiter, families, proxies)
+        self._queues = Queues(limiter, rules)
+        self._authorizer = Authorizer(self._queues, families, proxies)
         self._leases = Leases(rules)
         self._registry = make_registry(limiter.usage, self.answers)
         self._ways: dict[str, tuple[str, str, Respond]] = {
@@ -88,13 +90,13 @@ class Service:
         return await decide(self._limiter, await read_body(receive))
 
     async def _authorize(self, scope: Scope, receive: Receive) -> Answer:
-        return await self._authorizer.answer(scope)
+        return await self._authorizer.answer(scope, receive)
 
     async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
         return await answer_json(self._limiter, self._families, await read_body(receive))
 
     async def _release(self, scope: Scope, receive: Receive) -> Answer:
-        await self._limiter.release(await self._read_leases(receive))
+        await self._queues.release(await self._read_leases(receive))
         return Answer(204, [])
 
     async def _renew(self, scope: Scope, receive: Receive) -> Answer:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
-from collections.abc import Collection, Mapping
-from functools import lru_cache
+from collections.abc import Awaitable, Collection, Mapping
+from functools import lru_cache, partial
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
-from netlimit.l7.limiter import Limiter
+from netlimit.l7.limiter import Verdict
 from netlimit.l7.problems import write_problem
+from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.leases import write_lease
-from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS
+from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, Receive
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 """The proxies that are trusted unless others are named."""
@@ -44,8 +46,8 @@ class Template(NamedTuple):
 class Authorizer:
     """Answers whether requests may pass. `proxies` are those whose X-Forwarded-For is believed."""
 
-    def __init__(self, limiter: Limiter, families: Collection[Family], proxies: Collection[str] = LOOPBACK) -> None:
-        self._limiter = limiter
+    def __init__(self, queues: Queues, families: Collection[Family], proxies: Collection[str] = LOOPBACK) -> None:
+        self._queues = queues
         self._families = families
         self._known: Mapping[str, Extractor] = {
             "remote_address": ClientAddress(proxies),
@@ -56,13 +58,13 @@ class Authorizer:
         }
         self._read_template = lru_cache(_TEMPLATES)(self._parse_query)
 
-    async def answer(self, scope: Scope) -> Answer:
+    async def answer(self, scope: Scope, receive: Receive) -> Answer:
         """The answer, once the turn of the request has come. Raises Problem, CountersUnavailable."""
         template = self._read_template(scope["query_string"])
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
-        verdict = await self._limiter.decide(template.domain, descriptors, template.hits)
+        verdict = await self._queues.decide(template.domain, descriptors, template.hits, partial(_stay, receive))
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
             headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
@@ -99,6 +101,27 @@ class Authorizer:
             known = ", ".join(self._known)
             raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
         return Part(text, find)
+
+
+async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:
+    """Wait for a verdict as long as somebody waits for the answer. Raises Problem when nobody does any more."""
+    turn = asyncio.ensure_future(waiting)
+    end = asyncio.ensure_future(_hear_end(receive))
+    try:
+        await asyncio.wait((turn, end), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        end.cancel()
+        if not turn.done():
+            turn.cancel()
+            await asyncio.wait((turn,))
+    if turn.cancelled():
+        raise Problem(408, "Nobody waits for the answer any more.")
+    return turn.result()
+
+
+async def _hear_end(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _read_hits(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -32,15 +33,19 @@ Response = RateLimitResponse
 class Served:
     """A running limiter, and clients of it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, running: bool) -> None:
         self.now = moment("10:00:00")
         document = parse_document(text)
         self.rules = RuleSet({document.domain: document.root})
-        self.limiter = Limiter(lambda: self.rules, MemoryStore(Clock(lambda: self.now, 0)))
+        self.limiter = Limiter(lambda: self.rules, MemoryStore(Clock(self._read, 0)))
         self.service = Service(self.limiter, lambda: self.rules)
         self.place = self.grpc_place = ""
         self._ending = asyncio.Event()
         self._started = threading.Event()
+        self._runs = running
+
+    def _read(self) -> int:
+        return self.now + (time.monotonic_ns() if self._runs else 0)
 
     def pass_time(self, seconds: float) -> None:
         self.now += int(seconds * SECOND)
@@ -105,8 +110,9 @@ def someone() -> str:
 
 
 @contextmanager
-def serving(text: str) -> Iterator[Served]:
-    served = Served(text)
+def serving(text: str, running: bool = False) -> Iterator[Served]:
+    """The limiter with the rules of a document; its clock stands unless it is running."""
+    served = Served(text, running)
     thread = threading.Thread(target=served.run)
     thread.start()
     served.wait()

@@ -1,0 +1,112 @@
+"""Real proxies with the configurations of docs/proxies, on free ports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from scripts.testbed.streams import ROOT
+from tests.cli.running import SECONDS, free_port
+
+CONFIGURATIONS = ROOT / "docs/proxies"
+PROGRAMS = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything is: host and port, as text."""
+
+    proxy: str
+    application: str
+    limiter: str
+    grpc: str
+
+    def put_into(self, text: str) -> str:
+        """A configuration of the docs for these places instead of those that it names."""
+        moved = {"80": self.proxy, "8080": self.application, "8751": self.limiter, "8752": self.grpc}
+        for port, place in moved.items():
+            written = rf"(127\.0\.0\.1:|127\.0\.0\.1, port_value: ){port}\b"
+            text = re.sub(written, rf"\g<1>{place.rpartition(':')[2]}", text)
+        return text
+
+
+def make_nginx(directory: Path, places: Places) -> list[str]:
+    server = places.put_into((CONFIGURATIONS / "nginx.conf").read_text())
+    temporary = "".join(
+        f"{kind}_temp_path {directory}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (directory / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {directory}/pid; error_log {directory}/log;\n"
+        f"events {{}}\nhttp {{ access_log off; {temporary}\n{server}\n}}"
+    )
+    return ["/usr/sbin/nginx", "-e", f"{directory}/log", "-c", f"{directory}/nginx.conf"]
+
+
+def make_haproxy(directory: Path, places: Places) -> list[str]:
+    script = directory / "netlimit.lua"
+    name = f"abns@netlimit{places.proxy}"  # one for the whole host
+    script.write_text((CONFIGURATIONS / "netlimit.lua").read_text().replace("abns@netlimit", name))
+    configuration = places.put_into((CONFIGURATIONS / "haproxy.cfg").read_text()).replace("abns@netlimit", name)
+    (directory / "haproxy.cfg").write_text(configuration.replace("/etc/haproxy/netlimit.lua", str(script)))
+    return ["/usr/sbin/haproxy", "-db", "-q", "-f", f"{directory}/haproxy.cfg"]
+
+
+def make_envoy(directory: Path, places: Places) -> list[str]:
+    (directory / "envoy.yaml").write_text(places.put_into((CONFIGURATIONS / "envoy.yaml").read_text()))
+    return [
+        *(f"{PROGRAMS}/envoy", "--config-path", f"{directory}/envoy.yaml", "--concurrency", "1"),
+        *("--use-dynamic-base-id", "--log-level", "error", "--disable-hot-restart"),
+    ]
+
+
+def make_caddy(directory: Path, places: Places) -> list[str]:
+    options = "{\n\tadmin off\n\tpersist_config off\n\tauto_https off\n}\n"
+    (directory / "Caddyfile").write_text(options + places.put_into((CONFIGURATIONS / "Caddyfile").read_text()))
+    return [f"{PROGRAMS}/caddy", "run", "--config", f"{directory}/Caddyfile"]
+
+
+MAKERS: Mapping[str, Callable[[Path, Places], list[str]]] = {
+    "nginx": make_nginx,
+    "haproxy": make_haproxy,
+    "envoy": make_envoy,
+    "caddy": make_caddy,
+}
+
+
+@contextmanager
+def running(name: str, directory: Path, application: str, limiter: str, grpc: str) -> Iterator[str]:
+    """Run a proxy until the block ends; where it is."""
+    places = Places(f"127.0.0.1:{free_port()}", application, limiter, grpc)
+    log = directory / "output"
+    with log.open("w") as output:
+        command = MAKERS[name](directory, places)
+        process = subprocess.Popen(
+            command, cwd=directory, stdout=output, stderr=output, env={"HOME": str(directory), "PATH": "/usr/bin:/bin"}
+        )
+    try:
+        _await(places.proxy, process, log)
+        yield places.proxy
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _await(place: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text()
+        try:
+            httpx.options(f"http://{place}/awaited", timeout=5, trust_env=False)
+        except httpx.TransportError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError(log.read_text())
