@@ -19,7 +19,7 @@ from netlimit.client.advice import read_advice
 from netlimit.client.budget import Charge, Ledger
 from netlimit.client.errors import BudgetExhausted, QuotaExhausted
 from netlimit.client.holds import LONGEST, Holds, Place, locate
-from netlimit.client.retry import Retry, is_lost, is_refused, may_repeat
+from netlimit.client.retry import Retry, is_lost, is_refused, is_replayable
 from netlimit.l7.decision import Decision
 from netlimit.l7.store import Ask
 
@@ -173,7 +173,7 @@ class Conduct:
 
     def _may_repeat(self, errand: Errand, attempt: int, wait: float) -> bool:
         in_time = attempt < self._retry.attempts and wait <= self._time_left(errand)
-        return in_time and may_repeat(errand.request)
+        return in_time and is_replayable(errand.request)
 
     def _time_left(self, errand: Errand) -> float:
         return max(0.0, errand.deadline - self._clock())

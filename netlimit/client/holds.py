@@ -10,13 +10,13 @@ from typing import NamedTuple, TypeVar
 import httpx
 
 from netlimit.client.advice import Advice, Quota
+from netlimit.client.retry import REFUSALS
 
 KEPT = 4096
 """Holds, and places of which is known what limits them; those of which nothing was heard for longest are forgotten."""
 LONGEST = 600.0
 """Seconds that nothing is sent at most; then one may ask again, for what a server says can be a mistake (draft 11 of
 RateLimit, 8.5.1). A client that is more patient waits longer."""
-_REFUSED = (429, 503)
 _CREDENTIALS = ("authorization", "x-api-key")
 _UNNAMED = Quota("", "", 0, 0.0)
 _Value = TypeVar("_Value")
@@ -69,7 +69,7 @@ class Holds:
 
     def note(self, place: Place, status: int, advice: Advice, since: float, now: float) -> None:
         """Remember what the answer to a request says that was sent at `since`."""
-        refused = status in _REFUSED and advice.retry_after is not None
+        refused = status in REFUSALS and advice.retry_after is not None
         quotas = advice.quotas
         if refused and status == 429 and not quotas:
             quotas = (_UNNAMED._replace(reset=advice.retry_after or 0.0),)

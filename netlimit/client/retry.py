@@ -8,7 +8,8 @@ import httpx
 
 IDEMPOTENT = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PUT", "TRACE"})
 """Methods that do the same however often they are sent (RFC 9110, 9.2.2)."""
-_REFUSALS = (429, 503)
+REFUSALS = (429, 503)
+"""Answers by which a server says: not now."""
 _LOST = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
 """What httpx raises when a connection is not made, or breaks."""
 
@@ -43,7 +44,7 @@ class Retry:
         return share * min(self.cap, self.base * 2.0 ** min(failures - 1, 64))
 
 
-def may_repeat(request: httpx.Request) -> bool:
+def is_replayable(request: httpx.Request) -> bool:
     """Whether the whole body can be sent again: httpx has it in memory, and not as a stream that it reads once."""
     return isinstance(request.stream, httpx.ByteStream)
 
@@ -53,7 +54,7 @@ def is_refused(request: httpx.Request, status: int, told_when: bool) -> bool:
 
     That is 429 or 503; for what is not idempotent only with Retry-After, by which the server tells that it did nothing.
     """
-    return status in _REFUSALS and (told_when or request.method in IDEMPOTENT)
+    return status in REFUSALS and (told_when or request.method in IDEMPOTENT)
 
 
 def is_lost(request: httpx.Request, error: httpx.TransportError) -> bool:
