@@ -172,6 +172,8 @@ class Settings(BaseSettings):
     """Where rules are kept; it may hold a password."""
     counters_url: str = Field("memory://", repr=False)
     """Where the limiter counts; it may hold a password."""
+    limits: Path | None = None
+    """A file with limits of the limiter, or a folder of such files, besides those in the database."""
     listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)
     """Where the API listens."""
     bootstrap_token: SecretStr | None = None

@@ -1,0 +1,124 @@
+"""Documents of limits in files: one file, or those of a folder, read again when they change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from time import monotonic
+from typing import NamedTuple
+
+from netlimit.errors import LimitError
+from netlimit.l7 import markup
+from netlimit.l7.document import Document, parse_document
+
+SUFFIXES = (".yaml", ".yml", ".json")
+"""What files in a folder are called that are read; those that begin with a dot are not."""
+MOST_FILES = 1000
+REST = 0.5
+"""Seconds for which nothing must change before it is read: who writes a file may not have come to its end."""
+_LONGEST_TROUBLE = 1000
+
+
+class Mark(NamedTuple):
+    """By what a file is known to be another one, or to have other content."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+
+Marks = dict[Path, Mark | str]
+"""Files, each with its mark; or why it has none."""
+
+
+class Files:
+    """The documents of a file or a folder: `good` are the last that could be read, `troubles` what is wrong, both by
+    path. Links are followed wherever they lead by then: Kubernetes exchanges all files at once by one."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
+        self.good: dict[Path, Document] = {}
+        self.troubles: dict[Path, str] = {}
+        self._path = path
+        self._clock = clock
+        self._read: Marks = {}
+        self._seen: Marks | None = None
+        self._since = 0.0
+
+    def refresh(self) -> None:
+        """Read what has changed. While the folder itself cannot be read, all stays as it was."""
+        try:
+            marks = look(self._path)
+        except (OSError, LimitError) as error:
+            self.troubles[self._path] = _word(self._path, error)
+            return
+        if self._path not in marks:
+            self.troubles.pop(self._path, None)
+        if self._is_settled(marks):
+            for gone in self.good.keys() - marks.keys():
+                del self.good[gone]
+            for gone in self.troubles.keys() - marks.keys():
+                del self.troubles[gone]
+            for path, mark in marks.items():
+                if self._read.get(path) != mark:
+                    self._take(path, mark)
+            self._read = marks
+
+    def _is_settled(self, marks: Marks) -> bool:
+        """Whether nobody is at work; at the very beginning there is nothing to wait with."""
+        now = self._clock()
+        if self._seen is None:
+            self._since = now - REST
+        elif marks != self._seen:
+            self._since = now
+        self._seen = marks
+        return now - self._since >= REST
+
+    def _take(self, path: Path, mark: Mark | str) -> None:
+        try:
+            self.good[path] = _read(path, mark)
+            self.troubles.pop(path, None)
+        except (OSError, LimitError) as error:
+            stays = " What it said before stays in force." if path in self.good else ""
+            self.troubles[path] = _word(path, error) + stays
+
+
+def look(path: Path) -> Marks:
+    """The files that there are. Raises OSError where there is nothing at all, LimitError where there is too much."""
+    if not path.is_dir():
+        return {path: _mark(path.stat())}
+    found = sorted(each.name for each in os.scandir(path) if each.name.endswith(SUFFIXES))
+    names = [path / name for name in found if not name.startswith(".")]
+    if len(names) > MOST_FILES:
+        raise LimitError("", f"There are {len(names)} files of limits; {MOST_FILES} are the most.")
+    marks: Marks = {}
+    for name in names:
+        try:
+            state = name.stat()
+            if not S_ISDIR(state.st_mode):
+                marks[name] = _mark(state)
+        except OSError as error:
+            marks[name] = f"{error.strerror}."
+    return marks
+
+
+def _mark(state: os.stat_result) -> Mark | str:
+    if not S_ISREG(state.st_mode):  # who opens a pipe waits
+        return "It is no file."
+    return Mark(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+def _read(path: Path, mark: Mark | str) -> Document:
+    if isinstance(mark, str):
+        raise LimitError("", mark)
+    with path.open("rb") as file:
+        content = file.read(markup.LARGEST + 1)
+    return parse_document(markup.decode(content), path.suffix == ".json")
+
+
+def _word(path: Path, error: OSError | LimitError) -> str:
+    reason = f"{error.strerror}." if isinstance(error, OSError) else str(error).replace("\n", " ")
+    return f"{path}: {reason[:_LONGEST_TROUBLE]}"

@@ -1,0 +1,165 @@
+"""Where the limiter's rules come from: files and the database, followed as they change."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Protocol
+
+from netlimit.errors import LimitError, StoreError
+from netlimit.l7.document import Document, parse_document
+from netlimit.l7.files import Files
+from netlimit.l7.rules import RuleSet
+
+SECONDS = 1.0
+"""So often it is looked whether something has changed; a database that is watched tells at once."""
+_BREATH = 0.05
+"""Seconds between two looks at least, however often the database is written."""
+log = logging.getLogger(__name__)
+
+
+class KeptDocument(Protocol):
+    """A document of the database: its text is JSON if its `content_type` says so, or else YAML."""
+
+    @property
+    def domain(self) -> str: ...  # noqa: D102
+
+    @property
+    def document(self) -> str: ...  # noqa: D102
+
+    @property
+    def content_type(self) -> str: ...  # noqa: D102
+
+    @property
+    def revision(self) -> int: ...  # noqa: D102
+
+
+class Database(Protocol):
+    """What keeps documents besides files. Both raise StoreError while it cannot be asked."""
+
+    def limits_revision(self) -> int:
+        """Another one whenever something has changed."""
+        ...
+
+    def limits(self) -> tuple[int, Sequence[KeptDocument]]:
+        """That revision, and all documents."""
+        ...
+
+
+class Rows:
+    """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong."""
+
+    def __init__(self, database: Database) -> None:
+        self.good: dict[str, Document] = {}
+        self.troubles: dict[str, str] = {}
+        self._database = database
+        self._revision = -1
+        self._read: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Read what has changed. While the database does not answer, all stays as it was."""
+        try:
+            if self._database.limits_revision() != self._revision:
+                self._revision, kept = self._database.limits()
+                self._take({each.domain: each for each in kept})
+            self.troubles.pop("", None)
+        except StoreError as error:
+            self.troubles[""] = str(error)
+
+    def _take(self, kept: dict[str, KeptDocument]) -> None:
+        for known in (self.good, self.troubles):
+            for gone in known.keys() - kept.keys():
+                del known[gone]
+        for domain, each in kept.items():
+            if self._read.get(domain) == each.revision:
+                continue
+            try:
+                self.good[domain] = parse_document(each.document, each.content_type == "application/json")
+                self.troubles.pop(domain, None)
+            except LimitError as error:  # an older netlimit took it, or a newer one
+                self.troubles[domain] = f"The limits of the domain {domain!r} in the database: {error}"
+        self._read = {domain: each.revision for domain, each in kept.items()}
+
+
+class Sources:
+    """The rules of a file or folder, and of a database; either may be missing.
+
+    What is wrong takes no rules away: a bad file leaves those that it had. Where two files have the same domain, the
+    domain keeps the rules that it had, or none. Where a file and the database have it, the file counts.
+
+    `refresh` is for one thread at a time; `rules` and `troubles` may be read by any.
+    """
+
+    def __init__(
+        self, path: Path | None = None, database: Database | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.rules = RuleSet({})
+        """The rules of the moment. Another RuleSet takes its place when they change."""
+        self.troubles: tuple[str, ...] = ()
+        """What is wrong, as sentences; nothing while all is well."""
+        self._files = Files(path, clock) if path is not None else None
+        self._rows = Rows(database) if database is not None else None
+        self._used: dict[str, Document] = {}
+
+    def refresh(self) -> None:
+        """Read what has changed, and put it in force. What is wrong is logged when it begins, and when it ends."""
+        troubles: list[str] = []
+        used: dict[str, Document] = {}
+        if self._rows is not None:
+            self._rows.refresh()
+            used |= self._rows.good
+            troubles += self._rows.troubles.values()
+        if self._files is not None:
+            self._files.refresh()
+            used |= self._choose(self._files.good, used, troubles)
+            troubles += self._files.troubles.values()
+        if used != self._used:
+            self.rules = RuleSet({domain: document.root for domain, document in used.items()})
+            self._used = used
+            log.info("The limits of these domains are in force: %s", ", ".join(sorted(used)) or "none")
+        self._report(tuple(troubles))
+
+    def run(self, ending: Event, wait: Callable[[float], object] | None = None) -> None:
+        """Follow the sources until the end, in a thread of its own. `wait` comes back early when the database was
+        written, and raises StoreError when it is gone: `Watch.wait`."""
+        while not ending.wait(_BREATH):
+            self.refresh()
+            try:
+                (wait or ending.wait)(SECONDS)
+            except StoreError:
+                ending.wait(SECONDS)
+
+    def _choose(
+        self, good: dict[Path, Document], below: dict[str, Document], troubles: list[str]
+    ) -> dict[str, Document]:
+        """The documents of files, by domain."""
+        claims: defaultdict[str, list[Path]] = defaultdict(list)
+        for path, document in sorted(good.items()):
+            claims[document.domain].append(path)
+        chosen = {}
+        for domain, paths in claims.items():
+            if len(paths) == 1:
+                chosen[domain] = good[paths[0]]
+            else:
+                named = ", ".join(map(str, paths))
+                troubles.append(f"The domain {domain!r} is in several files: {named}. Put its limits into one of them.")
+                if domain in self._used:
+                    chosen[domain] = self._used[domain]
+            if domain in below:
+                troubles.append(
+                    f"The limits of the domain {domain!r} in the database do not count: {paths[0]} has some, too."
+                )
+        return chosen
+
+    def _report(self, troubles: tuple[str, ...]) -> None:
+        for trouble in troubles:
+            if trouble not in self.troubles:
+                log.warning(trouble)
+        for trouble in self.troubles:
+            if trouble not in troubles:
+                log.info("This is over: %s", trouble)
+        self.troubles = troubles

@@ -1,0 +1,207 @@
+"""Which rule a descriptor finds, and which counter: the order of Envoy's ratelimit."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.l7.document import parse_document
+from netlimit.l7.rules import Entry, Match, RuleSet, make_pattern, replaced
+
+TREE = """\
+domain: shop
+descriptors:
+- key: plan
+  value: gold
+  descriptors:
+  - key: tenant
+    rate_limit: {unit: second, requests_per_unit: 5}
+  - key: tenant
+    value: acme
+    rate_limit: {unit: second, requests_per_unit: 10}
+- key: address
+  rate_limit: {unit: minute, requests_per_unit: 20}
+- key: address
+  value: 192.0.2.66
+  rate_limit: {unit: minute, requests_per_unit: 0}
+- key: address
+  value: 198.51.100.1
+- key: job
+  rate_limit: {unlimited: true}
+- key: path
+  value: /api/*
+  rate_limit: {unit: hour, requests_per_unit: 30}
+- key: path
+  value: /api/v1*
+  rate_limit: {unit: hour, requests_per_unit: 31}
+- key: path
+  value: /api/v1/login
+  rate_limit: {unit: hour, requests_per_unit: 3}
+- key: path
+  rate_limit: {unit: hour, requests_per_unit: 300}
+- key: file
+  value: a*c*e
+  share_threshold: true
+  rate_limit: {unit: day, requests_per_unit: 40}
+- key: user
+  value: staff-*
+  share_threshold: true
+  descriptors:
+  - key: call
+    rate_limit: {unit: day, requests_per_unit: 50}
+  - key: call
+    value: admin*
+    rate_limit: {unit: day, requests_per_unit: 51}
+"""
+RULES = RuleSet({"shop": parse_document(TREE).root})
+
+
+def find(*texts: str, domain: str = "shop") -> Match | None:
+    """What a descriptor of `key=value` finds."""
+    return RULES.find(domain, [Entry(*each.partition("=")[::2]) for each in texts])
+
+
+def amount(*texts: str) -> int | None:
+    match = find(*texts)
+    return None if match is None or match.rule.limit is None else match.rule.limit.amount
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (("plan=gold", "tenant=acme"), 10),
+        (("plan=gold", "tenant=other"), 5),
+        (("plan=gold", "tenant="), 5),
+        (("address=203.0.113.9",), 20),
+        (("address=192.0.2.66",), 0),
+        (("path=/api/v1/login",), 3),
+        (("path=/api/v1/logout",), 30),
+        (("path=/api/v2",), 30),
+        (("path=/other",), 300),
+        (("file=ace",), 40),
+        (("file=a-c-c-e",), 40),
+        (("user=staff-ann", "call=read"), 50),
+        (("user=staff-", "call=administer"), 51),
+    ],
+)
+def test_the_exact_value_comes_before_the_first_wildcard_and_that_before_the_key(
+    texts: tuple[str, ...], wanted: int
+) -> None:
+    assert amount(*texts) == wanted
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("plan=gold",),
+        ("plan=silver", "tenant=acme"),
+        ("tenant=acme",),
+        ("plan=gold", "tenant=acme", "more=x"),
+        ("address=203.0.113.9", "more=x"),
+        ("address=198.51.100.1",),
+        ("file=ae",),
+        ("file=aec",),
+        ("file=acee!",),
+        ("Address=203.0.113.9",),
+        ("user=staff-ann",),
+        ("unknown=x",),
+        (),
+    ],
+)
+def test_shorter_longer_and_unknown_descriptors_find_nothing(texts: tuple[str, ...]) -> None:
+    assert find(*texts) is None
+    assert find("address=203.0.113.9", domain="other") is None
+
+
+def test_what_a_rule_leaves_open_has_counters_of_its_own() -> None:
+    same = [find("address=192.0.2.1"), find("address=192.0.2.1")]
+    other = find("address=192.0.2.2")
+    assert same[0] == same[1] != other
+    assert same[0] is not None
+    assert other is not None
+    assert same[0].rule is other.rule
+    assert keys(("plan=gold", "tenant=acme"), ("plan=gold", "tenant=b")) == ["", "b"]
+    assert keys(("path=/api/x",), ("path=/api/y",)) == ["/api/x", "/api/y"]
+
+
+def keys(*descriptors: tuple[str, ...]) -> list[str]:
+    return [match.key for texts in descriptors if (match := find(*texts))]
+
+
+def test_a_shared_threshold_is_one_counter_whether_the_rule_is_there_or_below() -> None:
+    assert keys(("file=ace",), ("file=abcde",)) == ["a*c*e", "a*c*e"]
+    one, other, third = keys(("user=staff-ann", "call=x"), ("user=staff-bob", "call=x"), ("user=staff-bob", "call=y"))
+    assert one == other != third
+    assert len(set(keys(("user=staff-ann", "call=admin1"), ("user=staff-ann", "call=admin2")))) == 2
+
+
+def test_values_that_are_joined_are_not_mistaken_for_each_other() -> None:
+    document = "domain: d\ndescriptors: [{key: a, descriptors: [{key: b, concurrency: 1}]}]"
+    rules = RuleSet({"d": parse_document(document).root})
+    values = ["", "|", "||", "x|", "|x", "\\", "\\|", "x", "x\\"]
+    pairs = [(first, second) for first in values for second in values]
+    found = [rules.find("d", [Entry("a", first), Entry("b", second)]) for first, second in pairs]
+    assert len({match.key for match in found if match}) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("*", ["", "x", "*"], []),
+        ("a*", ["a", "ab", "a*"], ["", "ba"]),
+        ("*z", ["z", "az"], ["za", ""]),
+        ("a*a", ["aa", "aba"], ["a", "ab"]),
+        ("/api*v1", ["/apiv1", "/api/x/v1"], ["/api/v1/", "/apv1"]),
+        ("svc*ep*rpc", ["svceprpc", "svc-ep-rpc"], ["svcrpc", "svc-rpc-ep", "svceprp"]),
+        ("ab*ba", ["abba", "ab-ba"], ["aba"]),
+        ("a**b", ["ab", "a-b"], ["a"]),
+    ],
+)
+def test_a_star_stands_for_any_text_also_for_none(pattern: str, fitting: list[str], others: list[str]) -> None:
+    made = make_pattern("k", pattern)
+    assert all(made.fits(Entry("k", value)) for value in fitting)
+    assert not any(made.fits(Entry("k", value)) for value in others)
+    assert not any(made.fits(Entry("other", value)) for value in fitting)
+
+
+def test_many_stars_cost_no_more_than_the_value_is_long() -> None:
+    made = make_pattern("k", "*".join(["a"] * 300))
+    assert not made.fits(Entry("k", "a" * 299))
+    assert made.fits(Entry("k", "a" * 300))
+
+
+def test_what_is_unlimited_is_found_and_says_so() -> None:
+    match = find("job=x")
+    assert match is not None
+    assert (match.rule.unlimited, match.rule.limit) == (True, None)
+
+
+def test_rules_replace_others_by_name() -> None:
+    text = """\
+domain: d
+descriptors:
+- {key: all, rate_limit: {unit: second, requests_per_unit: 5, name: general}}
+- {key: some, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}, {name: else}]}}
+"""
+    rules = RuleSet({"d": parse_document(text).root})
+    general, special = (rules.find("d", [Entry(key, "x")]) for key in ("all", "some"))
+    assert replaced([general, None]) == frozenset()
+    assert replaced([general, special]) == {"general", "else"}
+    assert general is not None
+    assert general.rule.alias == "general"
+
+
+def test_metrics_tell_of_the_values_that_are_asked_for() -> None:
+    text = """\
+domain: d
+descriptors:
+- key: route
+  value: api/*
+  value_to_metric: true
+  descriptors:
+  - key: method
+    descriptors:
+    - {key: user, value_to_metric: true, concurrency: 1}
+    - {key: host, detailed_metric: true, concurrency: 1}
+"""
+    found = {rule.name: (rule.value_to_metric, rule.detailed_metric) for rule in parse_document(text).root.walk()}
+    assert found == {"route=api/*,method,user": ((0, 2), False), "route=api/*,method,host": ((0,), True)}

@@ -1,0 +1,319 @@
+"""Rules from files and a database, followed as they change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import StoreError
+from netlimit.l7 import files
+from netlimit.l7.rules import RuleSet
+from netlimit.l7.sources import Sources
+from netlimit.store import LimitDocument, Store
+from tests.store.examples import NOW
+
+
+def text(domain: str, amount: int = 1) -> str:
+    return f"domain: {domain}\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {amount}}}}}]\n"
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Table:
+    """A database of documents that can be away."""
+
+    documents: dict[str, LimitDocument] = field(default_factory=dict)
+    revision: int = 0
+    away: bool = False
+    read: int = 0
+
+    def put(self, domain: str, document: str, content_type: str = "application/yaml") -> None:
+        self.revision += 1
+        self.documents[domain] = LimitDocument(domain, document, content_type, self.revision, NOW, NOW, "ann")
+
+    def limits_revision(self) -> int:
+        if self.away:
+            raise StoreError("The database does not answer.")
+        return self.revision
+
+    def limits(self) -> tuple[int, list[LimitDocument]]:
+        self.read += 1
+        return self.revision, list(self.documents.values())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "limits"
+    folder.mkdir()
+    return folder
+
+
+def amounts(sources: Sources) -> dict[str, int]:
+    """How many requests a day each domain lets pass."""
+    return amounts_of(sources.rules)
+
+
+def amounts_of(rules: RuleSet) -> dict[str, int]:
+    return {rule.domain: rule.limit.amount for rule in rules if rule.limit}
+
+
+def settle(sources: Sources, clock: Clock) -> None:
+    """Look, and again when nobody has changed anything for a while."""
+    sources.refresh()
+    clock.now += files.REST
+    sources.refresh()
+
+
+def test_one_file_is_read_at_once_and_again_when_it_changes(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text(text("auth", 5))
+    sources = Sources(path, clock=clock)
+    assert amounts(sources) == {}
+    sources.refresh()
+    assert amounts(sources) == {"auth": 5}
+    before = sources.rules
+    settle(sources, clock)
+    assert sources.rules is before
+    path.write_text(text("auth", 6))
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 6}
+    assert amounts_of(before) == {"auth": 5}
+
+
+def test_a_folder_holds_a_domain_in_each_file(folder: Path, clock: Clock) -> None:
+    (folder / "a.yaml").write_text(text("auth", 1))
+    (folder / "b.yml").write_text(text("edge", 2))
+    (folder / "c.json").write_text('{"domain": "json", "descriptors": [{"key": "k", "concurrency": 3}]}')
+    (folder / ".hidden.yaml").write_text("domain: [")
+    (folder / "README.txt").write_text("domain: [")
+    (folder / "folder.yaml").mkdir()
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    assert set(sources.rules.domains) == {"auth", "edge", "json"}
+    assert sources.troubles == ()
+    (folder / "a.yaml").unlink()
+    (folder / "d.yaml").write_text(text("new", 4))
+    settle(sources, clock)
+    assert set(sources.rules.domains) == {"edge", "json", "new"}
+
+
+def test_a_bad_file_leaves_its_rules_and_says_why(folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    good, bad = folder / "good.yaml", folder / "bad.yaml"
+    good.write_text(text("good", 1))
+    bad.write_text(text("bad", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    good.write_text(text("good", 2))
+    bad.write_text("domain: bad\ndescriptors: [{kez: k}, {key: other, rate_limit: 5}]\n")
+    settle(sources, clock)
+    assert amounts(sources) == {"good": 2, "bad": 1}
+    (trouble,) = sources.troubles
+    assert trouble == (
+        f"{bad}: line 2, descriptors[0].kez: `kez` is not known in a descriptor; did you mean `key`? "
+        "line 2, descriptors[1].rate_limit: A map is wanted here: `rate_limit`, with `unit: …` and so on. "
+        "What it said before stays in force."
+    )
+    settle(sources, clock)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [trouble]
+    bad.write_text(text("bad", 3))
+    settle(sources, clock)
+    assert amounts(sources) == {"good": 2, "bad": 3}
+    assert sources.troubles == ()
+    assert f"This is over: {trouble}" in caplog.messages
+
+
+def test_a_file_that_is_bad_from_the_beginning_has_no_rules(folder: Path, clock: Clock) -> None:
+    (folder / "a.yaml").write_bytes(b"domain: \xff")
+    (folder / "b.yaml").write_text(text("b"))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    assert amounts(sources) == {"b": 1}
+    assert sources.troubles == (f"{folder / 'a.yaml'}: Byte 8 is not UTF-8.",)
+
+
+def test_a_half_written_file_is_let_alone(folder: Path, clock: Clock) -> None:
+    """Its beginning is good YAML, too: only waiting tells that there is more to come."""
+    path = folder / "a.yaml"
+    path.write_text(text("auth", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    for size in (13, 20, 30):
+        path.write_text(text("auth", 2)[:size])
+        clock.now += files.REST * 0.9
+        sources.refresh()
+        assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
+    path.write_text(text("auth", 2))
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 2}
+
+
+def test_links_are_exchanged_as_kubernetes_does(folder: Path, clock: Clock) -> None:
+    for number in (1, 2):
+        (folder / f"..{number}").mkdir()
+        (folder / f"..{number}" / "a.yaml").write_text(text("auth", number))
+    (folder / "..data").symlink_to("..1")
+    (folder / "a.yaml").symlink_to("..data/a.yaml")
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    assert amounts(sources) == {"auth": 1}
+    (folder / "..new").symlink_to("..2")
+    (folder / "..new").rename(folder / "..data")
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 2}
+
+
+def test_a_file_in_the_place_of_another_is_seen_whatever_its_time(folder: Path, clock: Clock) -> None:
+    path, other = folder / "a.yaml", folder.parent / "other"
+    path.write_text(text("auth", 1))
+    other.write_text(text("auth", 2))
+    for each in (path, other):
+        os.utime(each, ns=(0, 0))
+    sources = Sources(path, clock=clock)
+    sources.refresh()
+    other.rename(path)
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 2}
+
+
+def test_rules_stay_while_the_folder_is_away(folder: Path, clock: Clock) -> None:
+    (folder / "a.yaml").write_text(text("auth", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    folder.rename(folder.parent / "elsewhere")
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 1}
+    assert sources.troubles == (f"{folder}: No such file or directory.",)
+    (folder.parent / "elsewhere").rename(folder)
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
+
+
+def test_what_is_no_file_is_trouble_of_its_own(folder: Path, clock: Clock) -> None:
+    (folder / "link.yaml").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "good.yaml").write_text(text("auth", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    assert amounts(sources) == {"auth": 1}
+    assert sources.troubles == (
+        f"{folder / 'link.yaml'}: No such file or directory.",
+        f"{folder / 'pipe.yaml'}: It is no file.",
+    )
+
+
+def test_too_many_files_are_too_many(folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_FILES", 2)
+    for number in range(3):
+        (folder / f"{number}.yaml").write_text(text(f"d{number}"))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    assert sources.troubles == (f"{folder}: There are 3 files of limits; 2 are the most.",)
+
+
+def test_a_domain_in_two_files_keeps_what_it_had(folder: Path, clock: Clock) -> None:
+    first, second = folder / "1.yaml", folder / "2.yaml"
+    first.write_text(text("auth", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    second.write_text(text("auth", 2))
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 1}
+    assert sources.troubles == (
+        f"The domain 'auth' is in several files: {first}, {second}. Put its limits into one of them.",
+    )
+    first.unlink()
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 2}, ())
+    both = Sources(folder, clock=clock)
+    first.write_text(text("auth", 1))
+    both.refresh()
+    assert amounts(both) == {}
+
+
+def test_the_database_has_rules_too_and_files_count_before_it(folder: Path, clock: Clock) -> None:
+    table = Table()
+    table.put("base", text("base", 1))
+    table.put("both", text("both", 1))
+    table.put("json", '{"domain": "json", "descriptors": []}', "application/json")
+    (folder / "both.yaml").write_text(text("both", 2))
+    sources = Sources(folder, table, clock)
+    sources.refresh()
+    assert amounts(sources) == {"base": 1, "both": 2}
+    assert set(sources.rules.domains) == {"base", "both", "json"}
+    assert sources.troubles == (
+        f"The limits of the domain 'both' in the database do not count: {folder / 'both.yaml'} has some, too.",
+    )
+    sources.refresh()
+    assert table.read == 1
+    del table.documents["both"]
+    table.put("base", text("base", 3))
+    sources.refresh()
+    assert (amounts(sources), sources.troubles) == ({"base": 3, "both": 2}, ())
+
+
+def test_rules_stay_while_the_database_is_away_or_holds_what_cannot_be_read(clock: Clock) -> None:
+    table = Table()
+    table.put("base", text("base", 1))
+    sources = Sources(database=table, clock=clock)
+    sources.refresh()
+    table.away = True
+    sources.refresh()
+    assert (amounts(sources), sources.troubles) == ({"base": 1}, ("The database does not answer.",))
+    table.away = False
+    table.put("base", "domain: base\nfuture: 5\n")
+    table.put("more", text("more", 2))
+    sources.refresh()
+    assert amounts(sources) == {"base": 1, "more": 2}
+    assert sources.troubles[0].startswith(
+        "The limits of the domain 'base' in the database: line 2, future: `future` is"
+    )
+    del table.documents["base"]
+    table.put("base", text("base", 4))
+    sources.refresh()
+    assert (amounts(sources), sources.troubles) == ({"base": 4, "more": 2}, ())
+
+
+def wait_until(come: Callable[[], bool]) -> None:
+    ticking = threading.Event()
+    for _ in range(1000):
+        if come():
+            return
+        ticking.wait(0.01)
+    raise AssertionError("It has not come.")
+
+
+def test_a_change_in_the_database_is_in_force_in_a_moment(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/netlimit.db"
+    store, other = Store(url), Store(url)
+    store.upgrade()
+    watch, ending = store.watch(), threading.Event()
+    sources = Sources(database=store)
+    thread = threading.Thread(target=sources.run, args=(ending, watch.wait))
+    thread.start()
+    for amount in (7, 8):
+        other.put_limits("auth", text("auth", amount), "application/yaml", "ann", NOW)
+        wait_until(lambda amount=amount: amounts(sources) == {"auth": amount})
+    ending.set()
+    thread.join()
+    watch.close()
+    other.close()
+    store.close()
