@@ -1,0 +1,89 @@
+"""What is told of a request: one descriptor for every way in which rules look at requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from netlimit.errors import LimitError
+from netlimit.l7.identity import Extractor, Scope, hash_key
+from netlimit.l7.rules import Descriptor, Entry, Node, RuleSet
+
+LONGEST = 512
+"""Characters of a value. What is longer is told by its beginning and a hash: clients choose how long a header is, and
+counters keep it."""
+
+log = logging.getLogger(__name__)
+
+
+class Extraction:
+    """Makes the descriptors that the rules of a domain can find: of `remote_address`, of `path` and `user`, and so on.
+
+    A descriptor of which a value is missing is left out. Raises LimitError if there is no such domain, or if its rules
+    have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    """
+
+    def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
+        self._rules = rules
+        self._domain = domain
+        self._extractors = extractors
+        self._seen = rules()
+        self._ways, faults = self._find_ways(self._seen)
+        if faults:
+            raise LimitError("limits", faults)
+
+    def __call__(self, scope: Scope) -> list[Descriptor]:
+        """The descriptors of a request."""
+        rules = self._rules()
+        if rules is not self._seen:
+            self._seen = rules
+            self._ways, faults = self._find_ways(rules)
+            if faults:
+                log.error("%s", faults)
+        values: dict[str, str | None] = {}
+        descriptors = []
+        for way in self._ways:
+            entries = []
+            for key, extract in way:
+                if key not in values:
+                    value = extract(scope)
+                    values[key] = value if value is None or len(value) <= LONGEST else _shorten(value)
+                value = values[key]
+                if value is None:
+                    break
+                entries.append(Entry(key, value))
+            else:
+                descriptors.append(Descriptor(tuple(entries)))
+        return descriptors
+
+    def _find_ways(self, rules: RuleSet) -> tuple[list[tuple[tuple[str, Extractor], ...]], str]:
+        root = rules.domains.get(self._domain)
+        if root is None:
+            known = ", ".join(map(repr, rules.domains)) or "none"
+            return [], f"There is no domain {self._domain!r} in the limits; there is {known}."
+        keys = dict.fromkeys(_find_keys(root))
+        unknown = sorted({key for way in keys for key in way} - self._extractors.keys())
+        ways = [way for way in keys if not set(way) & {*unknown}]
+        faults = ""
+        if unknown:
+            faults = (
+                f"The limits of {self._domain!r} have the key {unknown[0]!r}, which nothing extracts; there are "
+                f'{", ".join(self._extractors)}. More can be given: extract={{{unknown[0]!r}: header("X-Name")}}.'
+            )
+        return [tuple((key, self._extractors[key]) for key in way) for way in ways], faults
+
+
+def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys on the way to each rule."""
+    if node.rule is not None and before:
+        yield before
+    for entry, child in node.exact.items():
+        yield from _find_keys(child, (*before, entry.key))
+    for pattern, child in node.wild:
+        yield from _find_keys(child, (*before, pattern.key))
+    for key, child in node.default.items():
+        yield from _find_keys(child, (*before, key))
+
+
+def _shorten(value: str) -> str:
+    return f"{value[: LONGEST - 40]}#{hash_key(value)}"

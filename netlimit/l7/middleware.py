@@ -1,0 +1,180 @@
+"""ASGI middleware: limits inside an application.
+
+app.add_middleware(RateLimit, limit="100/minute")
+app.add_middleware(RateLimit, limits="limits.yaml", domain="api")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from os import PathLike
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from netlimit.errors import LimitError
+from netlimit.l7.counters import open_counters
+from netlimit.l7.extraction import Extraction
+from netlimit.l7.headers import USUAL, Family, Fields, make_headers
+from netlimit.l7.holding import Holding
+from netlimit.l7.identity import EXTRACTORS, Extractor
+from netlimit.l7.limit import Limit, parse_limit
+from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.listening import ClientGone, Listener, Message, Receive
+from netlimit.l7.pressure import Pressure
+from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
+from netlimit.l7.queueing import Queues
+from netlimit.l7.rules import Node, Rule, RuleSet
+from netlimit.l7.sources import Sources
+from netlimit.l7.store import Store
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+DOMAIN = "app"
+"""The domain of a limit that comes without one."""
+_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+_TRY_AGAIN_LATER = 1013
+_LONGEST_REASON = 123  # bytes, RFC 6455, 5.5: a control frame has 125, and the code takes two
+
+
+class RateLimit:
+    """Limits the requests and websockets of an application; what is refused never reaches it.
+
+    Either one `limit`, "100/minute" or a Limit or a whole Rule, which each `key` has for itself (the client's address;
+    the name of another extractor, or one of your own). Or `limits`, a file or folder that is followed as it changes, or
+    a callable that gives the rules of the moment, and the `domain` whose rules count here: their keys say what is asked
+    of a request.
+
+    `extract` adds extractors to `EXTRACTORS`, or replaces them: `{"remote_address": ClientAddress(["10.0.0.0/8"])}`
+    trusts proxies. `exempt` are paths that are not limited, with a `*` at the end all that begin so. `hits` gives the
+    weight of a request. `counters` is where is counted, a store or its URL (`redis://…` is shared by processes).
+    `pressure` is how busy the application is, for elastic limits. `families` are the header fields that responses get.
+
+    Raises LimitError for limits that cannot be kept, SettingsError for counters that there are not.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        limit: str | Limit | Rule | None = None,
+        *,
+        key: str | Extractor = "remote_address",
+        limits: str | PathLike[str] | Callable[[], RuleSet] | None = None,
+        domain: str = DOMAIN,
+        extract: Mapping[str, Extractor] | None = None,
+        exempt: Collection[str] = (),
+        hits: Callable[[Scope], int] | None = None,
+        counters: str | Store = "memory://",
+        pressure: Pressure | None = None,
+        families: Collection[Family] = USUAL,
+    ) -> None:
+        extractors = {**EXTRACTORS, **(extract or {})}
+        self._ending = Event()
+        if limits is None and limit is not None:
+            name = key if isinstance(key, str) else "key"
+            if not isinstance(key, str):
+                extractors[name] = key
+            rules, self._domain = _make_rules(limit, name)
+        elif limits is not None and limit is None:
+            rules, self._domain = self._follow(limits), domain
+        else:
+            raise LimitError("limit", 'Give either `limit`, such as "100/minute", or `limits`, a file of them.')
+        self._app = app
+        self._store = open_counters(counters) if isinstance(counters, str) else counters
+        self._extraction = Extraction(rules, self._domain, extractors)
+        self._limiter = Limiter(rules, self._store, pressure)
+        self._queues = Queues(self._limiter, rules)
+        self._exempt = frozenset(path for path in exempt if not path.endswith("*"))
+        self._exempt_beginnings = tuple(path[:-1] for path in exempt if path.endswith("*"))
+        self._hits = hits
+        self._families = families
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection (ASGI)."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+        elif kind not in ("http", "websocket") or self._is_exempt(scope["path"]):
+            await self._app(scope, receive, send)
+        else:
+            await self._limit(scope, Listener(receive), send)
+
+    async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
+        descriptors = self._extraction(scope)
+        hits = 1 if self._hits is None else self._hits(scope)
+        try:
+            verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait)
+            if not verdict.allowed:
+                await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
+            elif verdict.leases:
+                await self._hold(scope, listener, send, verdict)
+            else:
+                await self._pass(scope, listener, send, verdict)
+        except ClientGone:
+            return
+        finally:
+            listener.close()
+
+    async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
+        fields = make_headers(verdict, self._families)
+
+        async def send_with_fields(message: Message) -> None:
+            if message["type"] in _BEGINNINGS:
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+            await send(message)
+
+        await self._app(scope, listener.receive, send_with_fields)
+
+    async def _hold(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
+        holding = Holding(self._limiter, verdict)
+        try:
+            await self._pass(scope, listener, send, verdict)
+        finally:
+            holding.end()
+            await self._queues.release(verdict)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application's whole life: at its end nothing is left behind."""
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._ending.set()
+            await self._store.aclose()
+
+    def _is_exempt(self, path: str) -> bool:
+        return path in self._exempt or (bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings))
+
+    def _follow(self, limits: str | PathLike[str] | Callable[[], RuleSet]) -> Callable[[], RuleSet]:
+        if callable(limits):
+            return limits
+        sources = Sources(Path(limits))
+        sources.refresh()
+        if sources.troubles:
+            raise LimitError("limits", " ".join(sources.troubles))
+        Thread(target=sources.run, args=(self._ending,), name="limits", daemon=True).start()
+        return lambda: sources.rules
+
+
+def _make_rules(limit: str | Limit | Rule, key: str) -> tuple[Callable[[], RuleSet], str]:
+    """A rule by itself, and its domain."""
+    if not isinstance(limit, Rule):
+        limit = Rule(DOMAIN, key, parse_limit(limit) if isinstance(limit, str) else limit)
+    rules = RuleSet({limit.domain: Node(default={key: Node(limit)})})
+    return lambda: rules, limit.domain
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, verdict: Verdict, fields: Fields) -> None:
+    """Answer 429, or where a websocket cannot be answered so, close it before it is open (the client sees 403)."""
+    if scope["type"] == "websocket":
+        await receive()
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            reason = describe_refusal(verdict)[:_LONGEST_REASON]
+            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": reason})
+            return
+    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
+    body = write_problem(verdict)
+    head = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body)), *fields]
+    await send({"type": f"{kind}.start", "status": 429, "headers": head})
+    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else body})
