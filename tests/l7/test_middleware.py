@@ -1,0 +1,418 @@
+"""The middleware before applications that answer in the same loop, and once before FastAPI on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+from netlimit.errors import LimitError, SettingsError
+from netlimit.l7.headers import Family
+from netlimit.l7.identity import ClientAddress, hash_key, header
+from netlimit.l7.limit import Algorithm, Limit, parse_limit
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.middleware import RateLimit
+from netlimit.l7.pressure import Pressure
+from netlimit.l7.rules import Mode, OnLimit, Rule
+from tests.l7.asking import Asking, ask, begin, hello, make_scope
+from tests.l7.leaping import leaping_clock, now, run
+
+ONE = "1/minute"
+
+
+def limited(limit: Any = None, app: Any = hello, **others: Any) -> RateLimit:
+    return RateLimit(app, limit, counters=MemoryStore(leaping_clock()), **others)
+
+
+async def ask_all(app: Any, *scopes: dict[str, Any]) -> list[int | None]:
+    return [(await ask(app, **scope)).status for scope in scopes]
+
+
+class TestOneLimit:
+    def test_by_client_address(self) -> None:
+        async def main() -> None:
+            app = limited("2/minute")
+            first = await ask(app)
+            assert (first.status, first.body) == (200, b"hello")
+            assert first.headers["ratelimit"] == '"remote_address";r=1;t=60'
+            assert first.headers["content-type"] == "text/plain"
+            assert await ask_all(app, {}, {}, {"peer": "192.0.2.2"}) == [200, 429, 200]
+
+        run(main())
+
+    def test_what_the_refused_reads_and_that_waiting_helps(self) -> None:
+        async def main() -> None:
+            app = limited(ONE)
+            await ask(app)
+            await asyncio.sleep(20.5)
+            refused = await ask(app)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "40")
+            assert refused.headers["content-type"] == "application/problem+json"
+            assert int(refused.headers["content-length"]) == len(refused.body)
+            assert refused.json()["detail"] == (
+                'The limit "remote_address" of 1/minute is reached; come again in 40 seconds.'
+            )
+            await asyncio.sleep(int(refused.headers["retry-after"]))
+            assert (await ask(app)).status == 200
+
+        run(main())
+
+    def test_head_gets_no_body(self) -> None:
+        async def main() -> None:
+            app = limited("0/minute")
+            refused = await ask(app, method="HEAD")
+            assert (refused.status, refused.body) == (429, b"")
+
+        run(main())
+
+    @pytest.mark.parametrize("forged", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Client-IP"])
+    def test_a_forged_address_is_no_way_around(self, forged: str) -> None:
+        async def main() -> None:
+            app = limited(ONE)
+            asks = [{"headers": {forged: f"203.0.113.{number}"}} for number in range(3)]
+            assert await ask_all(app, *asks) == [200, 429, 429]
+
+        run(main())
+
+    def test_behind_a_trusted_proxy_each_client_has_his_own(self) -> None:
+        async def main() -> None:
+            app = limited(ONE, extract={"remote_address": ClientAddress(["192.0.2.1"])})
+            statuses = await ask_all(
+                app, *({"headers": {"X-Forwarded-For": each}} for each in ("203.0.113.1", "203.0.113.2", "203.0.113.1"))
+            )
+            assert statuses == [200, 200, 429]
+            assert await ask_all(app, {"headers": {"X-Forwarded-For": "6.6.6.6, 203.0.113.1"}}) == [429]
+
+        run(main())
+
+    def test_one_ipv6_client_is_a_whole_block(self) -> None:
+        async def main() -> None:
+            app = limited(ONE)
+            peers = ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1")
+            assert await ask_all(app, *({"peer": peer} for peer in peers)) == [200, 429, 200]
+
+        run(main())
+
+    def test_by_another_key_or_one_of_ones_own(self) -> None:
+        async def main() -> None:
+            for app in (limited(ONE, key="path"), limited(ONE, key=lambda scope: scope["path"])):
+                assert await ask_all(app, {"path": "/a"}, {"path": "/b"}, {"path": "/a"}) == [200, 200, 429]
+
+        run(main())
+
+    def test_an_api_key_is_told_to_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def main() -> None:
+            app = limited(ONE, key="api_key", families=[*Family])
+            caplog.set_level(0)
+            key = {"headers": {"X-API-Key": "s3cret"}}
+            await ask(app, **key)
+            refused = await ask(app, **key)
+            assert refused.status == 429
+            told = str(refused.messages) + caplog.text
+            assert "s3cret" not in told
+            assert hash_key("s3cret") not in told
+            assert await ask_all(app, {"headers": {"X-API-Key": "other"}}, {}, {}) == [200, 200, 200]
+
+        run(main())
+
+    def test_exempt_paths(self) -> None:
+        async def main() -> None:
+            app = limited("0/minute", exempt=["/healthz", "/static/*"])
+            paths = ("/healthz", "/static/a/b", "/healthz/", "/stat", "/")
+            assert await ask_all(app, *({"path": path} for path in paths)) == [200, 200, 429, 429, 429]
+
+        run(main())
+
+    def test_weights(self) -> None:
+        async def main() -> None:
+            app = limited("10/minute", hits=lambda scope: 7 if scope["path"] == "/export" else 1)
+            paths = ("/export", "/export", "/a", "/b", "/c", "/d")
+            assert await ask_all(app, *({"path": path} for path in paths)) == [200, 429, 200, 200, 200, 429]
+
+        run(main())
+
+    def test_the_application_says_whether_there_is_room(self) -> None:
+        async def main() -> None:
+            pressure = Pressure()
+            app = limited(Rule("app", "elastic", parse_limit(ONE), mode=Mode.ELASTIC, priority=50), pressure=pressure)
+            pressure.signal(0.2)
+            assert await ask_all(app, {}, {}, {}) == [200, 200, 200]
+            pressure.signal(0.8)
+            assert await ask_all(app, {}) == [429]
+
+        run(main())
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ({}, "Give either `limit`"),
+            ({"limit": ONE, "limits": "limits.yaml"}, "Give either `limit`"),
+            ({"limit": "often"}, "'often' is no limit; write for example"),
+            ({"limit": ONE, "key": "plan"}, "have the key 'plan', which nothing extracts; there are remote_address"),
+            ({"limits": "/nowhere/limits.yaml"}, "No such file"),
+        ],
+    )
+    def test_what_cannot_be_kept_is_refused_at_the_start(self, arguments: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(LimitError, match=sentence):
+            RateLimit(hello, **arguments)
+
+    def test_counters_that_there_are_not(self) -> None:
+        with pytest.raises(SettingsError):
+            RateLimit(hello, ONE, counters="mysql://x")
+
+
+DOCUMENT = """
+domain: api
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: minute, requests_per_unit: 5}
+  - key: path
+    value: /login
+    descriptors:
+      - key: remote_address
+        rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: device
+    rate_limit: {unit: minute, requests_per_unit: 1}
+"""
+
+
+class TestDocument:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "limits.yaml"
+        path.write_text(DOCUMENT)
+        return path
+
+    def test_the_rules_keys_say_what_is_asked_of_a_request(self, path: Path) -> None:
+        async def main() -> None:
+            app = limited(limits=path, domain="api", extract={"device": header("X-Device")})
+            login = {"path": "/login"}
+            assert await ask_all(app, login, login, login, {}, {}) == [200, 200, 429, 200, 200]
+            both = await ask(app, "/login", peer="192.0.2.9", headers={"X-Device": "d1"})
+            assert both.headers["ratelimit-policy"].count(";q=") == 3
+            assert await ask_all(app, {"peer": "192.0.2.10", "headers": {"X-Device": "d1"}}) == [429]
+
+        run(main())
+
+    def test_a_key_that_nothing_extracts_or_another_domain_is_an_error_at_the_start(self, path: Path) -> None:
+        with pytest.raises(LimitError, match="have the key 'device', which nothing extracts"):
+            RateLimit(hello, limits=path, domain="api")
+        with pytest.raises(LimitError, match="There is no domain 'app' in the limits; there is 'api'"):
+            RateLimit(hello, limits=path)
+
+    def test_rules_that_change_are_heeded_and_what_is_unknown_among_them_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from netlimit.l7.document import parse_document
+        from netlimit.l7.rules import RuleSet
+
+        def read(text: str) -> RuleSet:
+            return RuleSet({"api": parse_document(text).root})
+
+        async def main() -> None:
+            current = read(DOCUMENT.replace("device", "method"))
+            app = limited(limits=lambda: current, domain="api")
+            assert await ask_all(app, {}, {"method": "PUT"}, {}) == [200, 200, 429]
+            current = read(DOCUMENT.replace("device", "plan").replace("requests_per_unit: 5", "requests_per_unit: 9"))
+            assert await ask_all(app, *[{}] * 7) == [200] * 6 + [429]  # those before count still
+            assert "have the key 'plan', which nothing extracts" in caplog.text
+
+        run(main())
+
+    def test_a_long_value_is_kept_short_and_still_told_apart(self) -> None:
+        async def main() -> None:
+            store = MemoryStore(leaping_clock())
+            app = RateLimit(hello, ONE, key=header("X-Device"), counters=store)
+            long = "x" * 60_000
+            asks = [{"headers": {"X-Device": long + end}} for end in "aab"]
+            assert await ask_all(app, *asks) == [200, 429, 200]
+            ((_, counter),) = store._counters.items()
+            assert all(len(key) < 1000 for key in counter._counts)  # type: ignore[attr-defined]
+
+        run(main())
+
+
+def in_flight(amount: int = 1, seconds: int = 60, **others: Any) -> Rule:
+    return Rule("app", "door", None, Limit(amount, seconds, Algorithm.CONCURRENCY), **others)
+
+
+class TestRequestsInFlight:
+    def test_held_from_start_to_end_and_renewed_meanwhile(self) -> None:
+        async def main() -> None:
+            async def slow(scope: Any, receive: Any, send: Any) -> None:
+                await asyncio.sleep(1000)
+                await hello(scope, receive, send)
+
+            app = limited(in_flight(), slow)
+            first = begin(app)
+            await asyncio.sleep(900)
+            assert (await ask(app)).status == 429
+            assert (await first.end()).status == 200
+            assert now() == 1000
+            assert (await begin(app).end()).status == 200
+
+        run(main())
+
+    @pytest.mark.parametrize("way", ["error", "cancelled", "gone"])
+    def test_released_however_it_ends(self, way: str) -> None:
+        async def main() -> None:
+            async def ends(scope: Any, receive: Any, send: Any) -> None:
+                if way == "error":
+                    raise RuntimeError("a fault")
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+
+            app = limited(in_flight(), ends)
+            for _ in range(3):
+                asking = begin(app)
+                await asyncio.sleep(1)
+                if way == "cancelled":
+                    asking.task.cancel()
+                asking.hang_up()
+                result = await asyncio.gather(asking.task, return_exceptions=True)
+                assert isinstance(
+                    result[0], {"error": RuntimeError, "cancelled": asyncio.CancelledError}.get(way, type(None))
+                )
+                assert asking.answer.status is None
+
+        run(main())
+
+    def test_a_websocket_is_counted_and_held(self) -> None:
+        async def chat(scope: Any, receive: Any, send: Any) -> None:
+            assert (await receive())["type"] == "websocket.connect"
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+        async def main() -> None:
+            app = limited(in_flight(), chat)
+
+            def connect(**others: Any) -> Asking:
+                scope = make_scope(type="websocket", **others)
+                del scope["method"]
+                return Asking(app, scope, [{"type": "websocket.connect"}])
+
+            first = connect()
+            await asyncio.sleep(300)
+            assert first.answer.headers["ratelimit"] == '"door";r=0'
+            closed = await connect().end()
+            assert [message["type"] for message in closed.messages] == ["websocket.close"]
+            assert closed.messages[0]["code"] == 1013
+            assert 'The limit "door" of 1 in flight is reached' in closed.messages[0]["reason"]
+            answered = await connect(extensions={"websocket.http.response": {}}).end()
+            assert answered.messages[0]["type"] == "websocket.http.response.start"
+            assert (answered.status, answered.json()["status"]) == (429, 429)
+            first.hang_up("websocket")
+            await first.end()
+            third = connect()
+            third.hang_up("websocket")
+            assert (await third.end()).messages[0]["type"] == "websocket.accept"
+
+        run(main())
+
+
+class TestQueues:
+    RULE = Rule("app", "slow", Limit(1, 1, Algorithm.GCRA), on_limit=OnLimit.QUEUE, max_wait=2.5)
+
+    def test_requests_wait_for_their_turn_and_the_body_is_not_lost(self) -> None:
+        async def main() -> None:
+            async def echo(scope: Any, receive: Any, send: Any) -> None:
+                chunks = []
+                while (message := await receive())["type"] == "http.request":
+                    chunks.append(message["body"])
+                    if not message["more_body"]:
+                        break
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"".join(chunks) + b" at %d" % round(now())})
+
+            app = limited(self.RULE, echo)
+            parts = [
+                {"type": "http.request", "body": b"x" * 40_000, "more_body": True},
+                {"type": "http.request", "body": b"y" * 40_000, "more_body": True},
+                {"type": "http.request", "body": b"z", "more_body": False},
+            ]
+            tasks = [Asking(app, make_scope(), parts) for _ in range(4)]
+            answers = [await asking.end() for asking in tasks]
+            assert [answer.status for answer in answers] == [200, 200, 200, 429]
+            whole = b"x" * 40_000 + b"y" * 40_000 + b"z at "
+            assert [answer.body for answer in answers[:3]] == [whole + b"0", whole + b"1", whole + b"2"]
+            assert answers[3].headers["retry-after"] == "3"
+
+        run(main())
+
+    def test_a_client_that_goes_leaves_its_place(self) -> None:
+        async def main() -> None:
+            reached = []
+
+            async def note(scope: Any, receive: Any, send: Any) -> None:
+                reached.append((scope["path"], round(now())))
+                await hello(scope, receive, send)
+
+            app = limited(self.RULE, note)
+            tasks = [begin(app, f"/{number}") for number in range(3)]
+            await asyncio.sleep(0.2)
+            tasks[1].hang_up()
+            for asking in tasks:
+                await asking.end()
+            assert reached == [("/0", 0), ("/2", 1)]
+            assert tasks[1].answer.messages == []
+
+        run(main())
+
+    def test_a_websocket_waits_too(self) -> None:
+        async def main() -> None:
+            async def accept(scope: Any, receive: Any, send: Any) -> None:
+                assert (await receive())["type"] == "websocket.connect"
+                await send({"type": "websocket.accept", "headers": []})
+
+            app = limited(self.RULE, accept)
+            tasks = [Asking(app, make_scope(type="websocket"), [{"type": "websocket.connect"}]) for _ in range(2)]
+            for asking in tasks:
+                assert (await asking.end()).messages[0]["type"] == "websocket.accept"
+            assert round(now()) == 1
+
+        run(main())
+
+
+class TestServer:
+    """The one line in a real application on a real server."""
+
+    @pytest.fixture
+    def url(self) -> Iterator[str]:
+        app = FastAPI()
+        app.add_middleware(RateLimit, limit="3/day", exempt=["/healthz"])
+
+        @app.get("/hello")
+        async def _hello(request: Request) -> str:
+            return "hello"
+
+        @app.get("/healthz")
+        async def _healthz() -> str:
+            return "ok"
+
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+            thread.start()
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            server.should_exit = True
+            thread.join()
+
+    def test_one_line_in_fastapi(self, url: str) -> None:
+        with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=50)) as client:
+            answers = [client.get("/hello") for _ in range(4)]
+            assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+            assert answers[0].headers["RateLimit-Policy"] == '"remote_address";q=3;w=86400'
+            refused = answers[3]
+            assert refused.json()["violated-policies"] == ["remote_address"]
+            assert 1 <= int(refused.headers["Retry-After"]) <= 86_400
+            assert client.post("/hello", content=b"x" * 200_000).status_code == 429
+            assert client.get("/healthz").status_code == 200
