@@ -78,7 +78,7 @@ class Charge(NamedTuple):
 
 
 class Ledger:
-    """All accounts. Raises LimitError if two budgets would share a counter."""
+    """All accounts. Raises LimitError for what is no host, and if two budgets would share a counter."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._accounts = sorted(_open_accounts(budgets), key=lambda account: account.budget.limit.seconds)
@@ -95,17 +95,25 @@ class Ledger:
         return tuple(
             Charge(account, weight)
             for account in self._accounts
-            if fnmatchcase(request.url.host, account.hosts) and (weight := _weigh(account, request))
+            if _concerns(account, request.url) and (weight := _weigh(account, request))
         )
 
 
 def _open_accounts(budgets: Budgets) -> Iterator[Account]:
     for hosts, some in budgets.items():
+        if not hosts or "/" in hosts or hosts.count(":") == 1:
+            sentence = 'is no host, and its budget would bind nobody; write "api.example.com", "*.example.com" or "*".'
+            raise LimitError("hosts", f"{hosts!r} {sentence}")
         for each in [some] if isinstance(some, Budget | Limit | str) else some:
             budget = each if isinstance(each, Budget) else Budget(each)
             limit = budget.limit
             name = join_key([hosts.lower(), budget.name, limit.algorithm, f"{limit.seconds}s"])
             yield Account(hosts.lower(), budget, Rule(DOMAIN, name, limit))
+
+
+def _concerns(account: Account, url: httpx.URL) -> bool:
+    """Whether it is a budget for this host, of which international names may be written either way."""
+    return fnmatchcase(url.host, account.hosts) or fnmatchcase(url.raw_host.decode("ascii"), account.hosts)
 
 
 def _weigh(account: Account, request: httpx.Request) -> int:

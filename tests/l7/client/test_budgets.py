@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from netlimit.client import Budget, BudgetExhausted, Retry
+from netlimit.client.budget import Ledger
 from netlimit.errors import LimitError, NetlimitError
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from tests.l7.client.conftest import Open
@@ -109,11 +110,30 @@ def test_who_waits_for_a_server_spends_nothing_meanwhile(script: Script, open_ca
 
 
 @pytest.mark.parametrize(
+    ("hosts", "url"),
+    [
+        ("api.example.com", "https://API.example.com:8443/things"),
+        ("*.Example.com", "http://a.b.example.com"),
+        ("::1", "http://[::1]:80"),
+        ("münchen.example", "https://xn--mnchen-3ya.example"),
+        ("xn--mnchen-3ya.example", "https://münchen.example"),
+    ],
+)
+def test_hosts_however_they_are_written(hosts: str, url: str) -> None:
+    ledger = Ledger({hosts: "3/minute"})
+    assert len(ledger.find_charges(httpx.Request("GET", url))) == 1
+    assert not ledger.find_charges(httpx.Request("GET", "https://example.com"))
+
+
+@pytest.mark.parametrize(
     ("budgets", "sentence"),
     [
         ({"*": "many"}, "is no limit"),
         ({"*": Limit(3, 60, Algorithm.CONCURRENCY)}, "httpx.Limits"),
         ({"*": ["3/minute", "5/minute"]}, "give one of them a name"),
+        ({"https://api.example.com": "3/minute"}, "would bind nobody"),
+        ({"api.example.com:443": "3/minute"}, "would bind nobody"),
+        ({"": "3/minute"}, "would bind nobody"),
     ],
 )
 def test_budgets_that_mean_nothing_are_refused(
