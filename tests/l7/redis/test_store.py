@@ -17,7 +17,7 @@ from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 from tests.l7.redis.driving import EVERY, PATIENT, hit, make_rule, opened
-from tests.l7.redis.racing import ALGORITHMS, Racers
+from tests.l7.redis.racing import ALGORITHMS, ROOT, Racers
 from tests.l7.redis.servers import Server
 
 FOREVER = -1  # what PTTL says
@@ -299,3 +299,20 @@ def test_a_store_that_is_closed_leaves_nobody_waiting(server: Server) -> None:
         assert all(isinstance(each, CountersUnavailable) for each in done)
 
     asyncio.run(close())
+
+
+def test_the_user_of_the_documentation_has_rights_enough(mortal: Server) -> None:
+    text = (ROOT / "docs/limiter-stores.md").read_text("utf-8")
+    (command,) = [line for line in text.splitlines() if line.startswith("ACL SETUSER ")]
+    mortal.client.execute_command(*command.split())
+
+    async def ask_all() -> None:
+        async with opened(f"redis://netlimit:password@127.0.0.1:{mortal.port}/0?timeout_ms=20000") as store:
+            for limit in [*EVERY, Limit(5, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL)]:
+                ask = Ask(make_rule(limit), limit, "alice", 2, lease="lease")
+                assert [(await store.decide([ask]))[0].admitted for _ in range(2)] == [True] * 2
+                if limit.algorithm is Algorithm.CONCURRENCY:
+                    await store.renew([ask])
+                    await store.release([ask])
+
+    asyncio.run(ask_all())
