@@ -16,7 +16,7 @@ class Holding:
 
     def __init__(self, limiter: Limiter, verdict: Verdict) -> None:
         self._limiter = limiter
-        self._verdict = verdict
+        self.verdict = verdict
         self._half = min(ask.limit.seconds for ask in verdict.leases) / 2
         self._renewing: asyncio.Task[None] | None = None
         self._set_timer()
@@ -36,6 +36,6 @@ class Holding:
 
     async def _renew(self) -> None:
         try:
-            await self._limiter.renew(self._verdict)
+            await self._limiter.renew(self.verdict)
         except CountersUnavailable as error:
             log.warning("A lease was not renewed: %s", error)

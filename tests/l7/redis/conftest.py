@@ -1,4 +1,4 @@
-"""Real Redis: one server a session, one cluster of three a session."""
+"""Real Redis: one cluster of three a session; single servers are the fixtures of all tests of the limiter."""
 
 from __future__ import annotations
 
@@ -6,22 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.l7.redis.servers import Nodes, Server
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("redis"))
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the test's own, to be killed."""
-    running = Server(tmp_path_factory.mktemp("redis"))
-    yield running
-    running.close()
+from tests.l7.redis.servers import Nodes
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,201 @@
+"""Limits on calls, of coroutines and of plain functions in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from netlimit.errors import LimitError
+from netlimit.l7.counters import open_counters
+from netlimit.l7.decorator import RateLimited, answer_limited, rate_limit
+from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import Rule
+from tests.l7.leaping import leaping_clock, now, run
+from tests.l7.redis.servers import Server
+
+SLOW = Limit(1, 1, Algorithm.GCRA)
+
+
+class TestCoroutines:
+    def test_so_many_calls_and_no_more(self) -> None:
+        async def main() -> None:
+            @rate_limit("2/minute", counters=MemoryStore(leaping_clock()))
+            async def call(number: int) -> int:
+                return number
+
+            assert [await call(1), await call(number=2)] == [1, 2]
+            await asyncio.sleep(18)
+            with pytest.raises(
+                RateLimited, match=r"TestCoroutines.*call\" of 2/minute is reached; come again in 42"
+            ) as info:
+                await call(3)
+            await asyncio.sleep(info.value.retry_after)
+            assert await call(4) == 4
+
+        run(main())
+
+    def test_calls_wait_for_their_turn_if_they_are_to(self) -> None:
+        async def main() -> None:
+            @rate_limit(SLOW, wait=2.5, counters=MemoryStore(leaping_clock()))
+            async def call(number: int) -> tuple[int, int]:
+                return number, round(now())
+
+            results = await asyncio.gather(*map(call, range(4)), return_exceptions=True)
+            assert results[:3] == [(0, 0), (1, 1), (2, 2)]
+            assert isinstance(results[3], RateLimited)
+            assert results[3].retry_after == pytest.approx(3, abs=0.01)
+
+        run(main())
+
+    def test_calls_in_flight_even_if_they_fail(self) -> None:
+        async def main() -> None:
+            rule = Rule("calls", "two", None, Limit(2, 10, Algorithm.CONCURRENCY))
+
+            @rate_limit(rule, counters=MemoryStore(leaping_clock()))
+            async def call() -> None:
+                await asyncio.sleep(100)
+                raise ValueError("a fault")
+
+            first = [asyncio.create_task(call()) for _ in range(2)]
+            await asyncio.sleep(50)  # longer than a lease lasts
+            with pytest.raises(RateLimited):
+                await call()
+            assert [type(error) for error in await asyncio.gather(*first, return_exceptions=True)] == [ValueError] * 2
+            with pytest.raises(ValueError, match="a fault"):
+                await call()
+
+        run(main())
+
+
+class TestKeys:
+    def test_the_key_is_made_of_the_arguments_that_it_names(self) -> None:
+        @rate_limit("1/day", key=lambda user, page: f"{user}/{page}")
+        def call(user: str, *, page: int = 1, other: object = None) -> None: ...
+
+        call("ann")
+        call(user="ann", page=2)
+        call("bob", other=1)
+        for again in (lambda: call("ann", page=1), lambda: call(user="ann", page=2, other=3)):
+            with pytest.raises(RateLimited):
+                again()
+
+    def test_an_argument_that_there_is_not_is_refused_at_once(self) -> None:
+        with pytest.raises(LimitError, match="`key` asks for 'who', which is no argument of"):
+
+            @rate_limit("1/day", key=lambda who: who)
+            def call(user: str) -> None: ...
+
+    def test_functions_count_apart(self) -> None:
+        store = MemoryStore()
+
+        @rate_limit("1/day", counters=store)
+        def one() -> None: ...
+
+        @rate_limit("1/day", counters=store)
+        def other() -> None: ...
+
+        one()
+        other()
+        with pytest.raises(RateLimited):
+            one()
+
+
+class TestThreads:
+    def test_exactly_the_limit_of_many_threads_at_once(self) -> None:
+        @rate_limit("100/day")
+        def call() -> None: ...
+
+        def try_often() -> int:
+            admitted = 0
+            for _ in range(50):
+                try:
+                    call()
+                    admitted += 1
+                except RateLimited:
+                    pass
+            return admitted
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(lambda _: try_often(), range(8))) == 100
+
+    def test_threads_wait_for_their_turn(self) -> None:
+        @rate_limit(Limit(100, 1, Algorithm.GCRA, burst=1), wait=5)
+        def call() -> float:
+            return time.monotonic()
+
+        with ThreadPoolExecutor(8) as threads:
+            times = sorted(threads.map(lambda _: call(), range(16)))
+        assert times[-1] - times[0] >= 0.149
+        assert all(times[index + 5] - times[index] >= 0.03 for index in range(11))  # five apart are 50 ms of turns
+
+    def test_calls_in_flight(self) -> None:
+        @rate_limit(Rule("calls", "one", None, Limit(1, 60, Algorithm.CONCURRENCY)))
+        def call(begun: threading.Event, end: threading.Event) -> None:
+            begun.set()
+            end.wait(10)
+
+        begun, end = threading.Event(), threading.Event()
+        thread = threading.Thread(target=call, args=(begun, end))
+        thread.start()
+        assert begun.wait(10)
+        with pytest.raises(RateLimited):
+            call(begun, end)
+        end.set()
+        thread.join()
+        call(begun, end)
+
+    def test_what_is_too_heavy_never_passes(self) -> None:
+        @rate_limit("1/day", hits=2)
+        def call() -> None: ...
+
+        with pytest.raises(RateLimited) as info:
+            call()
+        assert info.value.retry_after == inf
+
+
+def test_counters_in_redis_from_threads_and_from_a_loop(server: Server) -> None:
+    rule = Rule("calls", "shared", Limit(10, 86_400))
+
+    @rate_limit(rule, counters=open_counters(server.url))
+    def call() -> None: ...
+
+    @rate_limit(rule, counters=server.url)
+    async def other() -> None: ...
+
+    async def main() -> int:
+        results = await asyncio.gather(*(other() for _ in range(8)), return_exceptions=True)
+        return results.count(None)
+
+    for _ in range(6):
+        call()
+    assert asyncio.run(main()) == 4
+    with pytest.raises(RateLimited):
+        call()
+
+
+def test_a_route_of_fastapi_answers_429() -> None:
+    app = FastAPI()
+    app.add_exception_handler(RateLimited, answer_limited)
+
+    @app.get("/{user}")
+    @rate_limit("1/day", key=lambda user: user)
+    async def read(user: str, request: Request) -> str:
+        return user
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [await client.get(path) for path in ("/ann", "/bob", "/ann")]
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2].headers["content-type"] == "application/problem+json"
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 86_400
