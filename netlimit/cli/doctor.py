@@ -17,7 +17,7 @@ from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
 from netlimit.errors import NetlimitError
 from netlimit.faults import ServiceReport, find_faults
 from netlimit.records import DISPENSABLE, State
-from netlimit.settings import Settings
+from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import HostFacts, Kernel
@@ -34,7 +34,7 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
     kernel = make_kernel(settings)
     facts = kernel.probe(settings.mark_mask)
     found = [
-        *_find_missing(facts),
+        *(() if settings.backend is Backend.L7 else _find_missing(facts)),  # it is not to do anything
         *find_faults(_survey_service(settings, kernel)),
         *find_conflicts(kernel.survey()),
     ]

@@ -66,8 +66,11 @@ class Assignments:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Load everything, and go on in a thread of its own. Raises StoreError."""
-        self.refresh()
+        """Load everything, if the database answers, and go on in a thread of its own."""
+        try:
+            self.refresh()
+        except StoreError as error:
+            self._go_on_without(error)
         self._thread = threading.Thread(target=self._run, name="assignments", daemon=True)
         self._thread.start()
 

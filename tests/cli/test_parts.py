@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from api.bootstrap import token_path
 from netlimit.cli.daemons import listen
 from netlimit.cli.database import find_token_file
+from netlimit.rules import parse_rule
 from netlimit.settings import Listen
-from tests.cli.running import PROGRAM, Netlimit, until
+from netlimit.store import Store
+from tests.cli.running import PROGRAM, Netlimit, settings_in, until
 
 EVERYBODY = ("--user", "nobody") if os.geteuid() == 0 else ()
 
@@ -106,8 +110,23 @@ def test_without_the_rights_it_says_so(root: None, netlimit: Netlimit, command: 
     assert "NETLIMIT_BACKEND=fake" in said
 
 
-def test_a_backend_to_come_is_refused(netlimit: Netlimit) -> None:
-    assert "not built yet" in netlimit.refuse("plan", NETLIMIT_BACKEND="l7")
+def test_a_kernel_that_is_left_alone_takes_no_rights(root: None, directory: Path) -> None:
+    directory.chmod(0o777)
+    settings = settings_in(directory, NETLIMIT_BACKEND="l7")
+    nobody = Netlimit(settings, before=("setpriv", "--reuid=nobody", "--clear-groups", "--bounding-set=-all"))
+    nobody.do("db", "upgrade")
+    controller = nobody.start("controller")
+    until(lambda: controller.ended or "Keeping the rules" in controller.said(), controller.said)
+    rule = {"target": "10.0.0.1", "rate": "5 packets/s"}
+    with closing(Store(settings["NETLIMIT_DATABASE_URL"])) as store:
+        (kept,) = store.add([parse_rule(rule, datetime.now(UTC))], "test", datetime.now(UTC))
+        until(lambda: kept.id in store.marked("gw1"), controller.said)
+        said = store.marked("gw1")[kept.id].message
+    assert "NETLIMIT_BACKEND is l7" in said
+    assert "`netlimit limiter`" in said
+    assert "capabilities" in nobody.run("doctor", "--json").stdout
+    assert nobody.ask("plan")["steps"] == []
+    assert controller.end() == 0
 
 
 def test_output_that_nobody_reads_is_no_traceback(netlimit: Netlimit) -> None:

@@ -1,0 +1,344 @@
+"""A client that keeps being refused is blocked where its packets arrive, for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import RuleError
+from netlimit.escalating import ACTOR, LABEL, Blocks
+from netlimit.l7 import escalation
+from netlimit.l7.escalation import MOST_BLOCKS, Escalator, Refusals
+from netlimit.l7.limit import parse_limit
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.counter import Clock
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, Rule, RuleSet
+from netlimit.records import HostStatus, SafeReason
+from netlimit.rules import Rule as AddressRule
+from netlimit.rules import parse_rule
+from netlimit.store import Kept, Store
+from tests.controller.conftest import Site
+
+ESCALATE = Escalation(after=100, within=60, block=600)
+RULE = Rule("web", "remote_address", parse_limit("5/minute"), escalate=ESCALATE)
+REASON = "10.1.0.7 was refused 100 times within 60 s by the limit remote_address of the domain web."
+
+
+class Counting:
+    """Refusals, by a clock that is set by hand."""
+
+    def __init__(self, most_clients: int = 1000) -> None:
+        self.now = 1000.0
+        self.refusals = Refusals(lambda: self.now, most_clients)
+
+    def refuse(self, client: str, times: int, rule: Rule = RULE, every: float = 0.0) -> None:
+        for _ in range(times):
+            self.refusals.note(rule, client)
+            self.now += every
+
+    def taken(self) -> list[str]:
+        found = []
+        while (taken := self.refusals.take()) is not None:
+            found.append(taken[0])
+        return found
+
+
+# -- counting
+
+
+def test_who_is_refused_so_often_is_to_be_blocked() -> None:
+    counting = Counting()
+    counting.refuse("10.1.0.7", 99)
+    counting.refuse("10.1.0.8", 99)
+    assert counting.taken() == []
+    assert not counting.refusals.waiting.is_set()
+    counting.refuse("10.1.0.7", 1)
+    assert counting.refusals.waiting.is_set()
+    assert counting.refusals.take() == ("10.1.0.7", RULE)
+    assert counting.taken() == []
+    counting.refuse("10.1.0.7", 99)
+    assert counting.taken() == [], "counted anew"
+    counting.refuse("10.1.0.7", 1)
+    assert counting.taken() == ["10.1.0.7"]
+
+
+def test_refusals_that_lie_far_apart_do_not_add_up() -> None:
+    counting = Counting()
+    counting.refuse("10.1.0.7", 2000, every=0.7)  # 86 in a minute
+    assert counting.taken() == []
+    counting.refuse("10.1.0.7", 400, every=0.5)  # 120 in a minute
+    assert counting.taken()[:1] == ["10.1.0.7"]
+
+
+def test_refusals_on_both_sides_of_a_window_add_up() -> None:
+    counting = Counting()
+    counting.refuse("10.1.0.9", 1)  # the window begins
+    counting.now += 55
+    counting.refuse("10.1.0.7", 80)
+    counting.now += 6
+    counting.refuse("10.1.0.7", 30)
+    assert counting.taken() == ["10.1.0.7"]
+
+
+def test_a_flood_of_addresses_takes_no_more_room_than_that() -> None:
+    counting = Counting(most_clients=50)
+    counting.refuse("10.1.0.7", 60)
+    for number in range(20_000):
+        counting.refuse(f"10.2.{number // 250}.{number % 250}", 1)
+    (window,) = counting.refusals._windows.values()
+    assert len(window.current) + len(window.previous) == 50
+    counting.refuse("10.1.0.7", 40)
+    assert counting.taken() == ["10.1.0.7"], "who was counted before still is"
+    counting.now += 61
+    counting.refuse("10.3.0.1", 100)
+    assert counting.taken() == ["10.3.0.1"]
+    assert len(window.current) + len(window.previous) <= 100
+
+
+@pytest.mark.parametrize("client", ["", "ann", "10.1.0.7,web", "10.1.0.0/24"])
+def test_who_is_no_address_cannot_be_blocked(client: str) -> None:
+    counting = Counting()
+    counting.refuse(client, 500)
+    assert counting.taken() == []
+
+
+def test_a_limit_that_does_not_escalate_counts_nothing() -> None:
+    counting = Counting()
+    counting.refuse("10.1.0.7", 500, Rule("web", "plain", parse_limit("5/minute")))
+    assert counting.refusals._windows == {}
+
+
+def test_a_limit_that_is_gone_is_forgotten() -> None:
+    counting = Counting()
+    counting.refuse("10.1.0.7", 99)
+    counting.refusals.keep({("web", "other")})
+    counting.refuse("10.1.0.7", 1)
+    assert counting.taken() == []
+
+
+def test_only_so_many_are_blocked_in_a_minute() -> None:
+    counting = Counting()
+    clients = [f"10.1.{number // 250}.{number % 250}" for number in range(3 * MOST_BLOCKS)]
+    for client in clients:
+        counting.refuse(client, 100)
+    assert counting.taken() == clients[:MOST_BLOCKS]
+    counting.now += 59
+    assert counting.taken() == []
+    counting.now += 2
+    assert counting.taken() == clients[MOST_BLOCKS : 2 * MOST_BLOCKS]
+
+
+def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(escalation, "MOST_WAITING", 10)
+    counting = Counting()
+    for number in range(200):
+        counting.refuse(f"10.1.0.{number}", 100)
+    assert len(counting.taken()) == 10
+
+
+# -- by the limiter
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def make_limiter(rule: Rule, refusals: Refusals, key: str = "remote_address") -> Limiter:
+    rules = RuleSet({"web": Node(default={key: Node(rule)})})
+    return Limiter(lambda: rules, MemoryStore(Clock(lambda: 10**12, 0)), refusals=refusals)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", ["remote_address", "source"])
+async def test_the_limiter_counts_whom_it_refuses(key: str) -> None:
+    counting = Counting()
+    limiter = make_limiter(RULE, counting.refusals, key)
+    client = Descriptor((Entry(key, "10.1.0.7"),))
+    for _ in range(5 + 99):
+        await limiter.decide("web", [client])
+    for _ in range(500):
+        await limiter.decide("web", [client], hits=0)
+    assert counting.taken() == [], "looking is no offence"
+    await limiter.decide("web", [client])
+    assert counting.taken() == ["10.1.0.7"]
+
+
+@pytest.mark.anyio
+async def test_observing_escalates_nothing() -> None:
+    counting = Counting()
+    watching = Rule("web", "remote_address", parse_limit("5/minute"), mode=Mode.OBSERVE, escalate=ESCALATE)
+    limiter = make_limiter(watching, counting.refusals)
+    for _ in range(300):
+        assert (await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.7"),))])).allowed
+    assert counting.taken() == []
+
+
+# -- blocking
+
+
+class Place:
+    """A gateway's database, and who is blocked there."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.moment = datetime(2030, 1, 1, tzinfo=UTC)
+        self.blocks = Blocks(store, "gw", (ip_network("192.0.2.0/24"),), lambda: self.moment)
+
+    def rules(self) -> list[Kept]:
+        return self.store.select(action="block")[0]
+
+    def block(self, address: str = "10.1.0.7", seconds: int = 600) -> bool:
+        return self.blocks.block(address, seconds, REASON)
+
+    def add(self, **fields: object) -> AddressRule:
+        return self.store.add([parse_rule(fields, self.moment)], "test", self.moment)[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    yield Place(store)
+    store.close()
+
+
+def test_a_block_is_a_rule_like_any_other(place: Place) -> None:
+    assert place.block()
+    (kept,) = place.rules()
+    rule = kept.rule
+    assert (str(rule), rule.hosts, rule.labels) == ("block from 10.1.0.7 any", ("gw",), (LABEL,))
+    assert (rule.comment, rule.expires_at) == (REASON, place.moment + timedelta(seconds=600))
+    entry = place.store.audit()[0]
+    assert (entry.actor, entry.action) == (ACTOR.name, "add")
+
+
+def test_the_same_again_extends_it(place: Place) -> None:
+    assert place.block()
+    place.moment += timedelta(seconds=300)
+    assert place.block()
+    assert place.block(seconds=1), "never shorter"
+    (kept,) = place.rules()
+    assert kept.rule.expires_at == place.moment + timedelta(seconds=600)
+    place.moment += timedelta(seconds=700)
+    assert kept.rule.expired(place.moment)
+    assert place.block()
+    (kept,) = place.rules()
+    assert kept.rule.in_force(place.moment, "gw"), "one that is over comes back"
+
+
+def test_the_block_of_an_operator_stays_as_it_is(place: Place) -> None:
+    own = place.add(target="10.1.0.7", action="block", ttl=60)
+    assert place.block()
+    assert [kept.rule for kept in place.rules()] == [own]
+    place.moment += timedelta(seconds=61)
+    assert place.block()
+    assert [kept.rule.in_force(place.moment) for kept in place.rules()] == [False, True]
+
+
+def test_a_block_that_an_operator_has_switched_off_stays_off(place: Place) -> None:
+    place.block()
+    (kept,) = place.rules()
+    place.store.change(kept.rule.id, lambda rule: replace(rule, enabled=False), "test", place.moment)
+    place.moment += timedelta(seconds=300)
+    assert not place.block()
+    assert not place.rules()[0].rule.enabled
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("203.0.113.7", "where an SSH session to gw comes from"),
+        ("10.9.1.1", "in the safe set of gw (NETLIMIT_SAFE)"),
+        ("10.1.0.1", "an address of gw itself"),
+        ("192.0.2.33", "is a proxy (NETLIMIT_TRUSTED_PROXIES)"),
+        ("127.0.0.1", "is no client's address"),
+        ("::1", "is no client's address"),
+        ("0.0.0.0", "is no client's address"),  # noqa: S104
+        ("fe80::1", "is no client's address"),
+    ],
+)
+def test_who_must_not_be_locked_out_is_logged_and_not_blocked(
+    place: Place, caplog: pytest.LogCaptureFixture, address: str, why: str
+) -> None:
+    reasons = {
+        "203.0.113.7/32": SafeReason("SSH session", place.moment.timestamp()),
+        "10.9.0.0/16": SafeReason("settings"),
+    }
+    safe = tuple(reasons)
+    status = HostStatus("gw", "iptables", own=("10.1.0.1", "127.0.0.1"), safe=safe, safe_reasons=reasons)
+    place.store.report(status, place.moment)
+    assert not place.block(address)
+    assert place.rules() == []
+    assert why in caplog.text
+
+
+def test_there_are_never_more_than_so_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.escalating.MOST_STANDING", 3)
+    assert [place.block(f"10.1.0.{number}") for number in range(5)] == [True] * 3 + [False] * 2
+    place.moment += timedelta(seconds=601)
+    place.add(target="10.1.0.99", action="block", ttl=1)
+    place.moment += timedelta(seconds=2)
+    place.blocks.clear()
+    assert [str(kept.rule.target) for kept in place.rules()] == ["10.1.0.99/32"], "that one is somebody else's"
+    assert place.block("10.1.0.9")
+
+
+def test_strange_names_are_kept_in_a_readable_form(place: Place) -> None:
+    assert place.blocks.block("10.1.0.7", 60, "bad \x07 name " + "x" * 5000)
+    assert place.rules()[0].rule.comment.startswith("bad ? name xxx")
+
+
+class Jammed:
+    """Blocks the second client only."""
+
+    def __init__(self) -> None:
+        self.blocked: list[str] = []
+        self.done = threading.Event()
+
+    def block(self, address: str, seconds: int, reason: str) -> object:
+        if address == "10.1.0.7":
+            raise RuleError("target", "Somebody else was faster.")
+        self.blocked.append(f"{seconds} {reason}")
+        self.done.set()
+        return None
+
+    def clear(self) -> None:
+        raise RuleError("target", "Not now.")
+
+
+def test_a_client_that_cannot_be_blocked_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    counting, jammed = Counting(), Jammed()
+    escalator = Escalator(counting.refusals, jammed)
+    escalator.start()
+    counting.refuse("10.1.0.7", 100)
+    counting.refuse("10.1.0.8", 100)
+    assert jammed.done.wait(10)
+    escalator.stop()
+    assert jammed.blocked == ["600 " + REASON.replace("10.1.0.7", "10.1.0.8")]
+    assert "Somebody else was faster" in caplog.text
+
+
+def test_its_packets_die_in_the_kernel(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    site = Site(store)
+    site.controller.sync()
+    assert site.send("10.1.0.7") == ["accept"]
+    counting = Counting()
+    counting.refuse("10.1.0.7", 100)
+    Escalator(counting.refusals, Blocks(store, "gw", now=site.clock)).block_all()
+    site.controller.sync()
+    assert site.send("10.1.0.7") == ["drop"]
+    assert site.send("10.1.0.8") == ["accept"]
+    site.clock.pass_by(seconds=601)
+    site.controller.sync()
+    assert site.send("10.1.0.7") == ["accept"]
+    store.close()
