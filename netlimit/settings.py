@@ -21,6 +21,9 @@ from netlimit.rules import Target
 
 PREFIX = "NETLIMIT_"
 DEFAULT_FILE = Path("/etc/netlimit/netlimit.toml")
+HEADERS = ("ietf", "retry-after", "x-ratelimit", "ratelimit")
+"""The families of header fields that tell of limits; `netlimit.l7.headers` says what they are."""
+USUAL_HEADERS = HEADERS[:3]
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _LARGEST_SET = 2**32 - 1
 _LARGEST_COUNT = 10**9
@@ -60,6 +63,12 @@ class Listen(NamedTuple):
 
     host: str
     port: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this host can connect to it."""
+        literal = self.host[0].isdigit() or ":" in self.host
+        return self.host != "localhost" and not (literal and ip_address(self.host).is_loopback)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -163,6 +172,15 @@ def _parse_url(value: object) -> str:
     return value.rstrip("/")
 
 
+def _parse_families(value: object) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    words = [str(item).strip() for item in items] if isinstance(items, list | tuple) else [str(value)]
+    for word in words:
+        if word not in HEADERS:
+            raise ValueError(f"{word!r} names no header fields; it can be {', '.join(HEADERS)}.")
+    return tuple(words)
+
+
 class Settings(BaseSettings):
     """All settings. `load_settings` makes them; in the environment their names have the prefix NETLIMIT_."""
 
@@ -176,6 +194,12 @@ class Settings(BaseSettings):
     """A file with limits of the limiter, or a folder of such files, besides those in the database."""
     listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)
     """Where the API listens."""
+    limiter_listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8751)
+    """Where the limiter listens for HTTP."""
+    limiter_grpc_listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8752)
+    """Where the limiter listens for gRPC."""
+    limiter_headers: Annotated[tuple[str, ...], BeforeValidator(_parse_families), NoDecode] = USUAL_HEADERS
+    """Which header fields tell clients of their limits."""
     bootstrap_token: SecretStr | None = None
     """The admin's token; without it the first start makes one."""
     backend: Annotated[Backend, BeforeValidator(_parse_backend)] = Backend.AUTO
@@ -218,9 +242,7 @@ class Settings(BaseSettings):
     @property
     def is_open(self) -> bool:
         """Whether others than this host can connect to the API."""
-        host = self.listen.host
-        literal = host[0].isdigit() or ":" in host
-        return host != "localhost" and not (literal and ip_address(host).is_loopback)
+        return self.listen.is_open
 
     @property
     def state(self) -> Path:

@@ -133,15 +133,15 @@ def make_token(settings: Settings, store: Store) -> None:
     bootstrap_token(store, settings, datetime.now(UTC))
 
 
-def listen(place: Listen) -> socket.socket:
-    """Take the place where the API listens. Raises CommandError."""
+def listen(place: Listen, who: str = "API", setting: str = "LISTEN") -> socket.socket:
+    """Take the place where the API listens, or another part. Raises CommandError."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         listening = socket.create_server((place.host, place.port), family=family, backlog=2048)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise CommandError(
-            f"The API cannot listen at {place}: {reason}. Set NETLIMIT_LISTEN to another place."
+            f"The {who} cannot listen at {place}: {reason}. Set NETLIMIT_{setting} to another place."
         ) from None
     # The server sends head and body apart; else the body waits 40 ms for the other end to acknowledge the head.
     # asyncio sets this by itself only on sockets that say their protocol.

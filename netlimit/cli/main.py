@@ -18,6 +18,7 @@ from netlimit.cli import (
     doctor,
     explaining,
     host,
+    limiter,
     preparing,
     rules,
     serve,
@@ -66,6 +67,7 @@ def netlimit(
 app.command()(serve.serve)
 app.command()(daemons.controller)
 app.command()(daemons.api)
+app.command()(limiter.limiter)
 app.command()(guard)
 app.command()(preparing.prepare)
 app.add_typer(rules.app, name="rule")

@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.listening import Message, Receive
 from netlimit.l7.queueing import Queues
 from netlimit.l7.report import describe_report, make_report
 from netlimit.l7.rules import RuleSet
@@ -22,10 +23,10 @@ from netlimit.l7.service.decisions import decide
 from netlimit.l7.service.envoy import answer_json
 from netlimit.l7.service.leases import Leases
 from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
-from netlimit.l7.service.questions import Receive, parse_object, read_body
+from netlimit.l7.service.questions import parse_object, read_body
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Send = Callable[[Message], Awaitable[None]]
 Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
 _METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
-from collections.abc import Awaitable, Collection, Mapping
-from functools import lru_cache, partial
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
-from netlimit.l7.limiter import Verdict
+from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.leases import write_lease
-from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, Receive
+from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 """The proxies that are trusted unless others are named."""
@@ -64,12 +63,18 @@ class Authorizer:
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
-        verdict = await self._queues.decide(template.domain, descriptors, template.hits, partial(_stay, receive))
+        listener = Listener(receive)
+        try:
+            verdict = await self._queues.decide(template.domain, descriptors, template.hits, listener.wait)
+        except ClientGone:
+            raise Problem(408, "Nobody waits for the answer any more.") from None
+        finally:
+            listener.close()
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
             headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
             return Answer(200, headers)
-        return Answer(template.deny, [PROBLEM, *headers], write_problem(verdict))
+        return Answer(403 if verdict.blocked else template.deny, [PROBLEM, *headers], write_problem(verdict))
 
     def _parse_query(self, query: bytes) -> Template:
         """Read what a proxy is configured to ask, `domain=web&key=remote_address,path`. Raises Problem 422."""
@@ -101,27 +106,6 @@ class Authorizer:
             known = ", ".join(self._known)
             raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
         return Part(text, find)
-
-
-async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:
-    """Wait for a verdict as long as somebody waits for the answer. Raises Problem when nobody does any more."""
-    turn = asyncio.ensure_future(waiting)
-    end = asyncio.ensure_future(_hear_end(receive))
-    try:
-        await asyncio.wait((turn, end), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        end.cancel()
-        if not turn.done():
-            turn.cancel()
-            await asyncio.wait((turn,))
-    if turn.cancelled():
-        raise Problem(408, "Nobody waits for the answer any more.")
-    return turn.result()
-
-
-async def _hear_end(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _read_hits(text: str) -> int:

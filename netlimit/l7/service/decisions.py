@@ -16,7 +16,9 @@ _WAIT = (Family.RETRY_AFTER,)
 
 
 async def decide(limiter: Limiter, body: bytes) -> Answer:
-    """Answer a question: 200 or 429, and a decision for each descriptor. Raises Problem, CountersUnavailable.
+    """Answer a question: 200 or 429 (403: the client is blocked), and a decision for each descriptor.
+
+    Raises Problem, CountersUnavailable.
 
     There are no fields such as RateLimit: those would speak of a limit on asking.
     """
@@ -24,7 +26,9 @@ async def decide(limiter: Limiter, body: bytes) -> Answer:
     verdict = await limiter.decide(domain, descriptors, hits)
     if verdict.allowed:
         return Answer(200, [JSON], write_verdict(verdict).encode())
-    return Answer(429, [JSON, *make_headers(verdict, _WAIT)], write_verdict(verdict).encode())
+    return Answer(
+        403 if verdict.blocked else 429, [JSON, *make_headers(verdict, _WAIT)], write_verdict(verdict).encode()
+    )
 
 
 def write_verdict(verdict: Verdict) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
+from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import Descriptor, Entry
 from netlimit.l7.service.answers import Problem
 
@@ -22,7 +23,6 @@ MOST_HITS = 2**32 - 1
 _SHORT, _REMEMBERED = 512, 4096
 """Bytes of a question that is remembered, since it is likely to be asked again; and how many are."""
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _CLOSE = {"Connection": "close"}
 _EXAMPLE = '{"domain": "web", "descriptors": [[{"key": "remote_address", "value": "192.0.2.7"}]]}'
 
@@ -46,7 +46,7 @@ async def read_body(receive: Receive) -> bytes:
     return body
 
 
-async def _read_on(receive: Receive, message: MutableMapping[str, Any]) -> bytes:
+async def _read_on(receive: Receive, message: Message) -> bytes:
     """A body that comes in pieces. What is too much is read and dropped, up to four times the limit: who is still
     sending when the connection closes would never see the answer."""
     chunks, size = [message.get("body", b"")], 0

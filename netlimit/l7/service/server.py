@@ -50,14 +50,13 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-async def serve(service: Service, rpc: RpcServer, listening: socket.socket, grpc_place: str) -> None:
-    """Answer until SIGTERM or SIGINT. Raises RuntimeError where `grpc_place` is taken."""
+async def serve(service: Service, rpc: RpcServer, listening: socket.socket) -> None:
+    """Answer over HTTP as well until SIGTERM or SIGINT; then end both."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     http = HttpServer(service)
-    await rpc.start(grpc_place)
     running = asyncio.create_task(http.serve([listening]))
     running.add_done_callback(lambda done: ending.set())
     await ending.wait()

@@ -1,0 +1,119 @@
+"""`netlimit limiter`: a process that decides over HTTP and gRPC, by rules of a file that may change."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from netlimit.l7.headers import USUAL, Family
+from netlimit.settings import HEADERS, USUAL_HEADERS
+from tests.cli.running import Netlimit, Server, free_port, settings_in, until
+
+RULES = "domain: web\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: %s}\n"
+USER = ("--user", "nobody") if os.geteuid() == 0 else ()
+
+
+class Running:
+    """A limiter, and a client of it."""
+
+    def __init__(self, directory: Path, rules: str, **others: str) -> None:
+        self.place, self.grpc_place = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.rules = directory / "web.yaml"
+        self.write(rules)
+        self.netlimit = Netlimit(
+            settings_in(
+                directory,
+                NETLIMIT_LIMITS=str(self.rules),
+                NETLIMIT_LIMITER_LISTEN=self.place,
+                NETLIMIT_LIMITER_GRPC_LISTEN=self.grpc_place,
+                **others,
+            )
+        )
+        self.server = self.start()
+        self.http = httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
+        until(lambda: self.server.ended or self.answers(), self.server.said)
+        assert not self.server.ended, self.server.said()
+
+    def start(self) -> Server:
+        return self.netlimit.start("limiter", *USER)
+
+    def write(self, rules: str) -> None:
+        self.rules.write_text(rules)
+        self.rules.chmod(0o644)
+
+    def answers(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def ask(self, value: str = "alice") -> httpx.Response:
+        return self.http.post("/v1/decide", json={"domain": "web", "descriptors": [[{"key": "user", "value": value}]]})
+
+    def find_limit(self) -> object:
+        return self.ask("looked").json()["descriptors"][0]["limit"]["amount"]
+
+
+@pytest.fixture
+def running(directory: Path) -> Iterator[Running]:
+    limiter = Running(directory, RULES % 2, NETLIMIT_LIMITER_HEADERS="ratelimit")
+    yield limiter
+    limiter.http.close()
+    if not limiter.server.ended:
+        limiter.server.end(signal.SIGKILL)
+
+
+def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> None:
+    assert [running.ask().status_code for _ in range(3)] == [200, 200, 429]
+    asked = running.http.get("/v1/auth?domain=web&key=user=bob")
+    assert {name for name in asked.headers if "rate" in name} == {
+        f"ratelimit-{word}" for word in ("limit", "remaining", "reset")
+    }
+    with grpc.insecure_channel(running.grpc_place) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+    running.write(RULES % 7)
+    until(lambda: running.find_limit() == 7, running.server.said)
+    running.write(RULES % "many")
+    until(lambda: "many" in running.server.said(), running.server.said)
+    assert running.find_limit() == 7
+
+    second = running.start()
+    until(lambda: second.ended, second.said)
+    assert second.process.returncode == 1
+    assert f"The limiter cannot listen at {running.place}: Address already in use." in second.said()
+
+    if os.geteuid() == 0:
+        owner = Path(f"/proc/{running.server.process.pid}").stat().st_uid
+        assert owner != 0
+    assert running.server.end() == 0
+    assert "Traceback" not in running.server.said()
+
+
+def test_the_settings_know_all_header_fields() -> None:
+    assert set(HEADERS) == set(Family)
+    assert set(USUAL_HEADERS) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("LIMITER_LISTEN", "8751", "is no place to listen at"),
+        ("LIMITER_HEADERS", "ietf,smoke", "'smoke' names no header fields; it can be ietf, "),
+        ("COUNTERS_URL", "mysql://somewhere", "COUNTERS_URL"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(netlimit: Netlimit, setting: str, value: str, said: str) -> None:
+    listening = {f"NETLIMIT_{name}": f"127.0.0.1:{free_port()}" for name in ("LIMITER_LISTEN", "LIMITER_GRPC_LISTEN")}
+    told = netlimit.run("limiter", *USER, **{**listening, f"NETLIMIT_{setting}": value})
+    assert told.returncode == 1
+    assert said in told.stderr
+    assert "Traceback" not in told.stderr
