@@ -49,21 +49,30 @@ class Client:
         """Read something; query parameters that are None, or empty lists, are left out."""
         return self.call("GET", path, params={name: value for name, value in query.items() if value not in (None, [])})
 
+    def read_text(self, path: str, accept: str) -> str:
+        """Read something that is no JSON, or may be."""
+        answer = self._ask("GET", path, headers={"Accept": accept})
+        if not answer.is_success:
+            self._read(answer)
+        return answer.text
+
     def call(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> Any:
         """Do something. `wait` are the seconds that the API may wait for the kernel; None: it answers at once."""
+        return self._read(self._ask(method, path, wait, **arguments))
+
+    def _ask(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> httpx.Response:
         import httpx
 
         headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
         timeout = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
         try:
-            answer = self._http.request(method, path, headers=headers, timeout=timeout, **arguments)
+            return self._http.request(method, path, headers=headers, timeout=timeout, **arguments)
         except httpx.TimeoutException:
             raise CommandError(f"The API at {self._url} did not answer in {timeout:g} seconds.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise CommandError(
                 f"No API answers at {self._url} ({error}). Is `netlimit serve` running? NETLIMIT_URL names another."
             ) from None
-        return self._read(answer)
 
     def _read(self, answer: httpx.Response) -> Any:
         if answer.status_code == 204:
@@ -104,6 +113,11 @@ def open_client(context: typer.Context) -> Iterator[Client]:
 def rule_path(key: str) -> str:
     """Where a rule is, by id or name."""
     return f"/rules/{quote(key, safe='')}"
+
+
+def limits_path(domain: str) -> str:
+    """Where the limits of a domain are."""
+    return f"/limits/{quote(domain, safe='')}"
 
 
 _LONGEST_TOKEN = 1000

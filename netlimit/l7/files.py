@@ -79,7 +79,7 @@ class Files:
 
     def _take(self, path: Path, mark: Mark | str) -> None:
         try:
-            self.good[path] = _read(path, mark)
+            self.good[path] = read_file(path, mark)
             self.troubles.pop(path, None)
         except (OSError, LimitError) as error:
             stays = " What it said before stays in force." if path in self.good else ""
@@ -105,13 +105,8 @@ def look(path: Path) -> Marks:
     return marks
 
 
-def _mark(state: os.stat_result) -> Mark | str:
-    if not S_ISREG(state.st_mode):  # who opens a pipe waits
-        return "It is no file."
-    return Mark(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-
-
-def _read(path: Path, mark: Mark | str) -> Document:
+def read_file(path: Path, mark: Mark | str) -> Document:
+    """The document in a file that was looked at. Raises DocumentError, LimitError for what is no text, and OSError."""
     if isinstance(mark, str):
         raise LimitError("", mark)
     with path.open("rb") as file:
@@ -119,6 +114,18 @@ def _read(path: Path, mark: Mark | str) -> Document:
     return parse_document(markup.decode(content), path.suffix == ".json")
 
 
+def list_troubles(path: Path, error: OSError | LimitError) -> list[str]:
+    """What is wrong with a file, a line for each place."""
+    if isinstance(error, OSError):
+        return [f"{path}: {error.strerror}."]
+    return [f"{path}: {line}" for line in str(error).splitlines()]
+
+
+def _mark(state: os.stat_result) -> Mark | str:
+    if not S_ISREG(state.st_mode):  # who opens a pipe waits
+        return "It is no file."
+    return Mark(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
 def _word(path: Path, error: OSError | LimitError) -> str:
-    reason = f"{error.strerror}." if isinstance(error, OSError) else str(error).replace("\n", " ")
-    return f"{path}: {reason[:_LONGEST_TROUBLE]}"
+    return " ".join(list_troubles(path, error))[:_LONGEST_TROUBLE]

@@ -129,7 +129,7 @@ def test_a_bad_file_leaves_its_rules_and_says_why(folder: Path, clock: Clock, ca
     (trouble,) = sources.troubles
     assert trouble == (
         f"{bad}: line 2, descriptors[0].kez: `kez` is not known in a descriptor; did you mean `key`? "
-        "line 2, descriptors[1].rate_limit: A map is wanted here: `rate_limit`, with `unit: …` and so on. "
+        f"{bad}: line 2, descriptors[1].rate_limit: A map is wanted here: `rate_limit`, with `unit: …` and so on. "
         "What it said before stays in force."
     )
     settle(sources, clock)
