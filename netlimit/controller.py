@@ -65,7 +65,7 @@ CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
-PROBE_SHARE = 100
+PROBE_SHARE = 50
 """A probe is followed by that many times the processor time it took of rest."""
 HANDOVER_SECONDS = 2.0
 """How long a pass waits for limiters that run to load what the kernel cannot enforce; from then on it waits no more."""
