@@ -74,8 +74,7 @@ class Bucket(Counter):
         free = left // self._cost if left > 0 else 0
         return new(Decision, (admitted, free, wait, (full - left) / given, delay, admitted and left < 0))
 
-    def adopt(self, other: Counter) -> None:
-        """Go on from the levels of another, which stand for times as far from now as they did."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Bucket)
         now = self._clock()
         supply, given = now * self._amount, now * other._amount
@@ -149,8 +148,7 @@ class IntervalBucket(Counter):
             return inf
         return (-(-tokens // self._amount) * self._period - into) / SECOND
 
-    def adopt(self, other: Counter) -> None:
-        """Go on from the tokens that another's keys have used."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, IntervalBucket)
         units = (self._clock() + self._origin) // self._period
         moved = units * (self._amount - other._amount) + other._full - self._full

@@ -35,8 +35,8 @@ class Counter(ABC):
     """The counters of one limit, by key; every method may be called by any thread.
 
     It holds at most `keys` of them. Those that no longer make a difference are swept whenever their number has doubled.
-    Where that is not enough, keys that are within their limit are forgotten, never one that is over it; and when all
-    are over it, newcomers share one counter.
+    Where that is not enough, keys that are within their limit are forgotten, never one that is over it; and when three
+    quarters are over it, newcomers share one counter for a while.
     """
 
     def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
@@ -45,7 +45,7 @@ class Counter(ABC):
         self._origin = clock.origin
         self._keys = keys
         self._room = min(FEW, keys)
-        self._refused_room = 0
+        self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
         self._lock = Lock()
         # For `hit`: a `with` takes twice as long, since it looks these up each time.
         self._acquire, self._release = self._lock.acquire, self._lock.release
@@ -54,9 +54,13 @@ class Counter(ABC):
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer; the arguments are those of `netlimit.l7.store.Ask`."""
 
-    @abstractmethod
     def adopt(self, other: Counter) -> None:
         """Go on from the counts of one whose limit differs in its amount alone."""
+        with other._lock:
+            self._adopt(other)
+
+    @abstractmethod
+    def _adopt(self, other: Counter) -> None: ...
 
     @abstractmethod
     def __len__(self) -> int:
@@ -76,15 +80,16 @@ class Counter(ABC):
 
     def _admit_key(self, key: str) -> str:
         """Make room for a new key; the key itself, or that of the crowd."""
-        if self._refused_room:  # a sweep costs as much as there are keys, so it is not for every newcomer
-            self._refused_room -= 1
-            return CROWD
         now = self._clock()
+        if self._crowd and now < self._crowd_end:
+            self._crowd -= 1
+            return CROWD
         self._sweep(now)
-        if self._room == self._keys and len(self) > self._keys * 3 // 4:
+        most = self._keys * 3 // 4  # a sweep costs as much as there are keys: it is to make room for many
+        if len(self) > most:
             self._drop_within(now)
-        if len(self) >= self._keys:
-            self._refused_room = self._keys // 4
+        if len(self) > most:
+            self._crowd, self._crowd_end = self._keys // 4, now + self.limit.seconds * SECOND
             return CROWD
         self._room = max(min(FEW, self._keys), min(2 * len(self), self._keys))
         return key

@@ -76,8 +76,7 @@ class Leases(Counter):
                         ends.pop(name, None)
                         ends[name] = now + self._period
 
-    def adopt(self, other: Counter) -> None:
-        """Go on with the leases of another."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Leases)
         self._ends = other._ends
 

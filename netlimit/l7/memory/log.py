@@ -63,8 +63,7 @@ class SlidingWindowLog(Counter):
         finally:
             self._release()
 
-    def adopt(self, other: Counter) -> None:
-        """Go on from the times of another."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, SlidingWindowLog)
         self._logs = other._logs
         for log in self._logs.values():

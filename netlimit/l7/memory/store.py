@@ -41,6 +41,7 @@ class MemoryStore:
         self._keys = keys
         self._counters: dict[tuple[str, str, bool], Counter] = {}
         self._lock = Lock()
+        self._room = FEW
 
     def decide_now(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
@@ -97,7 +98,7 @@ class MemoryStore:
         if old is not None and old.limit == limit:
             old.limit = limit  # the same again, read anew
             return old
-        if len(self._counters) >= FEW:
+        if len(self._counters) >= self._room:
             self._forget_idle()
         counter = make_counter(limit, self._clock, self._keys)
         if old is not None and _differ_in_amount_alone(old.limit, limit):
@@ -110,6 +111,7 @@ class MemoryStore:
         for counter in self._counters.values():
             counter.sweep()
         self._counters = {place: counter for place, counter in self._counters.items() if len(counter)}
+        self._room = max(FEW, 2 * len(self._counters))
 
 
 def _differ_in_amount_alone(one: Limit, other: Limit) -> bool:

@@ -57,8 +57,7 @@ class FixedWindow(Counter):
         self._end = self._start + self._period
         self._counts = {}
 
-    def adopt(self, other: Counter) -> None:
-        """Go on from the counts of another."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, FixedWindow)
         self._start, self._end, self._counts = other._start, other._end, dict(other._counts)
 
@@ -138,8 +137,7 @@ class SlidingWindowCounter(Counter):
         self._current = {}
         self._start, self._end = start, start + self._period
 
-    def adopt(self, other: Counter) -> None:
-        """Go on from the counts of another."""
+    def _adopt(self, other: Counter) -> None:
         assert isinstance(other, SlidingWindowCounter)
         self._start, self._end, self._current, self._previous = (
             other._start, other._end, dict(other._current), dict(other._previous),

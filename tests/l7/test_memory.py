@@ -1,0 +1,242 @@
+"""What the memory store keeps, for how long, and what it forgets when there is no room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
+from netlimit.l7.memory.store import MemoryStore, make_counter
+from netlimit.l7.rules import Rule
+from netlimit.l7.store import Ask
+from tests.l7.counting import SECOND, moment
+
+LIMITS = [
+    *(Limit(4, 60, algorithm) for algorithm in Algorithm),
+    Limit(4, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL),
+    Limit(4, 60, Algorithm.SLIDING_WINDOW_LOG, count_refused=False),
+]
+every = pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: f"{limit.algorithm}-{limit.refill}")
+
+
+class Kept:
+    """A counter with a clock that the test sets; its sweeps are counted."""
+
+    def __init__(self, limit: Limit, keys: int = 100) -> None:
+        self.now = moment("1:00:00")
+        self.limit = limit
+        self.counter: Counter = make_counter(limit, Clock(lambda: self.now, 0), keys)
+        self.sweeps = 0
+        sweep = self.counter._sweep
+
+        def note(now: int) -> None:
+            self.sweeps += 1
+            sweep(now)
+
+        self.counter._sweep = note  # type: ignore[method-assign]
+
+    def hit(self, key: str) -> bool:
+        return self.counter.hit(key).admitted
+
+    def use_up(self, *keys: str) -> None:
+        for key in keys:
+            assert [self.hit(key) for _ in range(5)] == [True] * 4 + [False]
+
+    def flood(self, newcomers: int, name: str = "newcomer") -> list[bool]:
+        return [self.hit(f"{name} {number}") for number in range(newcomers)]
+
+
+class TestRoom:
+    @every
+    def test_there_are_never_more_keys_than_there_may_be(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        for number in range(1000):
+            kept.hit(f"key {number}")
+            assert len(kept.counter) <= 101  # one more is the crowd's
+
+    @every
+    def test_whoever_is_over_the_limit_stays_so_in_a_flood_of_new_keys(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        greedy = [f"greedy {number}" for number in range(60)]
+        kept.use_up(*greedy)
+        assert all(kept.flood(2000))
+        assert not any(kept.hit(key) for key in greedy)
+
+    @every
+    def test_newcomers_share_a_counter_when_nearly_all_are_over_the_limit(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        kept.use_up(*(f"greedy {number}" for number in range(100)))
+        assert kept.flood(20) == [True] * 4 + [False] * 16
+        assert not any(kept.hit(f"greedy {number}") for number in range(100))
+
+    @every
+    def test_the_crowd_is_over_when_those_before_it_are(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        kept.use_up(*(f"greedy {number}" for number in range(100)))
+        assert kept.flood(20) == [True] * 4 + [False] * 16
+        kept.now += 120 * SECOND
+        assert all(kept.flood(20, "other"))
+        assert len(kept.counter) <= 21
+
+
+class TestTime:
+    @every
+    def test_what_makes_no_difference_is_swept(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        kept.use_up(*(f"key {number}" for number in range(50)))
+        kept.counter.sweep()
+        assert len(kept.counter) >= 50
+        kept.now += 120 * SECOND
+        kept.counter.sweep()
+        assert len(kept.counter) == 0
+
+    @every
+    def test_what_makes_a_difference_is_not(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        kept.use_up("greedy")
+        kept.now += 14 * SECOND
+        kept.counter.sweep()
+        assert kept.hit("greedy") is False
+
+    @every
+    def test_while_keys_come_and_go_few_are_kept(self, limit: Limit) -> None:
+        kept = Kept(limit, keys=2**18)
+        for number in range(8 * FEW):
+            kept.now += SECOND // 2
+            kept.hit(f"key {number}")
+        assert len(kept.counter) <= 2 * FEW
+
+    @every
+    def test_growing_to_many_keys_takes_few_sweeps(self, limit: Limit) -> None:
+        kept = Kept(limit, keys=2**18)
+        kept.flood(16 * FEW)
+        assert len(kept.counter) == 16 * FEW
+        assert kept.sweeps <= 5
+
+    @every
+    @pytest.mark.parametrize("greedy", [0, 70, 76, 99, 100])
+    def test_in_a_flood_a_sweep_makes_room_for_many(self, limit: Limit, greedy: int) -> None:
+        kept = Kept(limit)
+        kept.use_up(*(f"greedy {number}" for number in range(greedy)))
+        kept.sweeps = 0
+        kept.flood(2500)
+        assert kept.sweeps <= 2500 / 25 + 1
+
+
+class TestClock:
+    @every
+    def test_a_clock_set_back_keeps_nobody_for_ever(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        kept.use_up(*(f"greedy {number}" for number in range(100)))
+        kept.flood(3)
+        kept.now -= 3600 * SECOND
+        for number in range(100):
+            kept.hit(f"greedy {number}")
+        kept.now += 121 * SECOND
+        assert all(kept.hit(f"greedy {number}") for number in range(100))
+
+    def test_nobody_sets_the_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = steady_clock()
+        before = clock.read() + clock.origin
+        assert abs(before - time.time_ns()) < 60 * SECOND
+        monkeypatch.setattr(time, "time_ns", lambda: 0)
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert 0 <= clock.read() + clock.origin - before < 60 * SECOND
+
+
+class Counters:
+    """A memory store whose rules change."""
+
+    def __init__(self) -> None:
+        self.now = moment("1:00:00")
+        self.store = MemoryStore(Clock(lambda: self.now, 0))
+        self._leases = count()
+
+    def hits(self, limit: Limit, number: int, name: str = "rule") -> list[bool]:
+        flying = limit.algorithm is Algorithm.CONCURRENCY
+        rule = Rule("test", name, None if flying else limit, limit if flying else None)
+        asks = [Ask(rule, limit, "key", lease=f"{next(self._leases)}" * flying) for _ in range(number)]
+        return [decision.admitted for decision in self.store.decide_now(asks)]
+
+
+class TestChanges:
+    @every
+    def test_a_limit_that_is_raised_goes_on(self, limit: Limit) -> None:
+        counters = Counters()
+        assert counters.hits(limit, 3) == [True] * 3
+        assert counters.hits(replace(limit, amount=9), 7) == [True] * 6 + [False]
+
+    @every
+    def test_a_limit_that_is_lowered_goes_on(self, limit: Limit) -> None:
+        counters = Counters()
+        assert counters.hits(limit, 3) == [True] * 3
+        assert counters.hits(replace(limit, amount=2), 1) == [False]
+
+    @every
+    def test_the_same_limit_read_again_goes_on(self, limit: Limit) -> None:
+        counters = Counters()
+        assert counters.hits(limit, 3) == [True] * 3
+        assert counters.hits(replace(limit), 3) == [True, False, False]
+
+    @every
+    def test_another_unit_begins_anew(self, limit: Limit) -> None:
+        counters = Counters()
+        assert counters.hits(limit, 5) == [True] * 4 + [False]
+        assert counters.hits(replace(limit, seconds=61), 5) == [True] * 4 + [False]
+
+    def test_another_algorithm_begins_anew_under_the_same_name(self) -> None:
+        counters = Counters()
+        for _ in range(2):
+            for limit in LIMITS:
+                if limit.algorithm is Algorithm.CONCURRENCY:
+                    continue  # that is beside the limit on the rate
+                assert counters.hits(limit, 5) == [True] * 4 + [False], limit
+
+    def test_another_burst_begins_anew(self) -> None:
+        counters = Counters()
+        bucket = Limit(4, 60, Algorithm.TOKEN_BUCKET, burst=2)
+        assert counters.hits(bucket, 3) == [True] * 2 + [False]
+        assert counters.hits(replace(bucket, burst=3), 4) == [True] * 3 + [False]
+
+    def test_a_full_burst_stays_used_up_when_the_rate_changes(self) -> None:
+        counters = Counters()
+        bucket = Limit(60, 60, Algorithm.GCRA, burst=5)
+        assert counters.hits(bucket, 6) == [True] * 5 + [False]
+        faster = replace(bucket, amount=120)
+        assert counters.hits(faster, 1) == [False]
+        counters.now += SECOND // 2
+        assert counters.hits(faster, 2) == [True, False]
+
+
+class TestForgetting:
+    def _names(self, count: int) -> list[str]:
+        return [f"rule {number}" for number in range(count)]
+
+    def test_counters_that_count_nothing_are_forgotten(self) -> None:
+        counters = Counters()
+        for name in self._names(2 * FEW):
+            counters.hits(LIMITS[0], 1, name)
+        assert len(counters.store._counters) == 2 * FEW
+        counters.now += 120 * SECOND
+        counters.hits(LIMITS[0], 1, "another")
+        assert len(counters.store._counters) == 1
+
+    def test_those_that_count_something_are_not(self) -> None:
+        counters = Counters()
+        for name in self._names(3 * FEW):
+            counters.hits(LIMITS[0], 4, name)
+        assert all(counters.hits(LIMITS[0], 1, name) == [False] for name in self._names(3 * FEW))
+
+    def test_many_counters_take_few_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks = []
+        forget: Callable[[MemoryStore], None] = MemoryStore._forget_idle
+        monkeypatch.setattr(MemoryStore, "_forget_idle", lambda self: looks.append(forget(self)))
+        counters = Counters()
+        for name in self._names(8 * FEW):
+            counters.hits(LIMITS[0], 1, name)
+        assert len(looks) <= 4
