@@ -19,6 +19,7 @@ from netlimit.cli import (
     explaining,
     host,
     limiter,
+    limits,
     preparing,
     rules,
     serve,
@@ -71,6 +72,7 @@ app.command()(limiter.limiter)
 app.command()(guard)
 app.command()(preparing.prepare)
 app.add_typer(rules.app, name="rule")
+app.add_typer(limits.app, name="limits")
 app.command()(host.plan)
 app.command()(host.apply)
 app.command()(undo.confirm)
