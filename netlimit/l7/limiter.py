@@ -227,7 +227,8 @@ class Limiter:
             if ask.rule.observes:
                 continue
             allowed = allowed and decision.admitted
-            retry_after = max(retry_after, decision.retry_after)
+            if not (ask.lease and decision.admitted):  # a place that a refused request has got is given back
+                retry_after = max(retry_after, decision.retry_after)
             delay = max(delay, decision.delay)
         held = tuple(ask for ask, decision in zip(asks, decisions, strict=True) if ask.lease and decision.admitted)
         if held and not allowed:

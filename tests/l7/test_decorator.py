@@ -164,14 +164,17 @@ class TestThreads:
 def test_counters_in_redis_from_threads_and_from_a_loop(server: Server) -> None:
     rule = Rule("calls", "shared", Limit(10, 86_400))
 
-    @rate_limit(rule, counters=open_counters(server.url))
-    def call() -> None: ...
+    store = open_counters(server.url)
 
     @rate_limit(rule, counters=server.url)
+    def call() -> None: ...
+
+    @rate_limit(rule, counters=store)
     async def other() -> None: ...
 
     async def main() -> int:
         results = await asyncio.gather(*(other() for _ in range(8)), return_exceptions=True)
+        await store.aclose()
         return results.count(None)
 
     for _ in range(6):
