@@ -68,10 +68,11 @@ class Cluster:
         link.ask(question)
 
     async def aclose(self) -> None:
-        """Close all links."""
+        """Close all links; who still waits is told so."""
         if self._mapping is not None:
             self._mapping.cancel()
             await asyncio.wait([self._mapping])
+        self._send_early()
         for link in self._links.values():
             await link.aclose()
 
@@ -81,6 +82,16 @@ class Cluster:
             self._fail(question)
         else:
             self._early.append(question)
+
+    def _send_early(self) -> None:
+        """Send what has waited for the map. What it does not lead anywhere fails."""
+        early, self._early = self._early, []
+        for question in early:
+            address = self._slots.get(key_slot(question.name))
+            if address is not None:
+                self._find_link(address).ask(question)
+            else:
+                self._fail(question)
 
     def _fail(self, question: Question) -> None:
         question.ticket.fail(", ".join(map(str, self._seeds)), "no node answers, or none has the counter's slot")
@@ -116,13 +127,7 @@ class Cluster:
             slots = await self._ask_for_slots()
             if slots:
                 self._slots = slots
-            early, self._early = self._early, []
-            for question in early:
-                address = slots.get(key_slot(question.name))
-                if address is not None:
-                    self._find_link(address).ask(question)
-                else:
-                    self._fail(question)
+            self._send_early()
             await self._drop_links()
         finally:
             self._mapping = None

@@ -89,7 +89,8 @@ class Link:
         """What is on the wire."""
         self._busy = False
         self._deadline: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> State:
@@ -109,10 +110,12 @@ class Link:
     async def aclose(self) -> None:
         """Close the connection; who still waits is told so."""
         self._give_up("they were closed")
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     def _send(self) -> None:
+        if self._calls:
+            return
         batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
         self._busy = bool(batch)
         if not batch:
@@ -124,24 +127,19 @@ class Link:
         self._calls = [*calls.values()]
         self._deadline = self._loop.call_at(batch[0].ticket.deadline, self._give_up, "no answer in time")
         if self._channel is None:
-            self._run(self._open())
+            self._opening = self._loop.create_task(self._open())
         else:
             self._call(self._channel, by_source=False)
 
     async def _open(self) -> None:
         channel = Channel(self._receive, self._lose)
-        calls = self._calls
-        assert self._deadline is not None
         try:
-            async with asyncio.timeout_at(self._deadline.when()):
-                await channel.open(self._connect())
+            await channel.open(self._connect())
         except Exception as error:  # whatever it is: it must not leave anybody waiting
-            if self._calls is calls:
-                self._give_up(str(error) or "no answer in time")
-            return
-        if self._calls is not calls:  # too late
-            await channel.close()
+            self._opening = None
+            self._give_up(str(error))
         else:
+            self._opening = None
             self._channel = channel
             self._call(channel, by_source=False)
 
@@ -200,14 +198,18 @@ class Link:
             self._deadline = None
 
     def _drop_channel(self) -> None:
+        if self._opening is not None:
+            self._end(self._opening)
+            self._opening.cancel()
+            self._opening = None
         if self._channel is not None:
-            self._run(self._channel.close())
+            self._end(self._loop.create_task(self._channel.close()))
             self._channel = None
 
-    def _run(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Keep a task that is about to end until it has."""
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 def _answer(questions: Sequence[Question], reply: Sequence[int]) -> None:

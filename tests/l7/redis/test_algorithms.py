@@ -26,7 +26,7 @@ from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 from tests.l7.algorithms import BUCKETS, TestExamples, TestLeases, TestPromises
-from tests.l7.counting import SECOND, Counting, MemoryCounting, moment
+from tests.l7.counting import SECOND, Counting, MemoryCounting, Subjects, moment
 from tests.l7.redis.servers import Server
 
 __all__ = ["TestExamples", "TestLeases", "TestPromises"]
@@ -118,3 +118,10 @@ def _draw_limit(random: Random) -> Limit:
         random.choice(list(Refill)) if algorithm is Algorithm.TOKEN_BUCKET else Refill.CONTINUOUS,
         algorithm is not Algorithm.SLIDING_WINDOW_LOG or random.random() < 0.5,
     )
+
+
+def test_an_interval_bucket_whose_clock_is_set_back_is_filled_again(subject: Subjects) -> None:
+    bucket = subject(Limit(2, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL)).at("9:00:00")
+    assert bucket.hits(3) == [True, True, False]
+    assert bucket.at("3:00:00").hit().admitted is False
+    assert bucket.at("3:01:00").hits(3) == [True, True, False]

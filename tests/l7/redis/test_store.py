@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
+from pathlib import Path
+from socket import socket
 from threading import Thread
 
 import pytest
@@ -18,9 +21,10 @@ from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 from tests.l7.redis.driving import EVERY, PATIENT, hit, make_rule, opened
 from tests.l7.redis.racing import ALGORITHMS, ROOT, Racers
-from tests.l7.redis.servers import Server
+from tests.l7.redis.servers import Server, find_port
 
 FOREVER = -1  # what PTTL says
+DAY = 86_400
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +85,7 @@ def test_a_look_leaves_nothing(server: Server) -> None:
 
 
 def test_a_windows_end_is_not_put_off_by_hits(server: Server) -> None:
-    rule = make_rule(Limit(3, 86_400))
+    rule = make_rule(Limit(3, DAY))
 
     async def hit_often() -> None:
         async with opened(server.url + PATIENT) as store:
@@ -93,12 +97,12 @@ def test_a_windows_end_is_not_put_off_by_hits(server: Server) -> None:
 
 
 def test_the_previous_window_is_kept_as_long_as_it_counts(server: Server) -> None:
-    rule = make_rule(Limit(3, 86_400, Algorithm.SLIDING_WINDOW_COUNTER))
+    rule = make_rule(Limit(3, DAY, Algorithm.SLIDING_WINDOW_COUNTER))
 
     async def hit_once() -> None:
         async with opened(server.url + PATIENT) as store:
-            rest = (await hit(store, rule)).reset_after - 86_400
-            assert server.client.pttl(name_of(rule)) > (rest + 86_400) * 1000 - 20_000
+            rest = (await hit(store, rule)).reset_after - DAY
+            assert server.client.pttl(name_of(rule)) > (rest + DAY) * 1000 - 20_000
 
     asyncio.run(hit_once())
 
@@ -109,7 +113,7 @@ def test_the_previous_window_is_kept_as_long_as_it_counts(server: Server) -> Non
         (Limit(100, 1, Algorithm.GCRA, burst=10), 100),
         (Limit(100, 1, Algorithm.TOKEN_BUCKET, burst=10), 100),
         (Limit(1, 3600, Algorithm.GCRA), 3_600_000),
-        (Limit(3, 86_400, Algorithm.TOKEN_BUCKET), 86_400_000),
+        (Limit(3, DAY, Algorithm.TOKEN_BUCKET), DAY * 1000),
     ],
     ids=str,
 )
@@ -124,6 +128,20 @@ def test_a_bucket_is_kept_until_it_is_full_to_the_millisecond(server: Server, li
             assert life != FOREVER
 
     asyncio.run(empty())
+
+
+def test_a_lease_that_is_renewed_is_kept_as_long_as_it_lasts(server: Server) -> None:
+    rule = make_rule(Limit(1, DAY, Algorithm.CONCURRENCY))
+
+    async def renew() -> None:
+        async with opened(server.url + PATIENT) as store:
+            ask = Ask(rule, Limit(1, DAY, Algorithm.CONCURRENCY), "alice", lease="lease")
+            await store.decide([ask])
+            server.client.pexpire(name_of(rule), 60_000)
+            await store.renew([ask])
+            assert server.client.pttl(name_of(rule)) > DAY * 1000 - 20_000
+
+    asyncio.run(renew())
 
 
 def test_a_rule_may_change_how_it_counts(server: Server) -> None:
@@ -141,18 +159,18 @@ def test_a_rule_may_change_how_it_counts(server: Server) -> None:
 def test_a_rule_that_changes_its_amount_goes_on(server: Server, algorithm: Algorithm) -> None:
     async def change() -> None:
         async with opened(server.url + PATIENT) as store:
-            assert (await hit(store, Rule("test", "growing", Limit(5, 86_400, algorithm)), hits=5)).admitted
-            more = Rule("test", "growing", Limit(8, 86_400, algorithm))
+            assert (await hit(store, Rule("test", "growing", Limit(5, DAY, algorithm)), hits=5)).admitted
+            more = Rule("test", "growing", Limit(8, DAY, algorithm))
             assert (await hit(store, more, hits=2)).admitted
             assert (await hit(store, more, hits=2)).admitted is False
-            fewer = Rule("test", "growing", Limit(6, 86_400, algorithm))
+            fewer = Rule("test", "growing", Limit(6, DAY, algorithm))
             assert (await hit(store, fewer)).admitted is False
 
     asyncio.run(change())
 
 
 def test_scripts_that_are_flushed_under_load_are_sent_again(server: Server) -> None:
-    rule = make_rule(Limit(1000, 86_400, Algorithm.GCRA))
+    rule = make_rule(Limit(1000, DAY, Algorithm.GCRA))
 
     async def load() -> int:
         async with opened(server.url + PATIENT) as store:
@@ -172,7 +190,7 @@ def test_scripts_that_are_flushed_under_load_are_sent_again(server: Server) -> N
 
 
 def test_a_store_that_restarts_empty_counts_anew(mortal: Server) -> None:
-    rule = make_rule(Limit(2, 86_400))
+    rule = make_rule(Limit(2, DAY))
 
     async def restart() -> None:
         async with opened(mortal.url + PATIENT) as store:
@@ -197,7 +215,7 @@ async def ask_until_answered(store: object, rule: Rule) -> None:
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again(server: Server) -> None:
-    rule = make_rule(Limit(5, 86_400))
+    rule = make_rule(Limit(5, DAY))
 
     async def lose() -> None:
         async with opened(server.url + PATIENT) as store:
@@ -211,7 +229,7 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again(server: Server)
 
 
 def test_who_stops_waiting_disturbs_nobody(server: Server) -> None:
-    rule = make_rule(Limit(1000, 86_400))
+    rule = make_rule(Limit(1000, DAY))
 
     async def cancel() -> None:
         async with opened(server.url + PATIENT) as store:
@@ -228,7 +246,7 @@ def test_who_stops_waiting_disturbs_nobody(server: Server) -> None:
 
 
 def test_threads_with_loops_of_their_own_share_a_store(server: Server) -> None:
-    rule = make_rule(Limit(100, 86_400, Algorithm.SLIDING_WINDOW_LOG))
+    rule = make_rule(Limit(100, DAY, Algorithm.SLIDING_WINDOW_LOG))
     store = open_store(read_url(server.url + PATIENT))
     admitted: list[bool] = []
 
@@ -262,18 +280,38 @@ def test_what_is_asked_together_is_answered_in_order(server: Server) -> None:
 
 def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
     mortal.client.config_set("requirepass", "secret")
-    rule = make_rule(Limit(5, 86_400))
+    rule = make_rule(Limit(5, DAY))
 
     async def ask(url: str) -> int:
         async with opened(url) as store:
             return (await hit(store, rule)).remaining
 
-    socket = mortal.directory / "socket"
-    assert asyncio.run(ask(f"unix://:secret@{socket}?timeout_ms=20000")) == 4
+    place = mortal.directory / "socket"
+    assert asyncio.run(ask(f"unix://:secret@{place}?timeout_ms=20000")) == 4
     assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/0?timeout_ms=20000")) == 3
     assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/1?timeout_ms=20000")) == 4
     with pytest.raises(CountersUnavailable, match=f"127.0.0.1:{mortal.port} cannot be asked: .*"):
         asyncio.run(ask(f"redis://:wrong@127.0.0.1:{mortal.port}/0?timeout_ms=20000"))
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificate, key, port = tmp_path / "certificate.pem", tmp_path / "key.pem", find_port()
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
+    name = ("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate))
+    subprocess.run([*make.split(), *name], check=True, capture_output=True)
+    files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    server = Server(tmp_path, "--tls-port", str(port), *files)
+
+    async def ask(options: str) -> None:
+        async with opened(f"rediss://localhost:{port}/0?timeout_ms=20000{options}") as store:
+            assert (await hit(store, make_rule(Limit(5, DAY)))).remaining == 4
+
+    try:
+        asyncio.run(ask(f"&ssl_ca_certs={certificate}"))
+        with pytest.raises(CountersUnavailable, match="certificate"):
+            asyncio.run(ask(""))
+    finally:
+        server.close()
 
 
 def test_a_server_that_is_full_is_said_to_be(mortal: Server) -> None:
@@ -289,16 +327,20 @@ def test_a_server_that_is_full_is_said_to_be(mortal: Server) -> None:
     asyncio.run(ask())
 
 
-def test_a_store_that_is_closed_leaves_nobody_waiting(server: Server) -> None:
-    async def close() -> None:
-        store = open_store(read_url(server.url + PATIENT))
+@pytest.mark.parametrize("kind", ["redis", "redis+cluster"])
+def test_a_store_that_is_closed_leaves_nobody_waiting(kind: str) -> None:
+    async def close(port: int) -> None:
+        store = open_store(read_url(f"{kind}://127.0.0.1:{port}{PATIENT}"))
         asking = [asyncio.create_task(hit(store, make_rule(Limit(5, 60)))) for _ in range(3)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
         await store.aclose()
         done = await asyncio.gather(*asking, return_exceptions=True)
         assert all(isinstance(each, CountersUnavailable) for each in done)
 
-    asyncio.run(close())
+    with socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        asyncio.run(asyncio.wait_for(close(silent.getsockname()[1]), 5))
 
 
 def test_the_user_of_the_documentation_has_rights_enough(mortal: Server) -> None:
