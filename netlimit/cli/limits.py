@@ -13,6 +13,7 @@ import typer
 from netlimit.cli.client import limits_path, open_client
 from netlimit.cli.errors import CommandError
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
+from netlimit.cli.report import report
 
 if TYPE_CHECKING:  # what reads documents takes long to load, and other commands do not need it
     from netlimit.errors import Place
@@ -140,6 +141,9 @@ def explain(
         "steps": found.steps,
     }
     say(json, said, "\n".join(found.steps))
+
+
+app.command("report")(report)
 
 
 def _find_twice(good: Mapping[Path, Document]) -> list[str]:
