@@ -95,7 +95,7 @@ def test_who_has_a_class_keeps_it_while_the_controller_starts_anew(gateway: Gate
             gateway.stop(number)
             gateway.start()
             assert {host: gateway.class_of(host) for host in before} == before
-        time.sleep(2)
+        time.sleep(3)
         seconds = sender.stop().seconds
     assert not gateway.drift(), str(gateway.drift())
     report = receiver.report()
