@@ -39,7 +39,7 @@ def write_verdict(verdict: Verdict) -> str:
     told = ",".join([_write_status(status) for status in verdict.statuses])
     leases = ",".join([f'"{write_lease(ask)}"' for ask in verdict.leases if ask.hits])
     if verdict.allowed:
-        return f'{{"allowed":true,"delay":{verdict.delay:.3f},"descriptors":[{told}],"leases":[{leases}]}}'
+        return f'{{"allowed":true,"delay":{_write_time(verdict.delay)},"descriptors":[{told}],"leases":[{leases}]}}'
     wait, detail = _write_time(verdict.retry_after), quote(describe_refusal(verdict))
     return f'{{"allowed":false,"retry_after":{wait},"detail":{detail},"descriptors":[{told}],"leases":[]}}'
 
@@ -55,9 +55,11 @@ def _write_status(status: Status) -> str:
     _, remaining, retry_after, reset_after, delay, _ = decision
     return (
         f'{{{said},"rule":{quote(rule.name)},"limit":{held},"remaining":{remaining},'
-        f'"retry_after":{_write_time(retry_after)},"reset_after":{_write_time(reset_after)},"delay":{delay:.3f}}}'
+        f'"retry_after":{_write_time(retry_after)},"reset_after":{_write_time(reset_after)},"delay":{_write_time(delay)}}}'
     )
 
 
 def _write_time(seconds: float) -> str:
+    if not seconds:
+        return "0"
     return "null" if seconds == inf else f"{seconds:.6f}"
