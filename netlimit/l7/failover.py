@@ -23,6 +23,10 @@ class Remote(Store, Protocol):
         """The worst that any of them thinks."""
         ...
 
+    async def attempt(self, asks: Sequence[Ask]) -> Sequence[Decision | CountersUnavailable]:
+        """Count and answer, in order, or say why not: a part of the counters may be away."""
+        ...
+
 
 class Failover:
     """A store elsewhere, and what each rule wants while that cannot be asked.
@@ -48,10 +52,11 @@ class Failover:
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
-        try:
-            return await self._store.decide(asks)
-        except CountersUnavailable:
-            return [self._decide_here(ask) for ask in asks]
+        answers = await self._store.attempt(asks)
+        return [
+            answer if isinstance(answer, Decision) else self._decide_here(ask)
+            for ask, answer in zip(asks, answers, strict=True)
+        ]
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""

@@ -94,7 +94,7 @@ class Cluster:
                 self._fail(question)
 
     def _fail(self, question: Question) -> None:
-        question.ticket.fail(", ".join(map(str, self._seeds)), "no node answers, or none has the counter's slot")
+        question.fail(", ".join(map(str, self._seeds)), "no node answers, or none has the counter's slot")
 
     def _map_again(self) -> None:
         """Ask for the map, unless that is being done or was done a moment ago."""

@@ -19,6 +19,7 @@ from netlimit.l7.store import Ask
 
 MOST = 256
 """Questions that go together at most: Redis does nothing else while it runs a script."""
+Answer = Decision | CountersUnavailable
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
@@ -27,23 +28,19 @@ class Ticket:
 
     __slots__ = ("_missing", "answers", "deadline", "future")
 
-    def __init__(self, count: int, deadline: float, future: asyncio.Future[list[Decision]]) -> None:
+    def __init__(self, count: int, deadline: float, future: asyncio.Future[list[Answer]]) -> None:
         self.answers: list[Any] = [None] * count
         self.deadline = deadline
         self.future = future
         self._missing = count
 
-    def answer(self, position: int, decision: Decision) -> None:
+    def answer(self, position: int, answer: Answer) -> None:
         """One of the answers; the last one ends the waiting."""
-        self.answers[position] = decision
-        self._missing -= 1
+        if self.answers[position] is None:
+            self.answers[position] = answer
+            self._missing -= 1
         if not self._missing and not self.future.done():
             self.future.set_result(self.answers)
-
-    def fail(self, where: str, reason: str) -> None:
-        """One of the questions will not be answered."""
-        if not self.future.done():
-            self.future.set_exception(CountersUnavailable(f"The counters at {where} cannot be asked: {reason}."))
 
 
 class Question(NamedTuple):
@@ -60,6 +57,11 @@ class Question(NamedTuple):
     """How often it has been sent elsewhere."""
     asking: bool = False
     """Whether it goes to a node that is about to take over the counter's slot."""
+
+    def fail(self, where: str, reason: str) -> None:
+        """There will be no decision."""
+        error = CountersUnavailable(f"The counters at {where} cannot be asked: {reason}.")
+        self.ticket.answer(self.position, error)
 
 
 Redirect = Callable[[Question, str], bool]
@@ -100,7 +102,7 @@ class Link:
     def ask(self, question: Question) -> None:
         """Send a question with the next batch, or fail its ticket at once while the breaker is open."""
         if not self._breaker.admit():
-            question.ticket.fail(self._where, "they did not answer, and will be tried again soon")
+            question.fail(self._where, "they did not answer, and will be tried again soon")
             return
         self._waiting.append(question)
         if not self._busy:
@@ -189,7 +191,7 @@ class Link:
         self._busy = False
         self._drop_channel()
         for question in failed:
-            question.ticket.fail(self._where, reason)
+            question.fail(self._where, reason)
 
     def _end_batch(self) -> None:
         self._calls = []

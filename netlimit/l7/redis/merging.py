@@ -13,7 +13,8 @@ from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.redis.store import RedisStore
+from netlimit.l7.redis.link import Answer
+from netlimit.l7.redis.store import RedisStore, expect_decisions
 from netlimit.l7.store import Ask
 
 _WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
@@ -59,14 +60,14 @@ class MergingStore:
         """How well Redis answers."""
         return self._remote.state
 
+    async def attempt(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Count and answer, in order, or say why not."""
+        elsewhere = iter(await self._remote.attempt([ask for ask in asks if not _can_merge(ask.limit)]))
+        return [self._decide_here(ask) if _can_merge(ask.limit) else next(elsewhere) for ask in asks]
+
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
-        if not any(_can_merge(ask.limit) for ask in asks):
-            return await self._remote.decide(asks)
-        elsewhere = iter(await self._remote.decide([ask for ask in asks if not _can_merge(ask.limit)]))
-        if self._away:
-            raise CountersUnavailable(self._away)
-        return [self._decide_here(ask) if _can_merge(ask.limit) else next(elsewhere) for ask in asks]
+        return expect_decisions(await self.attempt(asks))
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
@@ -101,7 +102,9 @@ class MergingStore:
         await self.merge()
         await self._remote.aclose()
 
-    def _decide_here(self, ask: Ask) -> Decision:
+    def _decide_here(self, ask: Ask) -> Answer:
+        if self._away:
+            return CountersUnavailable(self._away)
         decision = self._local.decide_now([ask])[0]
         if ask.hits and (decision.admitted or ask.charge):
             self._note(ask, ask.hits)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
+from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State, worst
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
 from netlimit.l7.redis.algorithms import Counting, LeaseMove, make_counting
 from netlimit.l7.redis.key import make_name, make_prefix
-from netlimit.l7.redis.link import Question, Ticket
+from netlimit.l7.redis.link import Answer, Question, Ticket
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 
@@ -45,6 +46,14 @@ class _Plan(NamedTuple):
     counting: Counting
 
 
+def expect_decisions(answers: Sequence[Answer]) -> list[Decision]:
+    """The decisions. Raises the error that there is instead of one."""
+    for answer in answers:
+        if isinstance(answer, CountersUnavailable):
+            raise answer
+    return cast(list[Decision], answers)
+
+
 class RedisStore:
     """Counters in Redis, each decision by a script of its own algorithm and by the server's clock.
 
@@ -63,17 +72,21 @@ class RedisStore:
         """How well Redis answers, by the worst of all connections."""
         return worst(wire.state for wire in self._wires.values())
 
+    async def attempt(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Count and answer, in order, or say why not: of a cluster a part may be away."""
+        return await self._send(asks, [self._find_plan(ask).counting for ask in asks])
+
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
-        return await self._send(asks, [self._find_plan(ask).counting for ask in asks])
+        return expect_decisions(await self.attempt(asks))
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
-        await self._send(asks, [LeaseMove(0)] * len(asks))
+        expect_decisions(await self._send(asks, [LeaseMove(0)] * len(asks)))
 
     async def renew(self, asks: Sequence[Ask]) -> None:
         """Let the leases of these asks last their whole time from now."""
-        await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks])
+        expect_decisions(await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks]))
 
     async def aclose(self) -> None:
         """Close this event loop's connections; each other one closes its own."""
@@ -81,7 +94,7 @@ class RedisStore:
         if wire is not None:
             await wire.aclose()
 
-    async def _send(self, asks: Sequence[Ask], countings: Sequence[Counting]) -> list[Decision]:
+    async def _send(self, asks: Sequence[Ask], countings: Sequence[Counting]) -> list[Answer]:
         if not asks:
             return []
         loop = asyncio.get_running_loop()

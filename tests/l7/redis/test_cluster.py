@@ -127,8 +127,9 @@ def test_a_node_that_dies_takes_no_other_with_it(nodes: Nodes) -> None:
             assert (await hit(store, closed, key)).admitted is False
             assert (store.decided_here, store.refused) == (3, 1)
             assert store.state is not State.CLOSED
-            alive = [keys[server] for server in nodes.servers if server is not dead]
-            assert [(await hit(store, open_rule, each)).remaining for each in alive] == [3, 3]
+            asks = [Ask(open_rule, Limit(5, DAY), each) for each in keys.values()]
+            assert [decision.remaining for decision in await store.decide(asks)] == [3, 3, 0]
+            assert store.decided_here == 4
             dead.start()
             await wait_until(lambda: nodes.is_ready(dead))
             async with asyncio.timeout(20):

@@ -113,6 +113,7 @@ def test_of_all_that_ask_a_redis_that_hangs_one_waits_for_it_now_and_then(mortal
                 mortal.process.send_signal(signal.SIGCONT)
                 await wait_until(lambda: store.state is State.CLOSED)
             assert load.failures == 0
+            assert load.slowest < 2.5
 
     asyncio.run(hang())
 
