@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from netlimit.cli.main import app
+from netlimit.l7.document import parse_document
 from netlimit.settings import Settings
 from scripts.testbed.streams import ROOT
 from tests.docs.commands import SPECIAL
@@ -20,7 +21,7 @@ from tests.docs.console import Console, Printed
 from tests.docs.transcripts import Transcript, fits, read_fences, read_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"console", "python", "text", "toml"}
+LANGUAGES = {"console", "python", "text", "toml", "yaml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -56,6 +57,8 @@ def test_every_block_is_checked(page: Path) -> None:
         assert fence.language != "text" or not any(line.startswith("$ ") for line in fence.lines)
         if fence.language == "toml":
             Settings(**tomllib.loads("\n".join(fence.lines)))
+        if fence.language == "yaml":
+            assert not parse_document("\n".join(fence.lines)).warnings
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
