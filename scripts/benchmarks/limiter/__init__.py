@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.benchmarks.limiter import memory
+from scripts.benchmarks.limiter import memory, remote
 
-PARTS = {"memory": memory.measure}
+PARTS = {"memory": memory.measure, "redis": remote.measure}
 """Each is a benchmark of its own: `scripts/bench limiter-memory`; `scripts/bench limiter` runs all of them."""
