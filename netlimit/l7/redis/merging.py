@@ -13,7 +13,7 @@ from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.redis.link import Answer
+from netlimit.l7.redis.link import MOST, Answer
 from netlimit.l7.redis.store import RedisStore, expect_decisions
 from netlimit.l7.store import Ask
 
@@ -26,7 +26,9 @@ class _Spent:
     """Hits that count here and not yet in Redis."""
 
     ask: Ask
-    hits: int
+    hits: int = 0
+    failure: str = ""
+    """Why they could not be merged the last time."""
 
 
 class MergingStore:
@@ -41,7 +43,7 @@ class MergingStore:
 
     Only what is counted by a number can be merged: fixed windows, the sliding window counter, GCRA and token buckets
     that are filled continuously. Redis decides the rest (the log, leaky buckets, buckets filled by interval, leases)
-    each time. While a merge fails, nothing is decided here: CountersUnavailable.
+    each time. What cannot be merged is not decided here until it can: CountersUnavailable.
     """
 
     def __init__(self, remote: RedisStore, interval: float, clock: Clock | None = None) -> None:
@@ -52,8 +54,8 @@ class MergingStore:
         self._spent: dict[tuple[int, int, str], _Spent] = {}
         self._lock = Lock()
         self._merging: asyncio.Task[None] | None = None
-        self._away = ""
-        """Why the last merge failed."""
+        self._failure = ""
+        """Why nothing could be merged the last time."""
 
     @property
     def state(self) -> State:
@@ -80,20 +82,20 @@ class MergingStore:
     async def merge(self) -> None:
         """Merge now what has been counted since the last time."""
         with self._lock:
-            spent, self._spent = self._spent, {}
-        if not spent:
-            return
-        asks = [each.ask._replace(hits=each.hits, slack=0, charge=True) for each in spent.values()]
-        try:
-            decisions = await self._remote.decide(asks)
-        except CountersUnavailable as error:
-            self._away = str(error)
-            for each in spent.values():
-                self._note(each.ask, each.hits)
-            return
-        self._away = ""
-        for ask, decision in zip(asks, decisions, strict=True):
-            self._learn(ask, decision)
+            spent, self._spent = [*self._spent.values()], {}
+        for start in range(0, len(spent), MOST):  # each batch has a time-out of its own
+            await self._merge_batch(spent[start : start + MOST])
+
+    async def _merge_batch(self, batch: Sequence[_Spent]) -> None:
+        asks = [each.ask._replace(hits=each.hits, slack=0, charge=True) for each in batch]
+        answers = await self._remote.attempt(asks)
+        for ask, answer in zip(asks, answers, strict=True):
+            if isinstance(answer, Decision):
+                self._learn(ask, answer)
+            else:
+                self._note(ask, ask.hits, str(answer))
+        away = not any(isinstance(answer, Decision) for answer in answers)
+        self._failure = str(answers[0]) if away else ""
 
     async def aclose(self) -> None:
         """Merge for the last time, and let go of connections."""
@@ -103,18 +105,20 @@ class MergingStore:
         await self._remote.aclose()
 
     def _decide_here(self, ask: Ask) -> Answer:
-        if self._away:
-            return CountersUnavailable(self._away)
+        spent = self._spent.get(_identify(ask))
+        failure = self._failure or (spent.failure if spent else "")
+        if failure:
+            return CountersUnavailable(failure)
         decision = self._local.decide_now([ask])[0]
         if ask.hits and (decision.admitted or ask.charge):
             self._note(ask, ask.hits)
         return decision
 
-    def _note(self, ask: Ask, hits: int) -> None:
-        identity = id(ask.rule), id(ask.limit), ask.key  # as good as the objects, which the ask keeps alive
+    def _note(self, ask: Ask, hits: int, failure: str = "") -> None:
         with self._lock:
-            spent = self._spent.setdefault(identity, _Spent(ask, 0))
+            spent = self._spent.setdefault(_identify(ask), _Spent(ask))
             spent.hits += hits
+            spent.failure = failure
         if self._merging is None or self._merging.done() or self._merging.get_loop().is_closed():
             self._merging = asyncio.create_task(self._keep_merging())
 
@@ -125,7 +129,7 @@ class MergingStore:
 
     def _learn(self, ask: Ask, there: Decision) -> None:
         """Count here what others have counted there."""
-        later = self._spent.get((id(ask.rule), id(ask.limit), ask.key))
+        later = self._spent.get(_identify(ask))
         here = self._local.decide_now([ask._replace(hits=0, charge=False)])[0]
         unmerged = later.hits if later else 0
         if ask.limit.algorithm in _BUCKETS:
@@ -143,6 +147,10 @@ class MergingStore:
         ends_here = period - (self._clock.read() + self._clock.origin) % period
         ends_there = int(there.reset_after * SECOND) % period
         return abs(ends_here - ends_there) * 2 < period
+
+
+def _identify(ask: Ask) -> tuple[int, int, str]:
+    return id(ask.rule), id(ask.limit), ask.key  # as good as the objects, which the ask keeps alive
 
 
 def _can_merge(limit: Limit) -> bool:

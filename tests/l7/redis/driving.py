@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from netlimit.errors import CountersUnavailable
 from netlimit.l7.counters import open_counters
 from netlimit.l7.decision import Decision
 from netlimit.l7.failover import Failover
@@ -57,6 +58,17 @@ async def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.01)
+
+
+async def ask_until_answered(store: Store, rule: Rule) -> None:
+    """The first answer counts too."""
+    for _ in range(1000):
+        try:
+            await hit(store, rule)
+            return
+        except CountersUnavailable:
+            await asyncio.sleep(0.01)
+    raise TimeoutError("Redis was not asked again.")
 
 
 EVERY = [

@@ -83,15 +83,23 @@ class Nodes:
             server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port)
+        self._wait_until_ready()
+
+    def revive(self, server: Server) -> None:
+        """Start a node that was killed."""
+        server.start()
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not all(map(self.is_ready, self.servers)):
+        while not all(map(self._is_ready, self.servers)):
             if time.monotonic() > deadline:
                 self.close()
                 raise TimeoutError("The nodes did not find each other.")
             time.sleep(0.02)
 
     @staticmethod
-    def is_ready(server: Server) -> bool:
+    def _is_ready(server: Server) -> bool:
         """Whether a node serves, and knows of every slot who has it."""
         ranges = server.client.execute_command("CLUSTER", "SLOTS")
         known = sum(last - first + 1 for first, last, *_ in ranges)

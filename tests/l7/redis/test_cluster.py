@@ -14,7 +14,7 @@ from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.redis.key import make_name, make_prefix
 from netlimit.l7.rules import OnFailure, Rule
 from netlimit.l7.store import Ask
-from tests.l7.redis.driving import EVERY, PATIENT, guarded, hit, make_rule, opened, wait_until
+from tests.l7.redis.driving import EVERY, PATIENT, guarded, hit, make_rule, opened
 from tests.l7.redis.servers import Nodes, Server
 
 DAY = 86_400
@@ -130,8 +130,7 @@ def test_a_node_that_dies_takes_no_other_with_it(nodes: Nodes) -> None:
             asks = [Ask(open_rule, Limit(5, DAY), each) for each in keys.values()]
             assert [decision.remaining for decision in await store.decide(asks)] == [3, 3, 0]
             assert store.decided_here == 4
-            dead.start()
-            await wait_until(lambda: nodes.is_ready(dead))
+            nodes.revive(dead)
             async with asyncio.timeout(20):
                 while store.state is not State.CLOSED:
                     await hit(store, open_rule, keys[dead])

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from redis.crc import key_slot
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.decision import Decision
@@ -16,8 +17,8 @@ from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
-from tests.l7.redis.driving import make_rule, wait_until
-from tests.l7.redis.servers import Server
+from tests.l7.redis.driving import ask_until_answered, make_rule, wait_until
+from tests.l7.redis.servers import Nodes, Server
 
 MERGED = [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER, Algorithm.TOKEN_BUCKET, Algorithm.GCRA]
 SELDOM = "?merge_ms=60000&timeout_ms=20000&probe_ms=50"
@@ -83,6 +84,23 @@ def test_a_merge_loses_no_hit_and_counts_none_twice(server: Server, algorithm: A
             await hit(stores[0], rule)
             await stores[0].merge()
             assert (await hit(stores[0], rule, 0)).remaining == 1000 - 4 * 5 * 7 - 4 - 1
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_what_comes_during_a_merge_counts_beside_it(server: Server, algorithm: Algorithm) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY, algorithm))
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            await hit(two, rule, 5)
+            await two.merge()
+            await hit(one, rule, 2)
+            merging = asyncio.create_task(one.merge())
+            await asyncio.sleep(0)
+            assert (await hit(one, rule, 2)).remaining == 6
+            await merging
+            assert (await hit(one, rule, 0)).remaining == 1
 
     asyncio.run(count())
 
@@ -192,10 +210,48 @@ def test_nothing_is_decided_here_while_merges_fail_and_nothing_is_lost(mortal: S
             with pytest.raises(CountersUnavailable):
                 await hit(one, rule)
             mortal.start()
-            await wait_until(lambda: mortal.client.dbsize() == 1)
-            assert (await hit(one, rule)).remaining == 5
+            await ask_until_answered(one, rule)
+            assert (await hit(one, rule)).remaining == 4
             await hit(two, rule)
             await two.merge()
             assert (await hit(two, rule, 0)).remaining <= 6  # the three, and one of its own: Redis forgot the first
 
     asyncio.run(count())
+
+
+def test_more_keys_than_go_into_one_call_are_merged(server: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY))
+        keys = [f"user {number}" for number in range(1000)]
+        asks = [Ask(rule, Limit(10, DAY), key, 4) for key in keys]
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            for store in (one, two):
+                await store.decide(asks)
+                await store.merge()
+            assert {decision.remaining for decision in await two.decide(asks)} == {2}
+
+    asyncio.run(count())
+
+
+def test_what_one_node_cannot_take_is_not_decided_here_and_the_rest_is(nodes: Nodes) -> None:
+    rule = make_rule(Limit(10, DAY))
+    dead = nodes.servers[0]
+    slots = {key: key_slot(make_name(make_prefix(rule, Limit(10, DAY)), key)) for key in map(str, range(30))}
+    asks = [Ask(rule, Limit(10, DAY), key) for key in slots]
+
+    async def count() -> None:
+        url = nodes.url + "?merge_ms=60000&timeout_ms=5000&probe_ms=50"
+        async with Sites(url, 1) as (store,):
+            await store.decide(asks)
+            await store.merge()
+            dead.kill()
+            assert {decision.remaining for decision in await store.decide(asks)} == {8}
+            await store.merge()
+            for ask, answer in zip(asks, await store.attempt(asks), strict=True):
+                away = nodes.find(slots[ask.key]) is dead
+                assert isinstance(answer, CountersUnavailable if away else Decision)
+
+    try:
+        asyncio.run(count())
+    finally:
+        nodes.revive(dead)

@@ -19,7 +19,7 @@ from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
-from tests.l7.redis.driving import EVERY, PATIENT, hit, make_rule, opened
+from tests.l7.redis.driving import EVERY, PATIENT, ask_until_answered, hit, make_rule, opened
 from tests.l7.redis.racing import ALGORITHMS, ROOT, Racers
 from tests.l7.redis.servers import Server, find_port
 
@@ -201,17 +201,6 @@ def test_a_store_that_restarts_empty_counts_anew(mortal: Server) -> None:
             assert [(await hit(store, rule)).admitted for _ in range(2)] == [True, False]
 
     asyncio.run(restart())
-
-
-async def ask_until_answered(store: object, rule: Rule) -> None:
-    """The first answer counts too."""
-    for _ in range(1000):
-        try:
-            await hit(store, rule)
-            return
-        except CountersUnavailable:
-            await asyncio.sleep(0.01)
-    pytest.fail("Redis was not asked again.")
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again(server: Server) -> None:
