@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from redis.crc import key_slot
@@ -92,17 +93,17 @@ def count_commands(server: Server) -> int:
 
 def test_a_slot_that_is_moving_is_asked_for_at_both_ends(nodes: Nodes) -> None:
     """What is at the old node yet is counted there; what is not, at the new one."""
-    rules = [make_rule(Limit(5, DAY))]
-    slot = find_slot(rules[0])
-    rules += [rule for rule in (make_rule(Limit(5, DAY)) for _ in range(60_000)) if find_slot(rule) == slot][:2]
-    old, new = rules[:2]
+    rule = make_rule(Limit(5, DAY))
+    prefix = make_prefix(rule, Limit(5, DAY))
+    slot = key_slot(make_name(prefix, "old"))
+    new = next(key for key in map(str, count()) if key_slot(make_name(prefix, key)) == slot)
 
     async def ask() -> None:
         async with opened(nodes.url + PATIENT) as store:
-            assert (await hit(store, old)).remaining == 4
+            assert (await hit(store, rule, "old")).remaining == 4
             target = nodes.begin_to_move(slot)
-            assert (await hit(store, old)).remaining == 3
-            together = await store.decide([Ask(rule, Limit(5, DAY), "alice") for rule in (old, new, new)])
+            assert (await hit(store, rule, "old")).remaining == 3
+            together = await store.decide([Ask(rule, Limit(5, DAY), key) for key in ("old", new, new)])
             assert [decision.remaining for decision in together] == [2, 4, 3]
             assert (nodes.find(slot).client.dbsize(), target.client.dbsize()) == (1, 1)
 
