@@ -433,8 +433,7 @@ class Controller:
             return
         host, new = self._setup.host, self._fallback.find_new(self._compiled.problems)
         if new:
-            self._store.assign(host, new, ())
-            self._fallback.note_assigned(new, ())
+            self._fallback.note_assigned(self._store.assign(host, new, ()), new, ())
         if self._fallback.assigned:
             end = time.monotonic() + (HANDOVER_SECONDS if new else 0.0)
             while not self._fallback.look(self._store.limiters(host), self._now()) and time.monotonic() < end:
@@ -444,8 +443,7 @@ class Controller:
         """Take from the limiters what the kernel enforces now, and what nobody has to."""
         old = self._fallback.find_old(self._compiled.problems) if self._outage is None else set[int]()
         if old:
-            self._store.assign(self._setup.host, {}, old)
-            self._fallback.note_assigned({}, old)
+            self._fallback.note_assigned(self._store.assign(self._setup.host, {}, old), {}, old)
 
     def _find_leaving(self) -> dict[int, tuple[Fragment, tuple[str, ...]]]:
         """The rules that the kernel can enforce no more, with the sets in which it may hold them still."""
@@ -590,7 +588,7 @@ class Controller:
         """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
         notes = self._compiled.shaping.notes.items()
         said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
-        return said | {i: self._fallback.judge(i, problem) for i, problem in self._compiled.problems.items()}
+        return said | self._fallback.judge(self._compiled.problems)
 
     def _saved_roots(self) -> Mapping[str, SavedRoot]:
         """The root qdiscs of others that ours took the place of."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from netlimit.records import L7, Exceptional, LimiterReport, State, digest_assignments
+from netlimit.records import L7, Assigned, Exceptional, LimiterReport, State
 from netlimit.rules import Action, Direction, Protocol, Rule
 
 SILENCE = timedelta(seconds=6)
@@ -36,22 +36,28 @@ def find_obstacle(rule: Rule) -> str | None:
 
 
 class Fallback:
-    """What the limiters of one host enforce, and whether they do. For one controller."""
+    """What the limiters of one host enforce, and whether they do. For one controller.
 
-    def __init__(self, host: str, assigned: Mapping[int, int] | None = None) -> None:
+    Passes come often, and rules can be many: what was found of all of them holds until something has changed.
+    """
+
+    def __init__(self, host: str, assigned: Assigned | None = None) -> None:
         self._host = host
         self._able: dict[int, int] = {}
         self._obstacles: dict[int, str] = {}
         self._loaded = False
         self._running = False
-        self._digest = ""
-        self.assigned: dict[int, int] = {}
+        self._problems: Mapping[int, str] = {}
+        self._judged: dict[int, Exceptional] | None = None
+        assigned = assigned or Assigned()
+        self._serial = assigned.serial
+        self.assigned = dict(assigned.rules)
         """The rules that are the limiters' to enforce, each with its revision: what the database says."""
-        self.note_assigned(assigned or {}, ())
 
     def note(self, rule: Rule) -> None:
         """Take note of a rule that the kernel cannot enforce."""
         self.forget(rule.id)
+        self._judged = None
         obstacle = find_obstacle(rule)
         if obstacle is None:
             self._able[rule.id] = rule.revision
@@ -63,9 +69,11 @@ class Fallback:
         self._able.pop(rule_id, None)
         self._obstacles.pop(rule_id, None)
 
-    def find_new(self, problems: Iterable[int]) -> dict[int, int]:
+    def find_new(self, problems: Mapping[int, str]) -> dict[int, int]:
         """Of the rules that the kernel cannot enforce, those that are to be given to the limiters, with their
         revisions."""
+        if self._judged is not None and problems == self._problems:
+            return {}
         able = ((rule_id, self._able[rule_id]) for rule_id in problems if rule_id in self._able)
         return {rule_id: revision for rule_id, revision in able if self.assigned.get(rule_id) != revision}
 
@@ -73,19 +81,22 @@ class Fallback:
         """The rules that the limiters need not enforce any more."""
         return {rule_id for rule_id in self.assigned if rule_id not in problems or rule_id not in self._able}
 
-    def note_assigned(self, given: Mapping[int, int], taken: Iterable[int]) -> None:
+    def note_assigned(self, serial: int, given: Mapping[int, int], taken: Iterable[int]) -> None:
         """The database has it now."""
+        self._serial = serial
         self.assigned |= given
         for rule_id in taken:
             self.assigned.pop(rule_id, None)
-        self._digest = digest_assignments(self.assigned)
 
     def look(self, limiters: Iterable[LimiterReport], now: datetime) -> bool:
         """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
         loaded everything, or none runs."""
+        before = self._running, self._loaded
         running = [each for each in limiters if now - each.seen_at <= SILENCE]
         self._running = bool(running)
-        self._loaded = self._running and all(each.loaded == self._digest for each in running)
+        self._loaded = self._running and all(each.loaded == self._serial for each in running)
+        if before != (self._running, self._loaded):
+            self._judged = None
         return self._loaded or not self._running
 
     @property
@@ -97,8 +108,14 @@ class Fallback:
         """Whether the limiters enforce a rule in the kernel's place."""
         return self._loaded and rule_id in self._able
 
-    def judge(self, rule_id: int, problem: str) -> Exceptional:
-        """How a rule stands that the kernel cannot enforce for this reason."""
+    def judge(self, problems: Mapping[int, str]) -> dict[int, Exceptional]:
+        """How rules stand that the kernel cannot enforce, for these reasons."""
+        if self._judged is None or problems != self._problems:
+            self._judged = {rule_id: self._judge(rule_id, problem) for rule_id, problem in problems.items()}
+            self._problems = problems
+        return self._judged
+
+    def _judge(self, rule_id: int, problem: str) -> Exceptional:
         if rule_id not in self._able:
             return Exceptional(rule_id, State.ERROR, say_obstacle(problem, self._obstacles.get(rule_id)))
         if self._loaded:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from hashlib import sha256
 from typing import NamedTuple
 
 from netlimit.rules import Rule
@@ -219,13 +218,22 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """The rules that the limiters of a gateway enforce in its kernel's place, each with its revision. Whenever they
+    change they have another `serial`, which tells them from all others; 0 is of none."""
+
+    serial: int = 0
+    rules: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LimiterReport:
-    """A limiter that runs on a gateway: which `process` it is, a digest of the assignments that it has `loaded` (see
-    `digest_assignments`), since when it runs, and when it said so last."""
+    """A limiter that runs on a gateway: which `process` it is, the serial of the assigned rules that it has `loaded`,
+    since when it runs, and when it said so last."""
 
     host: str
     process: str
-    loaded: str
+    loaded: int
     since: datetime
     seen_at: datetime
 
@@ -234,21 +242,15 @@ class LimiterReport:
 class Duties:
     """What a limiter enforces for its gateway, as it is in the database at one moment.
 
-    `assigned` are the rules that are its own to enforce, each with its revision. `rules` are those of the gateway that
-    have changed since the revision that was asked about, and `removed` those that are gone; if that is None, `rules`
-    are all of them. `own` and `safe` are the gateway's addresses and its safe set. While nothing is assigned, or the
-    gateway is paused, there is nothing else either, and the revision is -1.
+    `assigned` are the rules that are its own to enforce; None: the very ones that it knows. `rules` are those of the
+    gateway that have changed since the revision that was asked about, and `removed` those that are gone; if that is
+    None, `rules` are all of them. `own` and `safe` are the gateway's addresses and its safe set. While nothing is
+    assigned, or the gateway is paused, there is nothing else either, and the revision is -1.
     """
 
+    assigned: Assigned | None = Assigned()
     revision: int = -1
     rules: tuple[Rule, ...] = ()
     removed: tuple[int, ...] | None = None
-    assigned: Mapping[int, int] = field(default_factory=dict)
     own: tuple[str, ...] = ()
     safe: tuple[str, ...] = ()
-
-
-def digest_assignments(assigned: Mapping[int, int]) -> str:
-    """A short text that tells assignments (rules with their revisions) apart."""
-    text = ",".join(f"{rule_id}:{revision}" for rule_id, revision in sorted(assigned.items()))
-    return sha256(text.encode()).hexdigest()[:16]

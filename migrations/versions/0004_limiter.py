@@ -39,7 +39,7 @@ def upgrade() -> None:
         "limiters",
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("process", sa.Text(), nullable=False),
-        sa.Column("loaded", sa.Text(), nullable=False),
+        sa.Column("loaded", sa.BigInteger(), nullable=False),
         sa.Column("since", sa.BigInteger(), nullable=False),
         sa.Column("seen_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("host", "process", name="pk_limiters"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import StoreError
 from netlimit.l7.addresses import AddressRules, Count
-from netlimit.records import Counts, Duties, LimiterReport, digest_assignments
+from netlimit.records import Assigned, Counts, Duties, LimiterReport
 from netlimit.rules import OnFailure, Rule
 
 if TYPE_CHECKING:  # for the types alone: the store is handed over
@@ -54,10 +54,11 @@ class Assignments:
         self._now = now
         self._process = f"{socket.gethostname()}/{os.getpid()}"
         self._since = now()
+        self._assigned = Assigned()
         self._duties = Duties()
         self._known: dict[int, Rule] = {}
         self._next_end: datetime | None = None
-        self._said: str | None = None
+        self._said: int | None = None
         self._written: dict[int, Counts] = {}
         self._lost: float | None = None
         self._watch: Watch | None = None
@@ -87,7 +88,7 @@ class Assignments:
 
     def refresh(self) -> None:
         """Take in what has changed, and say so. Raises StoreError."""
-        duties = self._store.duties(self._host, self._duties.revision)
+        duties = self._store.duties(self._host, self._duties.revision, self._assigned.serial)
         moment = self._now()
         changed = self._lost is not None or self._has_ended(moment) or _differ(duties, self._duties)
         self._take(duties)
@@ -98,11 +99,16 @@ class Assignments:
 
     def write_counts(self) -> None:
         """Write what was counted since the last time. Raises StoreError."""
-        found = {rule_id: _read(count) for rule_id, count in list(self.rules.counts.items())}
-        gains = {i: gain for i, total in found.items() if (gain := _less(total, self._written.get(i))) != Counts()}
-        if gains:
+        counts = self.rules.counts.items()
+        found = {rule_id: _read(count) for rule_id, count in counts if self._has_grown(rule_id, count)}
+        if found:
+            gains = {rule_id: _less(total, self._written.get(rule_id, Counts())) for rule_id, total in found.items()}
             self._store.count_requests(self._host, gains, self._now())
-            self._written |= {rule_id: found[rule_id] for rule_id in gains}
+            self._written |= found
+
+    def _has_grown(self, rule_id: int, count: Count) -> bool:
+        written = self._written.get(rule_id)
+        return count.requests != (written.matched_packets if written else 0)
 
     # -- the thread
 
@@ -162,6 +168,8 @@ class Assignments:
     # -- rules
 
     def _take(self, duties: Duties) -> None:
+        if duties.assigned is not None:
+            self._assigned = duties.assigned
         if duties.removed is None:
             self._known.clear()
         for rule_id in duties.removed or ():
@@ -180,15 +188,14 @@ class Assignments:
         ]
         ends = [rule.expires_at for rule in rules if rule.expires_at is not None]
         self._next_end = min(ends, default=None)
-        counts = {
-            i: c for i, c in self.rules.counts.items() if i in duties.assigned or _read(c) != self._written.get(i)
-        }
+        mine = self._assigned.rules
+        counts = {i: count for i, count in self.rules.counts.items() if i in mine or self._has_grown(i, count)}
         self._written = {i: total for i, total in self._written.items() if i in counts}
-        self.rules = AddressRules(rules, duties.assigned, duties.own, duties.safe, counts)
+        self.rules = AddressRules(rules, mine, duties.own, duties.safe, counts)
 
     def _say(self, now: datetime) -> None:
         """Report what is loaded: at once if that is news, else when it is time."""
-        loaded = digest_assignments(self._duties.assigned)
+        loaded = self._assigned.serial
         news = loaded != self._said
         if news or time.monotonic() >= self._due["heartbeat"]:
             report = LimiterReport(self._host, self._process, loaded, self._since, now)
@@ -198,18 +205,18 @@ class Assignments:
 
 
 def _differ(new: Duties, old: Duties) -> bool:
-    if new.rules or new.removed or (new.removed is None and new.revision >= 0):
+    if new.assigned is not None and new.assigned != Assigned():
         return True
-    return (new.assigned, new.own, new.safe) != (old.assigned, old.own, old.safe)
+    if new.rules or new.removed or (new.revision < 0) != (old.revision < 0):
+        return True
+    return (new.own, new.safe) != (old.own, old.safe)
 
 
 def _read(count: Count) -> Counts:
     return Counts(count.requests, count.bytes, count.refused, count.refused_bytes)
 
 
-def _less(total: Counts, written: Counts | None) -> Counts:
-    if written is None:
-        return total
+def _less(total: Counts, written: Counts) -> Counts:
     return Counts(
         total.matched_packets - written.matched_packets,
         total.matched_bytes - written.matched_bytes,

@@ -4,47 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from secrets import randbits
 
 from sqlalchemy import Connection, bindparam, delete, select
 
-from netlimit.records import Duties, LimiterReport
+from netlimit.records import Assigned, Duties, LimiterReport
 from netlimit.store import changes, clock, hosts
 from netlimit.store.tables import assignments, limiters
 from netlimit.store.tables import hosts as host_rows
 from netlimit.store.upsert import upsert
 
+_SERIAL = 0
+"""No rule's id: the serial of what is assigned stands there."""
 _FORGOTTEN = timedelta(hours=1)
 """A limiter that was killed has not said that it ends."""
 
 
-def assign(connection: Connection, host: str, given: Mapping[int, int], taken: Iterable[int]) -> None:
-    """Give rules, with their revisions, to the limiters of a gateway, and take others from them, by id."""
+def assign(connection: Connection, host: str, given: Mapping[int, int], taken: Iterable[int]) -> int:
+    """Give rules, with their revisions, to the limiters of a gateway, and take others from them; the serial of what
+    they are to enforce now."""
     gone = [{"number": number} for number in sorted(taken)]
     if gone:
         at = (assignments.c.host == host, assignments.c.rule_id == bindparam("number"))
         connection.execute(delete(assignments).where(*at), gone)
+    serial = randbits(62) + 1
     rows = [{"host": host, "rule_id": number, "revision": revision} for number, revision in sorted(given.items())]
-    if rows:
-        connection.execute(upsert(connection, assignments), rows)
+    serial_row = {"host": host, "rule_id": _SERIAL, "revision": serial}
+    connection.execute(upsert(connection, assignments), [serial_row, *rows])
+    return serial
 
 
-def assigned(connection: Connection, host: str) -> dict[int, int]:
-    """The rules that the limiters of a gateway are to enforce, each with its revision."""
+def assigned(connection: Connection, host: str) -> Assigned:
+    """What the limiters of a gateway are to enforce."""
     wanted = select(assignments.c.rule_id, assignments.c.revision).where(assignments.c.host == host)
-    return {row.rule_id: row.revision for row in connection.execute(wanted)}
+    found: dict[int, int] = {row.rule_id: row.revision for row in connection.execute(wanted)}
+    return Assigned(found.pop(_SERIAL, 0), found)
 
 
-def duties(connection: Connection, host: str, since: int) -> Duties:
-    """What a limiter enforces that knows the rules of revision `since` (-1: none)."""
-    given = assigned(connection, host)
-    if not given or hosts.paused(connection, host):
+def duties(connection: Connection, host: str, since: int, serial: int) -> Duties:
+    """What a limiter enforces that knows the rules of revision `since` (-1: none), and what was assigned with a
+    serial."""
+    if hosts.paused(connection, host):
         return Duties()
+    at = (assignments.c.host == host, assignments.c.rule_id == _SERIAL)
+    same = connection.execute(select(assignments.c.revision).where(*at)).scalar_one_or_none() == serial
+    given = None if same else assigned(connection, host)
+    if (given is not None and not given.rules) or (given is None and since < 0):
+        return Duties(given)
     row = connection.execute(select(host_rows.c.own, host_rows.c.safe).where(host_rows.c.host == host)).first()
-    where = (given, tuple(row.own), tuple(row.safe)) if row else (given, (), ())
+    where = (tuple(row.own), tuple(row.safe)) if row else ((), ())
     changed = changes.changes(connection, since, host) if since >= 0 else None
     if changed is not None:
-        return Duties(changed.revision, changed.rules, changed.removed, *where)
-    return Duties(clock.revision(connection), tuple(changes.stream(connection, host)), None, *where)
+        return Duties(given, changed.revision, changed.rules, changed.removed, *where)
+    return Duties(given, clock.revision(connection), tuple(changes.stream(connection, host)), None, *where)
 
 
 def report(connection: Connection, limiter: LimiterReport) -> None:

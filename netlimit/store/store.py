@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from netlimit.records import (
     Actor,
+    Assigned,
     Changes,
     Counts,
     Difference,
@@ -533,20 +534,22 @@ class Store:
     # What limiters enforce in the kernel's place
 
     @again
-    def assign(self, host: str, given: Mapping[int, int], taken: Iterable[int]) -> None:
-        """Give rules, with their revisions, to the limiters of a gateway, and take others from them."""
+    def assign(self, host: str, given: Mapping[int, int], taken: Iterable[int]) -> int:
+        """Give rules, with their revisions, to the limiters of a gateway, and take others from them; the serial of what
+        they are to enforce now."""
         with self._database.writing() as connection:
-            limiters.assign(connection, host, given, taken)
+            return limiters.assign(connection, host, given, taken)
 
-    def assigned(self, host: str) -> dict[int, int]:
-        """The rules that the limiters of a gateway are to enforce, each with its revision."""
+    def assigned(self, host: str) -> Assigned:
+        """What the limiters of a gateway are to enforce."""
         with self._database.reading() as connection:
             return limiters.assigned(connection, host)
 
-    def duties(self, host: str, since: int = -1) -> Duties:
-        """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none)."""
+    def duties(self, host: str, since: int = -1, serial: int = 0) -> Duties:
+        """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none), and what was
+        assigned with a serial."""
         with self._database.reading() as connection:
-            return limiters.duties(connection, host, since)
+            return limiters.duties(connection, host, since, serial)
 
     @again
     def limiter_runs(self, report: LimiterReport, news: bool = False) -> None:

@@ -202,18 +202,19 @@ assignments = Table(
     Column("rule_id", Id, primary_key=True, index=True),
     Column("revision", BigInteger, nullable=False),
 )
-"""What the limiters of a gateway enforce, because its kernel cannot: the rules, and at which revision they are so."""
+"""What the limiters of a gateway enforce, because its kernel cannot: the rules, and at which revision they are so. The
+row of rule 0 has the serial of it all in the place of a revision."""
 
 limiters = Table(
     "limiters",
     metadata,
     Column("host", Text, primary_key=True),
     Column("process", Text, primary_key=True),
-    Column("loaded", Text, nullable=False),
+    Column("loaded", BigInteger, nullable=False),
     Column("since", Moment, nullable=False),
     Column("seen_at", Moment, nullable=False),
 )
-"""The limiters that run on a gateway, and which assignments each has loaded (a digest of them)."""
+"""The limiters that run on a gateway, and the serial of the assignments that each has loaded."""
 
 request_counters = Table(
     "request_counters",

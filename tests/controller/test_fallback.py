@@ -106,7 +106,7 @@ def test_the_kernel_takes_it_back_as_soon_as_it_can(site: Site, limiter: Assignm
     site.controller.tick()
     assert layer_of(site, rule) == ("applied", "iptables")
     assert say(site, rule) is None
-    assert site.store.assigned("gw") == {}
+    assert site.store.assigned("gw").rules == {}
     assert site.send("10.0.0.1", times=6)[-1] == "drop"
     until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
 
@@ -200,7 +200,7 @@ def test_a_limiter_that_was_killed_is_missed_after_a_while(site: Site) -> None:
 
 def test_one_that_runs_but_does_not_load_holds_nothing_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "HANDOVER_SECONDS", 0.1)
-    site.store.limiter_runs(LimiterReport("gw", "hung", "?", site.clock(), site.clock()))
+    site.store.limiter_runs(LimiterReport("gw", "hung", 1, site.clock(), site.clock()))
     lose(site)
     rule = site.add(target="10.0.0.1", rate="5 packets/s")
     blocked = site.add(target="10.0.0.9", action="block")
@@ -210,7 +210,7 @@ def test_one_that_runs_but_does_not_load_holds_nothing_up(site: Site, monkeypatc
     assert said.state is State.ERROR
     assert "has not loaded it yet" in said.message
     assert layer_of(site, blocked) == ("applied", "iptables")
-    site.store.limiter_runs(LimiterReport("other", "elsewhere", "?", site.clock(), site.clock()))
+    site.store.limiter_runs(LimiterReport("other", "elsewhere", 1, site.clock(), site.clock()))
     monkeypatch.setattr(controllers, "HANDOVER_SECONDS", 10.0)
     began = time.monotonic()
     site.controller.sync()
@@ -239,7 +239,7 @@ def test_what_has_no_meaning_for_requests_is_an_error(
     assert said is not None
     assert (said.state, said.layer) == (State.ERROR, None)
     assert said.message.startswith(f"This host has no hashlimit. The limiter cannot either: {why}")
-    assert site.store.assigned("gw") == {}
+    assert site.store.assigned("gw").rules == {}
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_a_rule_that_is_changed_is_loaded_anew_before_it_is_called_applied(
     assert hit.limit.burst == 50
     site.store.remove(rule.id, "test", site.clock())
     site.controller.sync()
-    assert (site.store.assigned("gw"), site.store.marked("gw")) == ({}, {})
+    assert (site.store.assigned("gw").rules, site.store.marked("gw")) == ({}, {})
     until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
 
 

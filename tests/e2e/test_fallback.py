@@ -121,7 +121,7 @@ def test_a_rule_is_in_one_layer_and_goes_on_counting_in_the_other(lab: Lab, gate
 
     gateway.stop()
     gateway.begin(None)
-    assert (gateway.layer(rule), gateway.store.assigned(HOST)) == (None, {})
+    assert (gateway.layer(rule), gateway.store.assigned(HOST).rules) == (None, {})
     assert gateway.state(by_port)[1] == ""
     assert connect(lab, 12) == 5, "real connections"
     both = gateway.count(rule)

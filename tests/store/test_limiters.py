@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from netlimit.records import Counts, Duties, Exceptional, HostStatus, LimiterReport, RuleCounters, State
+from netlimit.records import Assigned, Counts, Duties, Exceptional, HostStatus, LimiterReport, RuleCounters, State
 from netlimit.store import Store
 from netlimit.store.tables import metadata
 from tests.store.examples import NOW, keep
 
-REPORT = LimiterReport("gw1", "host/7", "digest", NOW, NOW)
+REPORT = LimiterReport("gw1", "host/7", 5, NOW, NOW)
 
 
 def later(seconds: float) -> LimiterReport:
-    return LimiterReport("gw1", "host/7", "digest", NOW, NOW + timedelta(seconds=seconds))
+    return LimiterReport("gw1", "host/7", 5, NOW, NOW + timedelta(seconds=seconds))
 
 
 def test_what_is_given_can_be_taken_back(store: Store) -> None:
     one, two = keep(store, "10.0.0.1"), keep(store, "10.0.0.2")
-    store.assign("gw1", {one.id: one.revision, two.id: two.revision}, ())
-    store.assign("gw2", {one.id: one.revision}, ())
-    store.assign("gw1", {one.id: 9}, [two.id])
-    assert store.assigned("gw1") == {one.id: 9}
-    assert store.assigned("gw2") == {one.id: one.revision}
+    assert store.assigned("gw1") == Assigned()
+    first = store.assign("gw1", {one.id: one.revision, two.id: two.revision}, ())
+    other = store.assign("gw2", {one.id: one.revision}, ())
+    second = store.assign("gw1", {one.id: 9}, [two.id])
+    assert len({first, other, second}) == 3
+    assert store.assigned("gw1") == Assigned(second, {one.id: 9})
+    assert store.assigned("gw2") == Assigned(other, {one.id: one.revision})
 
 
 def test_a_limiter_hears_of_its_duties_and_then_of_what_has_changed(store: Store) -> None:
@@ -30,25 +32,28 @@ def test_a_limiter_hears_of_its_duties_and_then_of_what_has_changed(store: Store
     keep(store, "10.0.0.3", hosts=["gw2"])
     assert store.duties("gw1") == Duties(), "nothing is assigned"
     store.report(HostStatus("gw1", "iptables", own=("192.0.2.1",), safe=("203.0.113.0/24",)), NOW)
-    store.assign("gw1", {one.id: one.revision}, ())
+    serial = store.assign("gw1", {one.id: one.revision}, ())
     duties = store.duties("gw1")
     assert (sorted(rule.id for rule in duties.rules), duties.removed) == ([one.id, two.id], None)
-    assert (duties.assigned, duties.own, duties.safe) == ({one.id: one.revision}, ("192.0.2.1",), ("203.0.113.0/24",))
+    assert (duties.own, duties.safe) == (("192.0.2.1",), ("203.0.113.0/24",))
+    assert duties.assigned == Assigned(serial, {one.id: one.revision})
     assert duties.revision == store.revision()
     store.remove(two.id, "test", NOW)
     four = keep(store, "10.0.0.4")
-    news = store.duties("gw1", duties.revision)
-    assert (news.rules, news.removed) == ((four,), (two.id,))
-    assert store.duties("gw1", news.revision).rules == ()
+    news = store.duties("gw1", duties.revision, serial)
+    assert (news.assigned, news.rules, news.removed) == (None, (four,), (two.id,))
+    assert store.duties("gw1", news.revision, serial).rules == ()
+    store.assign("gw1", {}, [one.id])
+    assert store.duties("gw1", news.revision, serial) == Duties(store.assigned("gw1"))
 
 
 def test_a_gateway_that_is_paused_has_no_duties(store: Store) -> None:
     one = keep(store)
-    store.assign("gw1", {one.id: one.revision}, ())
+    serial = store.assign("gw1", {one.id: one.revision}, ())
     store.pause("gw1", True)
-    assert store.duties("gw1") == Duties()
+    assert store.duties("gw1", store.revision(), serial) == Duties()
     store.pause("gw1", False)
-    assert store.duties("gw1").assigned == {one.id: one.revision}
+    assert store.duties("gw1").assigned == Assigned(serial, {one.id: one.revision})
 
 
 def test_who_runs_says_so_and_who_was_killed_is_forgotten_in_time(store: Store) -> None:
@@ -56,7 +61,7 @@ def test_who_runs_says_so_and_who_was_killed_is_forgotten_in_time(store: Store) 
     store.limiter_runs(later(2))
     assert store.limiters("gw1") == [later(2)]
     assert store.limiters("gw2") == []
-    other = LimiterReport("gw2", "host/8", "digest", NOW, NOW + timedelta(hours=2))
+    other = LimiterReport("gw2", "host/8", 5, NOW, NOW + timedelta(hours=2))
     store.limiter_runs(other)
     assert (store.limiters("gw1"), store.limiters("gw2")) == ([], [other])
     store.limiter_ended("gw2", "host/8")
@@ -109,4 +114,4 @@ def test_what_a_rule_that_is_gone_has_counted_stays_in_the_totals(store: Store) 
             name: list(connection.execute(metadata.tables[name].select()))
             for name in ("assignments", "request_counters")
         }
-    assert left == {"assignments": [], "request_counters": []}
+    assert (len(left["assignments"]), left["request_counters"]) == (1, []), "the serial alone"
