@@ -127,6 +127,16 @@ class Nodes:
         self._moved.add(slot)
         return target
 
+    def inherit(self, slot: int) -> Server:
+        """Give a slot of a node that is dead to another, as if that had been its replica."""
+        dead = self.find(slot)
+        others = [server for server in self.servers if server is not dead]
+        heir = others[0]
+        for server in others:
+            server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self._read_id(heir))
+        self._moved.add(slot)
+        return heir
+
     def restore(self) -> None:
         """Forget what is in slots that have moved, and move them back."""
         for server in self.servers:

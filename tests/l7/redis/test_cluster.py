@@ -15,7 +15,7 @@ from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.redis.key import make_name, make_prefix
 from netlimit.l7.rules import OnFailure, Rule
 from netlimit.l7.store import Ask
-from tests.l7.redis.driving import EVERY, PATIENT, guarded, hit, make_rule, opened
+from tests.l7.redis.driving import EVERY, PATIENT, ask_until_answered, guarded, hit, make_rule, opened
 from tests.l7.redis.servers import Nodes, Server
 
 DAY = 86_400
@@ -141,6 +141,27 @@ def test_a_node_that_dies_takes_no_other_with_it(nodes: Nodes) -> None:
             assert store.decided_here == here
 
     asyncio.run(ask())
+
+
+def test_whoever_takes_over_from_a_dead_node_is_found(nodes: Nodes) -> None:
+    rule = make_rule(Limit(5, DAY))
+    dead = nodes.find(find_slot(rule))
+
+    async def ask() -> None:
+        async with opened(nodes.url + "?timeout_ms=5000&probe_ms=50") as store:
+            assert (await hit(store, rule)).remaining == 4
+            dead.kill()
+            heir = nodes.inherit(find_slot(rule))
+            with pytest.raises(CountersUnavailable):
+                await hit(store, rule)
+            await ask_until_answered(store, rule)
+            assert (await hit(store, rule)).remaining == 3
+            assert heir.client.dbsize() == 1
+
+    try:
+        asyncio.run(ask())
+    finally:
+        nodes.revive(dead)
 
 
 def test_one_node_that_answers_is_enough_to_begin_with(nodes: Nodes) -> None:
