@@ -1,4 +1,4 @@
-"""Real Redis servers on loopback, without persistence, ended by their processes."""
+"""Real Redis servers on loopback, without persistence; they die with the process that has started them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Server:
         """Start it, empty, and wait until it answers."""
         own = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         place = ["--dir", str(self.directory), "--unixsocket", str(self.directory / "socket")]
-        command = ["redis-server", *own, *place, *self.options]
+        command = ["setpriv", "--pdeathsig", "KILL", "redis-server", *own, *place, *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while True:
