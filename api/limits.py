@@ -101,8 +101,8 @@ async def put_limits(
     store: StoreOf,
     if_match: IfMatch = None,
 ) -> Response:
-    """Keep the limits of a domain in the place of those that it had. The limiter hears of it at once. Every wrong place
-    is named, with its line in YAML; what is kept is the text as it came, with its comments."""
+    """Keep the limits of a domain in the place of those that it had. The limiter hears of it within a second. Every
+    wrong place is named, with its line in YAML; what is kept is the text as it came, with its comments."""
     body = await bodies.read_body(request, markup.LARGEST, (*YAML, JSON))
     content_type = JSON if bodies.find_media_type(request) == JSON else YAML[0]
     text, document = await run_in_threadpool(_read, body, content_type, domain)
