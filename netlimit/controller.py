@@ -67,7 +67,7 @@ PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
 PROBE_SHARE = 50
 """A probe is followed by that many times the processor time it took of rest."""
-HANDOVER_SECONDS = 2.0
+HANDOVER_SECONDS = 5.0
 """How long a pass waits for limiters that run to load what the kernel cannot enforce; from then on it waits no more."""
 _HANDOVER_LOOK = 0.01
 _MOST_RETRIED = 100

@@ -38,14 +38,16 @@ def find_obstacle(rule: Rule) -> str | None:
 class Fallback:
     """What the limiters of one host enforce, and whether they do. For one controller.
 
-    Passes come often, and rules can be many: what was found of all of them holds until something has changed.
+    What they have loaded once they go on with, though they have not loaded yet what has come since. Passes come often,
+    and rules can be many: what was found of all of them holds until something has changed.
     """
 
     def __init__(self, host: str, assigned: Assigned | None = None) -> None:
         self._host = host
         self._able: dict[int, int] = {}
         self._obstacles: dict[int, str] = {}
-        self._loaded = False
+        self._confirmed: dict[int, int] = {}
+        self._confirmed_serial = 0
         self._running = False
         self._problems: Mapping[int, str] = {}
         self._judged: dict[int, Exceptional] | None = None
@@ -91,13 +93,15 @@ class Fallback:
     def look(self, limiters: Iterable[LimiterReport], now: datetime) -> bool:
         """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
         loaded everything, or none runs."""
-        before = self._running, self._loaded
         running = [each for each in limiters if now - each.seen_at <= SILENCE]
-        self._running = bool(running)
-        self._loaded = self._running and all(each.loaded == self._serial for each in running)
-        if before != (self._running, self._loaded):
-            self._judged = None
-        return self._loaded or not self._running
+        loaded = all(each.loaded == self._serial for each in running)
+        if bool(running) != self._running:
+            self._running, self._judged = bool(running), None
+        if not running:
+            self._confirmed, self._confirmed_serial = {}, 0
+        elif loaded and self._confirmed_serial != self._serial:
+            self._confirmed, self._confirmed_serial, self._judged = dict(self.assigned), self._serial, None
+        return loaded
 
     @property
     def answers(self) -> bool:
@@ -106,7 +110,8 @@ class Fallback:
 
     def holds(self, rule_id: int) -> bool:
         """Whether the limiters enforce a rule in the kernel's place."""
-        return self._loaded and rule_id in self._able
+        revision = self._able.get(rule_id)
+        return revision is not None and self._confirmed.get(rule_id) == revision
 
     def judge(self, problems: Mapping[int, str]) -> dict[int, Exceptional]:
         """How rules stand that the kernel cannot enforce, for these reasons."""
@@ -118,7 +123,7 @@ class Fallback:
     def _judge(self, rule_id: int, problem: str) -> Exceptional:
         if rule_id not in self._able:
             return Exceptional(rule_id, State.ERROR, say_obstacle(problem, self._obstacles.get(rule_id)))
-        if self._loaded:
+        if self.holds(rule_id):
             return Exceptional(rule_id, State.APPLIED, say_taken(problem), L7)
         return Exceptional(rule_id, State.ERROR, say_lack(problem, self._host, self._running))
 

@@ -406,3 +406,19 @@ def test_a_limiter_that_is_slow_to_say_that_it_lives_is_alive(site: Site) -> Non
     site.clock.moment += timedelta(seconds=5)
     site.controller.sync()
     assert layer_of(site, rule) == ("applied", "l7")
+
+
+def test_what_limiters_have_loaded_they_go_on_with(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "HANDOVER_SECONDS", 0.1)
+    lose(site)
+    limiter = Assignments(site.store, "gw", now=site.clock)
+    first = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.sync()
+    limiter.refresh()
+    site.controller.sync()
+    second = site.add(target="10.0.0.2", rate="5 packets/s")
+    site.controller.sync()
+    assert [layer_of(site, rule) for rule in (first, second)] == [("applied", "l7"), ("error", None)]
+    limiter.refresh()
+    site.controller.sync()
+    assert layer_of(site, second) == ("applied", "l7")
