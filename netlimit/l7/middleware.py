@@ -7,6 +7,7 @@ app.add_middleware(RateLimit, limits="limits.yaml", domain="api")
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from math import inf
 from os import PathLike
 from pathlib import Path
 from threading import Event, Thread
@@ -14,6 +15,7 @@ from typing import Any
 
 from netlimit.errors import LimitError
 from netlimit.l7.counters import open_counters
+from netlimit.l7.deferral.deferral import Deferral, find_key
 from netlimit.l7.extraction import Extraction
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
@@ -24,7 +26,7 @@ from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import Node, Rule, RuleSet
+from netlimit.l7.rules import Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
 
@@ -51,6 +53,7 @@ class RateLimit:
     trusts proxies. `exempt` are paths that are not limited, with a `*` at the end all that begin so. `hits` gives the
     weight of a request. `counters` is where is counted, a store or its URL (`redis://…` is shared by processes).
     `pressure` is how busy the application is, for elastic limits. `families` are the header fields that responses get.
+    `deferral` keeps what rules with `on_limit: defer` refuse; without one it is refused indeed.
 
     Raises LimitError for limits that cannot be kept, SettingsError for counters that there are not.
     """
@@ -69,6 +72,7 @@ class RateLimit:
         counters: str | Store = "memory://",
         pressure: Pressure | None = None,
         families: Collection[Family] = USUAL,
+        deferral: Deferral | None = None,
     ) -> None:
         extractors = {**EXTRACTORS, **(extract or {})}
         self._ending = Event()
@@ -84,12 +88,15 @@ class RateLimit:
         self._app = app
         self._store = open_counters(counters) if isinstance(counters, str) else counters
         self._extraction = Extraction(rules, self._domain, extractors)
+        self._rules = rules
         self._limiter = Limiter(rules, self._store, pressure)
         self._queues = Queues(self._limiter, rules)
         self._exempt = frozenset(path for path in exempt if not path.endswith("*"))
         self._exempt_beginnings = tuple(path[:-1] for path in exempt if path.endswith("*"))
         self._hits = hits
         self._families = families
+        self._deferral = deferral
+        self._reports = f"{deferral.path}/" if deferral is not None else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -98,24 +105,35 @@ class RateLimit:
             await self._live(scope, receive, send)
         elif kind not in ("http", "websocket") or self._is_exempt(scope["path"]):
             await self._app(scope, receive, send)
+        elif self._reports and scope["path"].startswith(self._reports) and self._deferral is not None:
+            await self._deferral.report(scope, send)
         else:
-            await self._limit(scope, Listener(receive), send)
+            listener = Listener(receive)
+            try:
+                await self._limit(scope, listener, send)
+            except ClientGone:
+                return
+            finally:
+                listener.close()
 
     async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
         descriptors = self._extraction(scope)
         hits = 1 if self._hits is None else self._hits(scope)
-        try:
-            verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait)
-            if not verdict.allowed:
-                await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
-            elif verdict.leases:
-                await self._hold(scope, listener, send, verdict)
-            else:
-                await self._pass(scope, listener, send, verdict)
-        except ClientGone:
-            return
-        finally:
-            listener.close()
+        deferral = self._deferral if scope["type"] == "http" else None
+        if deferral is not None:
+            key = await deferral.find_predecessors(self._rules(), self._domain, descriptors)
+            if key is not None:
+                return await deferral.accept(scope, listener.receive, send, key, self._domain, descriptors, hits)
+        verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait)
+        if verdict.leases:
+            return await self._hold(scope, listener, send, verdict)
+        if verdict.allowed:
+            return await self._pass(scope, listener, send, verdict)
+        if deferral is not None and verdict.on_limit is OnLimit.DEFER and verdict.retry_after < inf:
+            self._limiter.count_deferred(verdict)
+            key, wait = find_key(verdict), verdict.retry_after
+            return await deferral.accept(scope, listener.receive, send, key, self._domain, descriptors, hits, wait)
+        return await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
         fields = make_headers(verdict, self._families)
@@ -136,9 +154,22 @@ class RateLimit:
             await self._queues.release(verdict)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application's whole life: at its end nothing is left behind."""
+        """The application's whole life: deferred requests are replayed between its start and its end, and then nothing
+        is left behind."""
+
+        async def receive_end() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown" and self._deferral is not None:
+                await self._deferral.stop()
+            return message
+
+        async def send_start(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and self._deferral is not None:
+                self._deferral.start(self._limiter, self._app, scope.get("state"))
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive_end, send_start)
         finally:
             self._ending.set()
             await self._store.aclose()

@@ -1,0 +1,70 @@
+"""What keeps deferred requests, in SQLite or in Redis."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from netlimit.errors import NetlimitError
+from netlimit.l7.deferral.request import Deferred, Reply, Report, State
+
+LEASE = 120.0
+"""Seconds for which a claimed request is nobody else's: longer than any try takes."""
+KEEP = 86_400.0
+"""Seconds for which it can be read what has become of a request."""
+MOST = 10_000
+"""Requests that wait, of all together, and those of which the end is remembered."""
+MOST_OF_ONE = 1000
+"""Requests that wait, of one key."""
+
+
+class BacklogFull(NetlimitError):
+    """No more requests are kept now; the sentence says why."""
+
+
+class Claim(NamedTuple):
+    """A request that is to be tried now, by whoever has claimed it and nobody else."""
+
+    request: Deferred
+    tries: int
+    """With this one."""
+
+
+class Backlog(Protocol):
+    """Requests that wait to be replayed. What has been put is not lost when a process dies.
+
+    Requests of one key are claimed one at a time, in the order in which they came. A claim ends by itself after a
+    lease, so that the requests of a worker that died are tried again: each request is tried at least once.
+    """
+
+    async def put(self, request: Deferred) -> None:
+        """Keep a request for good. Raises BacklogFull."""
+        ...
+
+    async def is_waiting(self, key: str) -> bool:
+        """Whether requests of a key wait."""
+        ...
+
+    async def claim(self, now: float) -> Claim | None:
+        """A request whose turn it is, or None. It counts as tried, for else one that kills its worker would be tried
+        for ever."""
+        ...
+
+    async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
+        """Give a claim back; the request is to be claimed again from `until` on. Not `tried`: it had to wait still."""
+        ...
+
+    async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
+        """A request's end, which is remembered for a while; body and head are forgotten."""
+        ...
+
+    async def find(self, identity: str) -> Report | None:
+        """What has become of a request; None for one that is not known."""
+        ...
+
+    async def sweep(self, now: float) -> None:
+        """Forget what has ended long ago."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of files and connections."""
+        ...

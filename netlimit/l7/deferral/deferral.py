@@ -1,0 +1,256 @@
+"""Keeps requests over their limit for later, and says what has become of them.
+
+In an application it is a part of the middleware, `RateLimit(…, deferral=Deferral("sqlite:///var/lib/app/deferred.db"))`.
+Whoever may read what has become of a request is who knows its id, which is in the URL of the status alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from netlimit.errors import SettingsError
+from netlimit.l7.deferral.backlog import Backlog, BacklogFull
+from netlimit.l7.deferral.replay import TRIES, Replayer
+from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
+from netlimit.l7.deferral.sqlite import SqliteBacklog
+from netlimit.l7.deferral.upstream import App, AppUpstream, Upstream
+from netlimit.l7.headers import count_seconds
+from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.problems import MEDIA_TYPE
+from netlimit.l7.rules import Descriptor, OnLimit, Rule, RuleSet, join_key
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+PATH = "/.netlimit/deferred"
+LARGEST = 2**20
+"""Bytes of a body that is kept, at most."""
+EXPIRES = 86_400.0
+"""Seconds for which a request waits for its turn, at most."""
+_BODY_SECONDS = 30.0
+_JSON = b"application/json"
+
+
+def open_backlog(url: str) -> Backlog:
+    """The backlog of a URL: `sqlite:///path/to/file`, or `redis://host:port/0`.
+
+    Raises SettingsError for another, OSError where there can be no such file.
+    """
+    scheme, _, path = url.partition("://")
+    if scheme == "sqlite" and path.startswith("/"):
+        return SqliteBacklog(Path(path))
+    if scheme in ("redis", "rediss", "unix"):
+        from netlimit.l7.deferral.redis import RedisBacklog
+
+        return RedisBacklog(url)
+    raise SettingsError(
+        "DEFERRED_URL", f"{url!r} is nothing to keep requests in; write sqlite:///path/to/file or redis://host:port/0."
+    )
+
+
+class Deferral:
+    """Keeps requests, and replays them once it has been started.
+
+    `backlog` is where they are kept, or its URL. `upstream` is the URL of the server to which they are replayed, by
+    default the application that the middleware wraps. `path` is where their status is read. A request waits `expires`
+    seconds at most, and is tried `tries` times. Its body has `largest` bytes at most.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog | str,
+        upstream: str | None = None,
+        path: str = PATH,
+        expires: float = EXPIRES,
+        tries: int = TRIES,
+        largest: int = LARGEST,
+    ) -> None:
+        self.path = path
+        self._backlog = open_backlog(backlog) if isinstance(backlog, str) else backlog
+        self._upstream = None if upstream is None else _open_upstream(upstream)
+        self._expires = expires
+        self._tries = tries
+        self._largest = largest
+        self._replayer: Replayer | None = None
+
+    def start(self, limiter: Limiter, app: App | None = None, state: Message | None = None) -> None:
+        """Begin to replay, if it has not begun. `app` is where to, unless there is an upstream; `state` that of its
+        lifespan."""
+        if self._replayer is None:
+            upstream: Upstream
+            if self._upstream is not None:
+                upstream = self._upstream
+            elif app is not None:
+                upstream = AppUpstream(app, state)
+            else:
+                raise SettingsError("UPSTREAM", "There is nowhere to replay to: give the URL of an upstream.")
+            self._replayer = Replayer(self._backlog, limiter, upstream, self._tries)
+        self._replayer.start()
+
+    async def stop(self) -> None:
+        """Replay no more, and let go of everything."""
+        if self._replayer is not None:
+            await self._replayer.stop()
+        if self._upstream is not None:
+            await self._upstream.aclose()
+        await self._backlog.aclose()
+
+    async def find_predecessors(self, rules: RuleSet, domain: str, descriptors: Sequence[Descriptor]) -> str | None:
+        """The key of a request of which others wait already: then it is to wait behind them, whatever the limiter says,
+        or what came later would be served earlier. None if there are none."""
+        for descriptor in descriptors:
+            match = rules.find(domain, descriptor.entries)
+            if match is not None and match.rule.on_limit is OnLimit.DEFER:
+                key = make_key(match.rule, match.key)
+                if await self._backlog.is_waiting(key):
+                    return key
+        return None
+
+    async def accept(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        key: str,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int = 1,
+        retry_after: float = 0.0,
+    ) -> None:
+        """Keep a request and answer 202, or 413 or 429 where it cannot be kept. A client that goes before all of its
+        request is here gets nothing, and nothing is kept."""
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await self._read_body(scope, receive)
+        except TimeoutError:
+            return await _complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
+        if body is None:
+            return None
+        if len(body) > self._largest:
+            sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
+            return await _complain(send, 413, sentence)
+        request = self._make_request(scope, body, key, domain, tuple(descriptors), hits)
+        wait = count_seconds(retry_after) or 1
+        try:
+            await self._backlog.put(request)
+        except BacklogFull as error:
+            return await _complain(send, 429, str(error), [(b"retry-after", b"%d" % wait)])
+        if self._replayer is not None:
+            self._replayer.stir()
+        location = f"{self.path}/{request.id}"
+        told = {"id": request.id, "state": "waiting", "location": location}
+        fields = [(b"location", location.encode()), (b"retry-after", b"%d" % wait)]
+        await _answer(send, 202, _JSON, json.dumps(told).encode(), fields)
+        return None
+
+    async def report(self, scope: Message, send: Send) -> None:
+        """Answer what has become of a request, by the id at the end of the path."""
+        if scope["method"] not in ("GET", "HEAD"):
+            return await _complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
+        identity = scope["path"][len(self.path) + 1 :]
+        report = await self._backlog.find(identity)
+        if report is None:
+            return await _complain(send, 404, "There is no such request, or its end has been forgotten.")
+        body = json.dumps(_describe(identity, report)).encode()
+        await _answer(send, 200, _JSON, b"" if scope["method"] == "HEAD" else body)
+        return None
+
+    def _make_request(
+        self, scope: Message, body: bytes, key: str, domain: str, descriptors: tuple[Descriptor, ...], hits: int
+    ) -> Deferred:
+        identity, now = make_id(), time.time()
+        raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        query: bytes = scope.get("query_string", b"")
+        client = scope.get("client")
+        return Deferred(
+            identity,
+            key,
+            domain,
+            descriptors,
+            hits,
+            scope["method"],
+            (raw + (b"?" + query if query else b"")).decode("latin-1"),
+            keep_headers(scope["headers"], identity),
+            body,
+            f"{client[0]} {client[1]}" if client else None,
+            scope.get("scheme", "http"),
+            now,
+            now + self._expires,
+        )
+
+    async def _read_body(self, scope: Message, receive: Receive) -> bytes | None:
+        """The whole body, or a little more of it than is kept; None if the client goes before its end."""
+        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if told.isdigit() and int(told) > self._largest:
+            return bytes(self._largest + 1)
+        body = bytearray()
+        while len(body) <= self._largest:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        return bytes(body)
+
+
+def _open_upstream(url: str) -> Upstream:
+    from netlimit.l7.deferral.server import HttpUpstream
+
+    return HttpUpstream(url)
+
+
+def make_key(rule: Rule, key: str) -> str:
+    """By which the requests of one counter are replayed in order."""
+    return join_key((rule.domain, rule.name, key))
+
+
+def find_key(verdict: Verdict) -> str:
+    """The same, of the limit that refuses a request."""
+    status = verdict.refusing
+    assert status is not None
+    assert status.rule is not None
+    return make_key(status.rule, status.key)
+
+
+def _describe(identity: str, report: Report) -> dict[str, object]:
+    document: dict[str, object] = {
+        "id": identity,
+        "state": report.state,
+        "accepted": datetime.fromtimestamp(report.accepted, UTC).isoformat(),
+        "expires": datetime.fromtimestamp(report.expires, UTC).isoformat(),
+        "tries": report.tries,
+    }
+    if report.reason:
+        document["reason"] = report.reason
+    if report.reply is not None:
+        status, headers, body, truncated = report.reply
+        told: dict[str, object] = {"status": status, "headers": dict(headers), "truncated": truncated}
+        try:
+            told["body"] = body.decode()
+        except UnicodeDecodeError:
+            told["body_base64"] = base64.b64encode(body).decode()
+        document["reply"] = told
+    return document
+
+
+async def _complain(send: Send, status: int, sentence: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    document = {"type": "about:blank", "status": status, "detail": sentence}
+    await _answer(send, status, MEDIA_TYPE, json.dumps(document).encode(), fields)
+
+
+async def _answer(
+    send: Send, status: int, media_type: bytes, body: bytes, fields: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    head = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": [*head, *fields]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,124 @@
+"""A request as it is kept, and what has become of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from netlimit.l7.identity import hash_key
+from netlimit.l7.rules import Descriptor, Entry
+
+Headers = tuple[tuple[str, str], ...]
+"""Names in lower case and values; bytes beyond ASCII as Latin-1."""
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Fields of one connection (RFC 9110, 7.6.1)."""
+_RECOMPUTED = frozenset({"content-length", "expect"})
+_ANSWERED = frozenset(
+    {"content-type", "content-language", "content-encoding", "etag", "last-modified", "location", "retry-after"}
+)
+_IDEMPOTENCY_KEY = "idempotency-key"
+
+
+class State(StrEnum):
+    """What has become of a request."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    """The upstream has answered, whatever it was."""
+    FAILED = "failed"
+    """It has been tried as often as may be."""
+    EXPIRED = "expired"
+    """It has waited too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A request that is kept."""
+
+    id: str
+    """Nobody can guess it: whoever knows it may read what has become of the request."""
+    key: str
+    """Those of one key are replayed in order, one after the other."""
+    domain: str
+    descriptors: tuple[Descriptor, ...]
+    """By which the limiter is asked whether it may be replayed now."""
+    hits: int
+    method: str
+    target: str
+    """Path and query, as they were sent."""
+    headers: Headers
+    body: bytes
+    client: str | None
+    scheme: str
+    accepted: float
+    """Seconds since 1970."""
+    expires: float
+
+
+class Reply(NamedTuple):
+    """What the upstream has answered."""
+
+    status: int
+    headers: Headers
+    """Those that tell what the body is; no cookies."""
+    body: bytes
+    """Its beginning, if it is `truncated`."""
+    truncated: bool = False
+
+
+class Report(NamedTuple):
+    """What has become of a request."""
+
+    state: State
+    accepted: float
+    expires: float
+    tries: int
+    reply: Reply | None = None
+    reason: str = ""
+    """Why it has failed, as a sentence."""
+
+
+def make_id() -> str:
+    """24 random bytes."""
+    return secrets.token_urlsafe(24)
+
+
+def keep_headers(pairs: Iterable[tuple[bytes, bytes]], identity: str) -> Headers:
+    """The fields of a request that go on to the upstream, and an Idempotency-Key, since it may be sent twice. The
+    client's own key stays; ours is made of the id and does not give it away."""
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+    named = {part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")}
+    kept = [(name, value) for name, value in headers if name not in _HOP_BY_HOP | _RECOMPUTED | named]
+    if not any(name == _IDEMPOTENCY_KEY for name, _ in kept):
+        kept.append((_IDEMPOTENCY_KEY, f'"{hash_key(identity)}"'))
+    return tuple(kept)
+
+
+def keep_answered(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The fields of an answer that are kept."""
+    headers = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs)
+    return tuple((name, value) for name, value in headers if name in _ANSWERED)
+
+
+def write_head(request: Deferred) -> str:
+    """All of a request but its body, to be kept."""
+    fields = {name: getattr(request, name) for name in Deferred.__slots__ if name not in ("body", "descriptors")}
+    told = [[descriptor.entries, descriptor.hits] for descriptor in request.descriptors]
+    return json.dumps(fields | {"descriptors": told})
+
+
+def read_head(text: str, body: bytes) -> Deferred:
+    """The other way round."""
+    fields: dict[str, Any] = json.loads(text)
+    told = [Descriptor(tuple(Entry(*pair) for pair in entries), hits) for entries, hits in fields["descriptors"]]
+    headers = tuple((name, value) for name, value in fields["headers"])
+    return Deferred(**fields | {"headers": headers, "descriptors": tuple(told)}, body=body)

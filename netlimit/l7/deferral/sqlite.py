@@ -1,0 +1,143 @@
+"""Deferred requests in a SQLite file, which several processes of a host may share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_OF_ONE, BacklogFull, Claim
+from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
+
+_T = TypeVar("_T")
+_BUSY_SECONDS = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS deferred (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key TEXT NOT NULL,
+    state TEXT NOT NULL,
+    accepted REAL NOT NULL,
+    expires REAL NOT NULL,
+    due REAL NOT NULL,  -- claimed by nobody before
+    tries INTEGER NOT NULL,
+    head TEXT NOT NULL,
+    body BLOB NOT NULL,
+    ended REAL,
+    reply TEXT,
+    reason TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX IF NOT EXISTS deferred_waiting ON deferred (key, number) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_ended ON deferred (ended) WHERE state <> 'waiting';
+"""
+_PUT = "INSERT INTO deferred (id, key, state, accepted, expires, due, tries, head, body) VALUES (?,?,?,?,?,0,0,?,?)"
+_CLAIM = """
+UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
+    SELECT number FROM deferred JOIN (
+        SELECT min(number) AS first FROM deferred WHERE state = 'waiting' GROUP BY key
+    ) ON number = first WHERE due <= ? ORDER BY number LIMIT 1
+) RETURNING head, body, tries
+"""
+_FINISH = """
+UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, head = ''
+WHERE id = ? AND state = 'waiting'
+"""
+_SWEEP = """
+DELETE FROM deferred WHERE state <> 'waiting' AND (ended < ? OR number IN (
+    SELECT number FROM deferred WHERE state <> 'waiting' ORDER BY ended DESC LIMIT -1 OFFSET ?
+))
+"""
+
+
+class SqliteBacklog:
+    """A file with the mode 0600, for there are credentials in it. What is put is on the disk before it is answered.
+
+    Raises OSError or sqlite3.Error where there can be no such file.
+    """
+
+    def __init__(
+        self, path: Path, most: int = MOST, most_of_one: int = MOST_OF_ONE, lease: float = LEASE, keep: float = KEEP
+    ) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._lease = lease
+        self._keep = keep
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(file, 0o600)  # SQLite gives the same mode to what it puts beside
+        os.close(file)
+        self._connection = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.executescript(_SCHEMA)
+        self._thread = ThreadPoolExecutor(1, "deferred")
+
+    async def put(self, request: Deferred) -> None:
+        """Keep a request for good. Raises BacklogFull."""
+        await self._run(lambda: self._put(request))
+
+    async def is_waiting(self, key: str) -> bool:
+        """Whether requests of a key wait."""
+        query = "SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ? LIMIT 1"
+        return await self._run(lambda: self._connection.execute(query, (key,)).fetchone() is not None)
+
+    async def claim(self, now: float) -> Claim | None:
+        """A request whose turn it is, or None."""
+        rows = await self._run(lambda: self._connection.execute(_CLAIM, (now + self._lease, now)).fetchall())
+        return Claim(read_head(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
+
+    async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
+        """Give a claim back."""
+        query = "UPDATE deferred SET due = ?, tries = tries - ? WHERE id = ? AND state = 'waiting'"
+        await self._run(lambda: self._connection.execute(query, (until, 0 if tried else 1, request.id)))
+
+    async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
+        """A request's end."""
+        told = None if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
+        row = (state, now, told, b"" if reply is None else reply.body, reason, request.id)
+        await self._run(lambda: self._connection.execute(_FINISH, row))
+
+    async def find(self, identity: str) -> Report | None:
+        """What has become of a request."""
+        query = "SELECT state, accepted, expires, tries, reply, body, reason FROM deferred WHERE id = ?"
+        row = await self._run(lambda: self._connection.execute(query, (identity,)).fetchone())
+        if row is None:
+            return None
+        state, accepted, expires, tries, told, body, reason = row
+        reply = None
+        if told is not None:
+            status, headers, truncated = json.loads(told)
+            reply = Reply(status, tuple((name, value) for name, value in headers), body, truncated)
+        return Report(State(state), accepted, expires, tries, reply, reason)
+
+    async def sweep(self, now: float) -> None:
+        """Forget what has ended long ago, and more than can be remembered."""
+        await self._run(lambda: self._connection.execute(_SWEEP, (now - self._keep, self._most)))
+
+    async def aclose(self) -> None:
+        """Close the file."""
+        await self._run(self._connection.close)
+        self._thread.shutdown()
+
+    def _put(self, request: Deferred) -> None:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            waiting = "SELECT count(*) FROM deferred WHERE state = 'waiting'"
+            (all_,) = connection.execute(waiting).fetchone()
+            (own,) = connection.execute(f"{waiting} AND key = ?", (request.key,)).fetchone()
+            if all_ >= self._most or own >= self._most_of_one:
+                raise BacklogFull(f"{own} such requests are kept already; no more are.")
+            row = (request.id, request.key, State.WAITING, request.accepted, request.expires, write_head(request))
+            connection.execute(_PUT, (*row, request.body))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

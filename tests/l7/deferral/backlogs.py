@@ -1,0 +1,148 @@
+"""What every backlog must do, in SQLite and in Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from netlimit.l7.deferral.backlog import Backlog, BacklogFull
+from netlimit.l7.deferral.request import Deferred, Reply, State, keep_headers, make_id
+from netlimit.l7.rules import Descriptor, Entry
+
+OpenBacklog = Callable[..., Backlog]
+
+
+def make_request(
+    key: str = "alice", target: str = "/a?b=%20c", body: bytes = b"\0\xff body", **others: object
+) -> Deferred:
+    identity = make_id()
+    descriptors = (
+        Descriptor((Entry("path", "/a"), Entry("user", key)), 3),
+        Descriptor((Entry("user", key),)),
+    )
+    headers = keep_headers([(b"authorization", b"Bearer s3cret"), (b"x-name", "\u00e4".encode("latin-1"))], identity)
+    now = time.time()
+    fields = {
+        "id": identity, "key": key, "domain": "app", "descriptors": descriptors, "hits": 2, "method": "POST",
+        "target": target, "headers": headers, "body": body, "client": "192.0.2.1 1234", "scheme": "https",
+        "accepted": now, "expires": now + 1000,
+    }  # fmt: skip
+    return Deferred(**fields | others)  # type: ignore[arg-type]
+
+
+class BacklogSuite:
+    """Run by modules that have a fixture `open_backlog`."""
+
+    pytestmark = pytest.mark.anyio
+
+    async def test_a_request_comes_out_as_it_went_in(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        request = make_request()
+        await backlog.put(request)
+        claim = await backlog.claim(time.time())
+        assert claim == (request, 1)
+        assert await backlog.claim(time.time()) is None
+
+    async def test_those_of_a_key_come_one_at_a_time_in_order(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        requests = [make_request(key, f"/{number}") for number in range(3) for key in ("alice", "bob")]
+        for request in requests:
+            await backlog.put(request)
+        now, order = time.time(), []
+        for _ in range(3):
+            claims = [await backlog.claim(now), await backlog.claim(now)]
+            assert await backlog.claim(now) is None
+            for claim in claims:
+                assert claim is not None
+                order.append((claim.request.key, claim.request.target))
+                assert await backlog.is_waiting(claim.request.key)
+                await backlog.finish(claim.request, State.DONE, now, Reply(200, (), b""), "")
+        assert sorted(order, key=lambda each: each[0]) == [
+            (key, f"/{number}") for key in ("alice", "bob") for number in range(3)
+        ]
+        assert not await backlog.is_waiting("alice")
+
+    async def test_what_is_postponed_keeps_its_place(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        first, second = make_request(target="/1"), make_request(target="/2")
+        await backlog.put(first)
+        await backlog.put(second)
+        now = time.time()
+        claim = await backlog.claim(now)
+        assert claim is not None
+        await backlog.postpone(claim.request, now + 5, tried=False)
+        assert await backlog.claim(now + 4) is None
+        assert await backlog.claim(now + 5) == (first, 1)
+        await backlog.postpone(first, now + 9, tried=True)
+        assert await backlog.claim(now + 9) == (first, 2)
+
+    async def test_its_end_can_be_read(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        request = make_request()
+        assert await backlog.find(request.id) is None
+        await backlog.put(request)
+        report = await backlog.find(request.id)
+        assert report is not None
+        assert (report.state, report.tries, report.reply) == (State.WAITING, 0, None)
+        await backlog.claim(time.time())
+        reply = Reply(201, (("content-type", "text/plain"),), b"\xff made", truncated=True)
+        await backlog.finish(request, State.DONE, time.time(), reply, "")
+        report = await backlog.find(request.id)
+        assert report is not None
+        assert (report.state, report.tries, report.reply) == (State.DONE, 1, reply)
+        assert report.accepted == pytest.approx(request.accepted)
+
+    async def test_why_it_failed_can_be_read(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        request = make_request()
+        await backlog.put(request)
+        await backlog.claim(time.time())
+        await backlog.finish(request, State.FAILED, time.time(), None, "The upstream has answered 503.")
+        report = await backlog.find(request.id)
+        assert report is not None
+        assert (report.state, report.reply, report.reason) == (State.FAILED, None, "The upstream has answered 503.")
+
+    async def test_it_is_bounded_by_key_and_in_all(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(most=5, most_of_one=3)
+        for _ in range(3):
+            await backlog.put(make_request("alice"))
+        with pytest.raises(BacklogFull, match="3 such requests are kept already"):
+            await backlog.put(make_request("alice"))
+        await backlog.put(make_request("bob"))
+        await backlog.put(make_request("bob"))
+        with pytest.raises(BacklogFull):
+            await backlog.put(make_request("carol"))
+        claim = await backlog.claim(time.time())
+        assert claim is not None
+        await backlog.finish(claim.request, State.DONE, time.time(), None, "")
+        await backlog.put(make_request("alice"))
+
+    async def test_another_process_takes_over_when_the_lease_has_ended(self, open_backlog: OpenBacklog) -> None:
+        dying, heir = open_backlog(lease=0.2), open_backlog(lease=0.2)
+        requests = [make_request(target=f"/{number}") for number in range(3)]
+        for request in requests:
+            await dying.put(request)
+        now = time.time()
+        assert await dying.claim(now) == (requests[0], 1)
+        assert await heir.claim(now) is None  # nobody else's
+        deadline = time.monotonic() + 10
+        while (claim := await heir.claim(time.time())) is None:
+            assert time.monotonic() < deadline
+        assert claim == (requests[0], 2)
+        assert time.time() - now >= 0.15
+        await heir.finish(requests[0], State.DONE, time.time(), None, "")
+        assert await heir.claim(time.time()) == (requests[1], 1)
+
+    async def test_it_is_forgotten_in_time(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(keep=1)
+        request = make_request()
+        await backlog.put(request)
+        await backlog.claim(time.time())
+        await backlog.finish(request, State.DONE, time.time(), None, "")
+        await backlog.sweep(time.time())
+        assert await backlog.find(request.id) is not None
+        time.sleep(1.1)
+        await backlog.sweep(time.time())
+        assert await backlog.find(request.id) is None

@@ -1,0 +1,41 @@
+"""Backlogs in SQLite and in a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netlimit.l7.deferral.backlog import Backlog
+from netlimit.l7.deferral.redis import RedisBacklog
+from netlimit.l7.deferral.sqlite import SqliteBacklog
+from tests.l7.deferral.backlogs import OpenBacklog
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+async def open_backlog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenBacklog]:
+    opened: list[Backlog] = []
+    server = request.getfixturevalue("server") if request.param == "redis" else None
+    if server is not None:
+        for name in server.client.scan_iter("nl:{deferred}:*"):
+            server.client.delete(name)
+
+    def open_one(**bounds: Any) -> Backlog:
+        backlog: Backlog
+        if server is not None:
+            backlog = RedisBacklog(server.url, **bounds)
+        else:
+            backlog = SqliteBacklog(tmp_path / "deferred.db", **bounds)
+        opened.append(backlog)
+        return backlog
+
+    yield open_one
+    for backlog in opened:
+        await backlog.aclose()

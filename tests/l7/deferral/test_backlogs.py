@@ -1,0 +1,87 @@
+"""The suite over both backlogs, and what is SQLite's own."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import SettingsError
+from netlimit.l7.deferral.deferral import open_backlog
+from netlimit.l7.deferral.request import State, keep_answered, keep_headers
+from netlimit.l7.deferral.sqlite import SqliteBacklog
+from tests.l7.deferral.backlogs import BacklogSuite, make_request
+
+
+class TestBacklogs(BacklogSuite):
+    pass
+
+
+@pytest.mark.anyio
+async def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "deferred.db"
+    path.touch(0o644)
+    backlog = SqliteBacklog(path)
+    await backlog.put(make_request())
+    assert {each.name: oct(each.stat().st_mode & 0o777) for each in tmp_path.iterdir()} == {
+        "deferred.db": "0o600",
+        "deferred.db-wal": "0o600",
+        "deferred.db-shm": "0o600",
+    }
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_of_what_has_ended_credentials_are_forgotten(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    request = make_request(body=b"a private body")
+    await backlog.put(request)
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    await backlog.aclose()
+    with sqlite3.connect(tmp_path / "deferred.db") as connection:
+        rows = str(connection.execute("SELECT * FROM deferred").fetchall())
+    connection.close()
+    assert "s3cret" not in rows
+    assert "private" not in rows
+
+
+@pytest.mark.anyio
+async def test_no_more_ends_are_remembered_than_may_wait(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db", most=3)
+    requests = [make_request() for _ in range(5)]
+    for number, request in enumerate(requests):
+        await backlog.put(request)
+        await backlog.finish(request, State.DONE, 1e9 + number, None, "")
+    await backlog.sweep(1e9)
+    assert [await backlog.find(request.id) is not None for request in requests] == [False] * 2 + [True] * 3
+    await backlog.aclose()
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "sqlite://relative.db", "deferred.db", ""])
+def test_what_is_no_backlog_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match="write sqlite:///path/to/file or redis://host:port/0"):
+        open_backlog(url)
+
+
+def test_fields_of_one_connection_are_not_kept_and_an_idempotency_key_is_added() -> None:
+    sent = {
+        "host": "example.org", "connection": "close, X-Hop", "x-hop": "1", "te": "trailers", "upgrade": "h2c",
+        "transfer-encoding": "chunked", "content-length": "5", "expect": "100-continue", "cookie": "a=b",
+        "proxy-authorization": "Basic x", "authorization": "Bearer x",
+    }  # fmt: skip
+    pairs = [(name.encode(), value.encode()) for name, value in sent.items()]
+    kept = dict(keep_headers(pairs, "an-id"))
+    key = kept.pop("idempotency-key")
+    assert kept == {"host": "example.org", "cookie": "a=b", "authorization": "Bearer x"}
+    assert "an-id" not in key
+    assert key == dict(keep_headers(pairs, "an-id"))["idempotency-key"]  # the same in every try
+    own = keep_headers([(b"idempotency-key", b'"mine"')], "an-id")
+    assert own == (("idempotency-key", '"mine"'),)
+
+
+def test_cookies_of_the_answer_are_for_nobody_who_has_the_url() -> None:
+    assert keep_answered([(b"Set-Cookie", b"a=b"), (b"Content-Type", b"text/plain"), (b"X-A", b"1")]) == (
+        ("content-type", "text/plain"),
+    )

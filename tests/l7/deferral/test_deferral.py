@@ -1,0 +1,287 @@
+"""Requests over their limit in an application behind the middleware: kept, replayed at the rate, reported."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.deferral.replay import Replayer
+from netlimit.l7.deferral.request import State
+from netlimit.l7.deferral.sqlite import SqliteBacklog
+from netlimit.l7.deferral.upstream import AppUpstream
+from netlimit.l7.identity import header
+from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.middleware import RateLimit
+from netlimit.l7.rules import OnLimit, Rule, RuleSet
+from tests.l7.asking import Answer, ask, begin
+from tests.l7.deferral.backlogs import make_request
+
+pytestmark = pytest.mark.anyio
+FAST = Limit(20, 1, Algorithm.GCRA, burst=1)
+NEVER = Limit(1, 86_400)
+
+
+class Recorder:
+    """An application that writes down what it serves."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.served: list[tuple[float, str, bytes, dict[str, str]]] = []
+        self._statuses = list(statuses)
+        self.state: dict[str, Any] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            scope["state"]["pool"] = "opened"
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            return await send({"type": "lifespan.shutdown.complete"})
+        body = b""
+        while True:
+            message = await receive()
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        self.state = scope["state"]
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        query = scope["query_string"].decode()
+        self.served.append((time.monotonic(), f"{scope['method']} {scope['path']}?{query}", body, headers))
+        status = self._statuses.pop(0) if self._statuses else 201
+        if status == 0:
+            raise RuntimeError("a fault")
+        head = [(b"content-type", b"text/plain"), (b"set-cookie", b"a=b")]
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": b"served " + body})
+        return None
+
+
+@asynccontextmanager
+async def living(app: Any) -> AsyncIterator[Any]:
+    """An application between its start and its end."""
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    incoming.put_nowait({"type": "lifespan.startup"})
+    task = asyncio.create_task(app({"type": "lifespan", "state": {}}, incoming.get, outgoing.put))
+    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
+    yield app
+    incoming.put_nowait({"type": "lifespan.shutdown"})
+    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
+    await task
+
+
+@pytest.fixture
+def make_app(tmp_path: Path) -> Callable[..., RateLimit]:
+    def make(app: Any, limit: Limit = FAST, bounds: dict[str, Any] | None = None, **others: Any) -> RateLimit:
+        backlog = SqliteBacklog(tmp_path / "deferred.db", **(bounds or {}))
+        rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
+        return RateLimit(app, rule, key=header("X-User"), deferral=Deferral(backlog, **others))
+
+    return make
+
+
+def post(app: Any, body: bytes = b"", user: str = "alice", path: str = "/jobs", **others: Any) -> Any:
+    others.setdefault("headers", {"X-User": user, "Authorization": "Bearer s3cret"})
+    return ask(app, path, body, method="POST", **others)
+
+
+async def await_end(app: Any, accepted: Answer) -> dict[str, Any]:
+    """What has become of a request, once it is not waiting any more."""
+    deadline = time.monotonic() + 20
+    while True:
+        report = await ask(app, accepted.headers["location"])
+        assert (report.status, report.headers["cache-control"]) == (200, "no-store")
+        document: dict[str, Any] = report.json()
+        if document["state"] != "waiting":
+            return document
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Callable[..., RateLimit]) -> None:
+    recorder = Recorder()
+    async with living(make_app(recorder)) as app:
+        answers = [await post(app, b"%d" % number) for number in range(8)]
+        assert [answer.status for answer in answers] == [201] + [202] * 7
+        assert (await post(app, b"bob's", user="bob")).status == 201  # who has nothing deferred does not wait
+        accepted = answers[1]
+        assert accepted.json()["state"] == "waiting"
+        assert accepted.headers["location"] == f"/.netlimit/deferred/{accepted.json()['id']}"
+        assert len(accepted.json()["id"]) >= 32
+        ends = [await await_end(app, answer) for answer in answers[1:]]
+    assert [end["reply"]["body"] for end in ends] == [f"served {number}" for number in range(1, 8)]
+    assert ends[0]["reply"] == {
+        "status": 201, "headers": {"content-type": "text/plain"}, "body": "served 1", "truncated": False,
+    }  # fmt: skip
+    assert (ends[0]["state"], ends[0]["tries"]) == ("done", 1)
+    mine = [(at, body) for at, _, body, headers in recorder.served if headers["x-user"] == "alice"]
+    assert [body for _, body in mine] == [b"%d" % number for number in range(8)]
+    assert all(later - sooner >= 0.045 for (sooner, _), (later, _) in itertools.pairwise(mine))
+    assert recorder.state == {"pool": "opened"}
+
+
+async def test_the_application_sees_the_request_as_it_was_sent(make_app: Callable[..., RateLimit]) -> None:
+    recorder = Recorder()
+    async with living(make_app(recorder)) as app:
+        await post(app)
+        accepted = await post(app, b"\0body", path="/a b", query_string=b"x=%20", raw_path=b"/a%20b")
+        await await_end(app, accepted)
+    _, what, body, headers = recorder.served[1]
+    assert (what, body) == ("POST /a b?x=%20", b"\0body")
+    assert headers["authorization"] == "Bearer s3cret"
+    assert headers["content-length"] == "5"
+    assert headers["idempotency-key"].startswith('"')
+    assert accepted.json()["id"] not in headers["idempotency-key"]
+
+
+async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..., RateLimit]) -> None:
+    recorder = Recorder()
+    async with living(make_app(recorder)) as app:
+        answers = []
+        for number in range(20):
+            answers.append(await post(app, b"%d" % number))
+            await asyncio.sleep(0.02)
+        for answer in answers:
+            if answer.status == 202:
+                await await_end(app, answer)
+    assert [body for _, _, body, _ in recorder.served] == [b"%d" % number for number in range(20)]
+
+
+async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
+    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.02)
+    recorder = Recorder(201, 503, 0, 200, 404)
+    async with living(make_app(recorder)) as app:
+        await post(app, b"0")
+        first, second = await post(app, b"1"), await post(app, b"2")
+        end = await await_end(app, first)
+        assert (end["state"], end["tries"], end["reply"]["status"]) == ("done", 3, 200)
+        end = await await_end(app, second)
+        assert (end["tries"], end["reply"]["status"]) == (1, 404)  # that is an answer
+    assert [body for _, _, body, _ in recorder.served] == [b"0", b"1", b"1", b"1", b"2"]
+    keys = {headers["idempotency-key"] for _, _, body, headers in recorder.served if body == b"1"}
+    assert len(keys) == 1
+
+
+async def test_it_fails_after_so_many_tries(
+    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.01)
+    async with living(make_app(Recorder(201, 502, 502), tries=2)) as app:
+        await post(app)
+        end = await await_end(app, await post(app))
+        assert (end["state"], end["tries"], end["reason"]) == ("failed", 2, "The upstream has answered 502.")
+        assert "reply" not in end
+
+
+async def test_what_waits_too_long_expires_and_is_never_sent(make_app: Callable[..., RateLimit]) -> None:
+    recorder = Recorder()
+    async with living(make_app(recorder, expires=0.0)) as app:
+        await post(app, b"0")
+        end = await await_end(app, await post(app, b"1"))
+    assert end["state"] == "expired"
+    assert len(recorder.served) == 1
+
+
+async def test_it_is_bounded(make_app: Callable[..., RateLimit]) -> None:
+    app = make_app(Recorder(), NEVER, {"most_of_one": 2}, largest=1000)
+    assert [(await post(app)).status for _ in range(4)] == [201, 202, 202, 429]
+    full = await post(app)
+    assert full.json()["detail"] == "2 such requests are kept already; no more are."
+    assert int(full.headers["retry-after"]) >= 1
+    await post(app, user="bob")
+    large = {"X-User": "bob", "Content-Length": "1001"}
+    assert (await post(app, b"", headers=large)).status == 413  # before anything of it is read
+    assert (await post(app, b"x" * 1001, user="bob")).status == 413
+    assert (await post(app, b"x" * 1000, user="bob")).status == 202
+
+
+async def test_of_a_client_that_goes_nothing_is_kept(make_app: Callable[..., RateLimit], tmp_path: Path) -> None:
+    app = make_app(Recorder(), NEVER)
+    await post(app)
+    asking = begin(app, method="POST", headers={"X-User": "alice"})
+    asking._incoming.get_nowait()
+    asking._incoming.put_nowait({"type": "http.request", "body": b"half", "more_body": True})
+    asking.hang_up()
+    assert (await asking.end()).messages == []
+    other = SqliteBacklog(tmp_path / "deferred.db")
+    assert await other.claim(time.time()) is None
+    await other.aclose()
+
+
+async def test_the_status_of_what_is_not_known(make_app: Callable[..., RateLimit]) -> None:
+    app = make_app(Recorder(), NEVER)
+    assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
+    assert (await ask(app, "/.netlimit/deferred/", method="DELETE")).status == 405
+
+
+async def test_a_request_that_kills_whoever_tries_it_is_not_tried_for_ever(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db", lease=0.0)
+    request = make_request()
+    await backlog.put(request)
+    for tries in (1, 2):
+        claim = await backlog.claim(time.time())
+        assert claim == (request, tries)  # and whoever has claimed it dies
+    recorder = Recorder()
+    replayer = Replayer(backlog, Limiter(lambda: RuleSet({}), MemoryStore()), AppUpstream(recorder), tries=2)
+    replayer.start()
+    deadline = time.monotonic() + 10
+    while (report := await backlog.find(request.id)) is None or report.state is State.WAITING:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert (report.state, recorder.served) == (State.FAILED, [])
+    await replayer.stop()
+    await backlog.aclose()
+
+
+async def test_replayed_to_a_server_with_the_host_that_was_asked_for(make_app: Callable[..., RateLimit]) -> None:
+    requests = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        requests.append((head.decode(), await reader.readexactly(3)))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 70000\r\nSet-Cookie: a=b\r\n\r\n" + b"x" * 70_000)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    app = make_app(Recorder(), upstream=f"http://127.0.0.1:{port}/base/")
+    async with living(app):
+        headers = {"X-User": "alice", "Host": "shop.example", "Authorization": "Bearer s3cret", "Connection": "close"}
+        await post(app, headers=headers)
+        end = await await_end(app, await post(app, b"abc", headers=headers, query_string=b"q=%20"))
+    server.close()
+    await server.wait_closed()
+    assert (end["state"], end["reply"]["truncated"], len(end["reply"]["body"])) == ("done", True, 64 * 1024)
+    assert end["reply"]["headers"] == {}
+    ((head, body),) = requests
+    lines = head.lower().splitlines()
+    assert head.startswith("POST /base/jobs?q=%20 HTTP/1.1\r\n")
+    assert body == b"abc"
+    assert {"host: shop.example", "authorization: bearer s3cret", "content-length: 3"} <= {*lines}
+    assert sum(line.startswith("host:") for line in lines) == 1
+
+
+async def test_a_server_that_is_not_there_is_tried_again(
+    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.01)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        app = make_app(Recorder(), upstream=f"http://127.0.0.1:{nobody.getsockname()[1]}", tries=2)
+        async with living(app):
+            await post(app)
+            end = await await_end(app, await post(app))
+    assert (end["state"], end["tries"]) == ("failed", 2)
+    assert end["reason"].startswith("The upstream cannot be reached: ")
