@@ -11,11 +11,11 @@ import yaml
 
 from netlimit.errors import LimitError
 
-LARGEST = 4 * 2**20
+LARGEST = 2 * 2**20
 """The most bytes of a document."""
 DEEPEST = 64
 """So deep may maps and lists lie in one another: deeper ones would cost the parser its time, or its stack."""
-MOST_VALUES = 500_000
+MOST_VALUES = 200_000
 """The most values in a document, those that aliases repeat counted each time."""
 
 _TABS = re.compile(r"^( *\t[ \t]*)(?=\S)", re.MULTILINE)
