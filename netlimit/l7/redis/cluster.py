@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection
 from redis.crc import key_slot
-from redis.exceptions import RedisError
 
 from netlimit.l7.breaker import Breaker, State, worst
 from netlimit.l7.redis.link import Link, Question
@@ -139,11 +138,9 @@ class Cluster:
         asking = [asyncio.create_task(self._ask_node(address)) for address in known]
         try:
             for answer in asyncio.as_completed(asking, timeout=self._timeout):
-                with suppress(RedisError, OSError):
+                with suppress(Exception):  # whatever is wrong with one node, another may answer
                     if slots := await answer:
                         return slots
-        except TimeoutError:
-            pass
         finally:
             for task in asking:
                 task.cancel()

@@ -27,6 +27,7 @@ from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 from tests.l7.algorithms import BUCKETS, TestExamples, TestLeases, TestPromises
 from tests.l7.counting import SECOND, Counting, MemoryCounting, Subjects, moment
+from tests.l7.redis.driving import PATIENT
 from tests.l7.redis.servers import Server
 
 __all__ = ["TestExamples", "TestLeases", "TestPromises"]
@@ -62,7 +63,7 @@ class ToldCounting:
         self.now = moment("1:00:00")
         self._server = server
         self._loop = asyncio.new_event_loop()
-        self._store = open_store(read_url(server.url))
+        self._store = open_store(read_url(server.url + PATIENT))
 
     def ask(self, ask: Ask) -> Decision:
         self._set_clock()

@@ -108,7 +108,7 @@ def test_of_all_that_ask_a_redis_that_hangs_one_waits_for_it_now_and_then(mortal
                 await wait_until(lambda: loop.time() > start + 1.2)
                 probes = (loop.time() - start) / 0.5 + 1
                 patient = sum(number for tenths, number in load.waited.items() if tenths >= 2)
-                assert patient <= probes
+                assert patient <= probes + 3  # the machine may have stood still, too
                 assert sum(load.waited.values()) > 1000
                 mortal.process.send_signal(signal.SIGCONT)
                 await wait_until(lambda: store.state is State.CLOSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,13 +12,15 @@ from redis.crc import key_slot
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.redis.key import make_name, make_prefix
 from netlimit.l7.redis.merging import MergingStore
 from netlimit.l7.redis.opening import open_store
+from netlimit.l7.redis.store import RedisStore
 from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
-from tests.l7.redis.driving import ask_until_answered, make_rule, wait_until
+from tests.l7.redis.driving import ask_until_answered, make_rule, opened, wait_until
 from tests.l7.redis.servers import Nodes, Server
 
 MERGED = [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER, Algorithm.TOKEN_BUCKET, Algorithm.GCRA]
@@ -101,6 +104,45 @@ def test_what_comes_during_a_merge_counts_beside_it(server: Server, algorithm: A
             assert (await hit(one, rule, 2)).remaining == 6
             await merging
             assert (await hit(one, rule, 0)).remaining == 1
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_more_hits_elsewhere_than_there_is_room_here_leave_none(server: Server, algorithm: Algorithm) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, DAY, algorithm))
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            await hit(two, rule, 10)
+            await two.merge()
+            await hit(one, rule, 2)
+            merging = asyncio.create_task(one.merge())
+            await asyncio.sleep(0)
+            assert (await hit(one, rule, 2)).remaining == 6
+            await merging
+            assert (await hit(one, rule)).admitted is False
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED[:2])
+def test_what_redis_says_of_a_window_that_has_ended_here_is_not_counted(server: Server, algorithm: Algorithm) -> None:
+    """The clock here is a little ahead: the window that Redis is in, and that is full, is over."""
+    now = time.time()
+    seconds = next(seconds for seconds in range(1000, 9000) if 0.8 < now % seconds / seconds < 0.9)
+    steady = steady_clock()
+    ahead = int((seconds - now % seconds + 1) * SECOND)
+
+    async def count() -> None:
+        rule = make_rule(Limit(10, seconds, algorithm))
+        async with opened(server.url + "?timeout_ms=20000") as remote:
+            assert isinstance(remote, RedisStore)
+            await remote.decide([Ask(rule, Limit(10, seconds, algorithm), "alice", 10)])
+            store = MergingStore(remote, 60, Clock(steady.read, steady.origin + ahead))
+            await hit(store, rule)
+            await store.merge()
+            assert (await hit(store, rule)).remaining == 8
+            await store.aclose()
 
     asyncio.run(count())
 
