@@ -89,6 +89,8 @@ class Fallback:
         self.assigned |= given
         for rule_id in taken:
             self.assigned.pop(rule_id, None)
+        for rule_id in (*given, *taken):
+            self._confirmed.pop(rule_id, None)
 
     def look(self, limiters: Iterable[LimiterReport], now: datetime) -> bool:
         """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
