@@ -59,7 +59,8 @@ class Descriptor:
             return None
         on_limit = OnLimit(record.get("on_limit", OnLimit.REJECT))
         on_failure = OnFailure(record.get("on_failure", OnFailure.OPEN))
-        self._check_waiting(on_limit, limit)
+        if on_limit is not OnLimit.QUEUE and "max_wait" in record:
+            self.complain("max_wait", "Nothing waits here; with `on_limit: queue` requests do.")
         if on_failure is OnFailure.CLOSED and "emergency" in record:
             self.complain("emergency", "There is no emergency limit with `on_failure: closed`; leave one of them out.")
         return Rule(
@@ -171,11 +172,6 @@ class Descriptor:
             elif entry is not None:
                 self.complain(field, "It is missing: the `name` of the `rate_limit` that is replaced.")
         return tuple(names)
-
-    def _check_waiting(self, on_limit: OnLimit, limit: Limit | None) -> None:
-        leaky = limit is not None and limit.algorithm is Algorithm.LEAKY_BUCKET
-        if on_limit is not OnLimit.QUEUE and not leaky and "max_wait" in self.record:
-            self.complain("max_wait", "Nothing waits here; requests do with `on_limit: queue`, or in a leaky_bucket.")
 
     def _check_idle(self, rate: Record | None, unlimited: bool) -> None:
         """Where nothing is limited, little else has a meaning."""

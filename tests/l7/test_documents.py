@@ -272,7 +272,7 @@ REFUSED = {
     "on_limit: queue": ("on_limit", "It needs a limit beside it: `rate_limit`, or `concurrency`."),
     "concurrency: 1, max_wait: 5": (
         "max_wait",
-        "Nothing waits here; requests do with `on_limit: queue`, or in a leaky_bucket.",
+        "Nothing waits here; with `on_limit: queue` requests do.",
     ),
     "concurrency: 1, on_limit: queue, max_wait: soon": (
         "max_wait",
