@@ -132,18 +132,18 @@ class Deferral:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await self._read_body(scope, receive)
         except TimeoutError:
-            return await _complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
+            return await complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
         if body is None:
             return None
         if len(body) > self._largest:
             sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
-            return await _complain(send, 413, sentence)
+            return await complain(send, 413, sentence)
         request = self._make_request(scope, body, key, domain, tuple(descriptors), hits)
         wait = count_seconds(retry_after) or 1
         try:
             await self._backlog.put(request)
         except BacklogFull as error:
-            return await _complain(send, 429, str(error), [(b"retry-after", b"%d" % wait)])
+            return await complain(send, 429, str(error), [(b"retry-after", b"%d" % wait)])
         if self._replayer is not None:
             self._replayer.stir()
         location = f"{self.path}/{request.id}"
@@ -155,11 +155,11 @@ class Deferral:
     async def report(self, scope: Message, send: Send) -> None:
         """Answer what has become of a request, by the id at the end of the path."""
         if scope["method"] not in ("GET", "HEAD"):
-            return await _complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
+            return await complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
         identity = scope["path"][len(self.path) + 1 :]
         report = await self._backlog.find(identity)
         if report is None:
-            return await _complain(send, 404, "There is no such request, or its end has been forgotten.")
+            return await complain(send, 404, "There is no such request, or its end has been forgotten.")
         body = json.dumps(_describe(identity, report)).encode()
         await _answer(send, 200, _JSON, b"" if scope["method"] == "HEAD" else body)
         return None
@@ -243,7 +243,8 @@ def _describe(identity: str, report: Report) -> dict[str, object]:
     return document
 
 
-async def _complain(send: Send, status: int, sentence: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> None:
+async def complain(send: Send, status: int, sentence: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Answer with a problem document (RFC 9457)."""
     document = {"type": "about:blank", "status": status, "detail": sentence}
     await _answer(send, status, MEDIA_TYPE, json.dumps(document).encode(), fields)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +35,7 @@ class Recorder:
     """An application that writes down what it serves."""
 
     def __init__(self, *statuses: int) -> None:
-        self.served: list[tuple[float, str, bytes, dict[str, str]]] = []
+        self.served: list[tuple[str, bytes, dict[str, str]]] = []
         self._statuses = list(statuses)
         self.state: dict[str, Any] = {}
 
@@ -56,7 +55,7 @@ class Recorder:
         self.state = scope["state"]
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         query = scope["query_string"].decode()
-        self.served.append((time.monotonic(), f"{scope['method']} {scope['path']}?{query}", body, headers))
+        self.served.append((f"{scope['method']} {scope['path']}?{query}", body, headers))
         status = self._statuses.pop(0) if self._statuses else 201
         if status == 0:
             raise RuntimeError("a fault")
@@ -111,6 +110,7 @@ async def await_end(app: Any, accepted: Answer) -> dict[str, Any]:
 async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Callable[..., RateLimit]) -> None:
     recorder = Recorder()
     async with living(make_app(recorder)) as app:
+        began = time.monotonic()
         answers = [await post(app, b"%d" % number) for number in range(8)]
         assert [answer.status for answer in answers] == [201] + [202] * 7
         assert (await post(app, b"bob's", user="bob")).status == 201  # who has nothing deferred does not wait
@@ -119,14 +119,16 @@ async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Cal
         assert accepted.headers["location"] == f"/.netlimit/deferred/{accepted.json()['id']}"
         assert len(accepted.json()["id"]) >= 32
         ends = [await await_end(app, answer) for answer in answers[1:]]
+        took = time.monotonic() - began
     assert [end["reply"]["body"] for end in ends] == [f"served {number}" for number in range(1, 8)]
     assert ends[0]["reply"] == {
         "status": 201, "headers": {"content-type": "text/plain"}, "body": "served 1", "truncated": False,
     }  # fmt: skip
     assert (ends[0]["state"], ends[0]["tries"]) == ("done", 1)
-    mine = [(at, body) for at, _, body, headers in recorder.served if headers["x-user"] == "alice"]
-    assert [body for _, body in mine] == [b"%d" % number for number in range(8)]
-    assert all(later - sooner >= 0.045 for (sooner, _), (later, _) in itertools.pairwise(mine))
+    assert [body for _, body, headers in recorder.served if headers["x-user"] == "alice"] == [
+        b"%d" % number for number in range(8)
+    ]
+    assert took >= 7 / 20
     assert recorder.state == {"pool": "opened"}
 
 
@@ -136,7 +138,7 @@ async def test_the_application_sees_the_request_as_it_was_sent(make_app: Callabl
         await post(app)
         accepted = await post(app, b"\0body", path="/a b", query_string=b"x=%20", raw_path=b"/a%20b")
         await await_end(app, accepted)
-    _, what, body, headers = recorder.served[1]
+    what, body, headers = recorder.served[1]
     assert (what, body) == ("POST /a b?x=%20", b"\0body")
     assert headers["authorization"] == "Bearer s3cret"
     assert headers["content-length"] == "5"
@@ -154,7 +156,7 @@ async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..
         for answer in answers:
             if answer.status == 202:
                 await await_end(app, answer)
-    assert [body for _, _, body, _ in recorder.served] == [b"%d" % number for number in range(20)]
+    assert [body for _, body, _ in recorder.served] == [b"%d" % number for number in range(20)]
 
 
 async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
@@ -169,8 +171,8 @@ async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
         assert (end["state"], end["tries"], end["reply"]["status"]) == ("done", 3, 200)
         end = await await_end(app, second)
         assert (end["tries"], end["reply"]["status"]) == (1, 404)  # that is an answer
-    assert [body for _, _, body, _ in recorder.served] == [b"0", b"1", b"1", b"1", b"2"]
-    keys = {headers["idempotency-key"] for _, _, body, headers in recorder.served if body == b"1"}
+    assert [body for _, body, _ in recorder.served] == [b"0", b"1", b"1", b"1", b"2"]
+    keys = {headers["idempotency-key"] for _, body, headers in recorder.served if body == b"1"}
     assert len(keys) == 1
 
 

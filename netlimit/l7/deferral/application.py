@@ -1,0 +1,74 @@
+"""Deferring for proxies: they pass on what the limiter has refused, and get 202 for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from netlimit.l7.deferral.deferral import Deferral, Receive, Send, complain, make_key
+from netlimit.l7.extraction import Extraction
+from netlimit.l7.identity import Extractor
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.rules import OnLimit, RuleSet
+
+PREFIX = "/v1/defer"
+
+
+class DeferralApp:
+    """An ASGI application: what comes to `/v1/defer/…` is kept, and replayed to the path behind that at the upstream of
+    `deferral`; and the status of what was kept is read. Between its start and its end (lifespan) it replays.
+
+    The rules of `domain` say by their keys what is asked of a request, and one with `on_limit: defer` that it finds is
+    the limit at whose rate it is replayed. It is for proxies alone: it counts nothing, and believes what they say.
+    """
+
+    def __init__(
+        self,
+        deferral: Deferral,
+        limiter: Limiter,
+        rules: Callable[[], RuleSet],
+        domain: str,
+        extractors: Mapping[str, Extractor],
+    ) -> None:
+        self._deferral = deferral
+        self._limiter = limiter
+        self._rules = rules
+        self._domain = domain
+        self._extraction = Extraction(rules, domain, extractors)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection (ASGI)."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["path"].startswith(f"{PREFIX}/"):
+            await self._defer(scope, receive, send)
+        elif scope["path"].startswith(f"{self._deferral.path}/"):
+            await self._deferral.report(scope, send)
+        else:
+            await complain(send, 404, f"There is {PREFIX}/… for requests to be kept, and {self._deferral.path}/….")
+
+    async def _defer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path")
+        wanted = {
+            **scope,
+            "path": scope["path"].removeprefix(PREFIX),
+            "raw_path": raw.removeprefix(PREFIX.encode()) if raw else None,
+        }
+        descriptors = self._extraction(wanted)
+        rules = self._rules()
+        for descriptor in descriptors:
+            match = rules.find(self._domain, descriptor.entries)
+            if match is not None and match.rule.on_limit is OnLimit.DEFER:
+                key = make_key(match.rule, match.key)
+                look = await self._limiter.decide(self._domain, descriptors, 0)
+                wait = look.retry_after
+                return await self._deferral.accept(wanted, receive, send, key, self._domain, descriptors, 1, wait)
+        return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._deferral.start(self._limiter)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._deferral.stop()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,156 @@
+"""nginx asks the limiter about each request, and hands it those that are over their limit."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from netlimit.l7.deferral.application import DeferralApp
+from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.document import parse_document
+from netlimit.l7.identity import EXTRACTORS, ClientAddress
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import RuleSet
+from netlimit.l7.service.application import Service
+from tests.cli.running import free_port
+from tests.l7.asking import ask
+
+RULES = """
+domain: web
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: gcra, burst: 1}
+    on_limit: defer
+"""
+NGINX = """
+daemon off; master_process off; pid DIR/pid; error_log DIR/log;
+events {}
+http {
+  access_log off;
+  client_body_temp_path DIR/a; proxy_temp_path DIR/b; fastcgi_temp_path DIR/c;
+  uwsgi_temp_path DIR/d; scgi_temp_path DIR/e;
+  server {
+    listen 127.0.0.1:PORT;
+    proxy_set_header X-Forwarded-For $remote_addr;
+    location / {
+      auth_request /.limit;
+      error_page 403 = @deferred;
+      proxy_pass http://127.0.0.1:APPLICATION;
+    }
+    location = /.limit {
+      internal;
+      proxy_pass http://127.0.0.1:LIMITER/v1/auth?domain=web&key=remote_address;
+      proxy_pass_request_body off;
+      proxy_set_header Content-Length "";
+      proxy_set_header X-Forwarded-For $remote_addr;
+    }
+    location @deferred {
+      proxy_set_header X-Forwarded-For $remote_addr;
+      proxy_set_header Host $host;
+      proxy_pass http://127.0.0.1:LIMITER/v1/defer$request_uri;
+    }
+    location /.netlimit/deferred/ {
+      proxy_pass http://127.0.0.1:LIMITER;
+    }
+  }
+}
+"""
+
+
+@contextmanager
+def serving(app: Any, lifespan: Any = "off") -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan=lifespan, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def served() -> list[tuple[str, bytes]]:
+    return []
+
+
+@pytest.fixture
+def place(tmp_path: Path, served: list[tuple[str, bytes]]) -> Iterator[str]:
+    """Where nginx is."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        served.append((f"{scope['path']}?{scope['query_string'].decode()}", body))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"served " + body})
+
+    rules = RuleSet({"web": parse_document(RULES).root})
+    limiter = Limiter(lambda: rules, MemoryStore())
+    service = Service(limiter, lambda: rules)
+    with serving(application) as backend:
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream=f"http://127.0.0.1:{backend}")
+        extractors = {**EXTRACTORS, "remote_address": ClientAddress(["127.0.0.1"])}
+        defer = DeferralApp(deferral, limiter, lambda: rules, "web", extractors)
+
+        async def both(scope: Any, receive: Any, send: Any) -> None:
+            asks = scope["type"] == "http" and scope["path"] == "/v1/auth"
+            await (service if asks else defer)(scope, receive, send)
+
+        with serving(both, "on") as limiting:
+            port = free_port()
+            text = NGINX.replace("DIR", str(tmp_path)).replace("PORT", str(port))
+            text = text.replace("LIMITER", str(limiting)).replace("APPLICATION", str(backend))
+            (tmp_path / "nginx.conf").write_text(text)
+            command = ["/usr/sbin/nginx", "-e", f"{tmp_path}/log", "-c", f"{tmp_path}/nginx.conf"]
+            process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            yield f"http://127.0.0.1:{port}"
+            process.kill()
+            process.wait(10)
+
+
+def test_nginx_hands_over_what_is_over_its_limit(place: str, served: list[tuple[str, bytes]]) -> None:
+    deadline = time.monotonic() + 20
+    with httpx.Client(base_url=place, trust_env=False) as client:
+        while True:
+            try:
+                began = time.monotonic()
+                client.get("/first")
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+        answers = [client.post(f"/jobs?number={number}", content=b"%d" % number) for number in range(5)]
+        kept = [answer for answer in answers if answer.status_code == 202]
+        assert len(kept) >= 3
+        for answer in kept:
+            while (report := client.get(answer.headers["Location"]).json())["state"] == "waiting":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert (report["state"], report["reply"]["status"]) == ("done", 200)
+            assert report["reply"]["body"].startswith("served ")
+    jobs = [(what, body) for what, body in served if what.startswith("/jobs")]
+    assert sorted(jobs) == [(f"/jobs?number={number}", b"%d" % number) for number in range(5)]
+    assert time.monotonic() - began >= 0.1 * len(jobs)  # the first request has had its turn before
+
+
+def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES.replace("defer", "reject")).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
+        assert (await ask(app, "/v1/defer/a", method="POST")).status == 429
+        assert (await ask(app, "/elsewhere")).status == 404
+        assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
+        await deferral.stop()
+
+    asyncio.run(main())
