@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.escalation import Refusals
@@ -19,6 +19,9 @@ from netlimit.l7.usage import Counts, Usage
 
 BOUNDLESS = 2**62
 """The slack of a limit that nothing bounds while there is room."""
+
+_HARD = Mode.HARD
+"""Looked up once: that of a member of an Enum takes a while."""
 
 
 class Status(NamedTuple):
@@ -36,7 +39,7 @@ class Status(NamedTuple):
     """Whose counter it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take three times as long to make
 class Verdict:
     """Whether a request may pass."""
 
@@ -90,7 +93,7 @@ class Limiter:
         self._leases = count()
         self._process = secrets.token_hex(8)
 
-    async def decide(
+    def decide(
         self,
         domain: str,
         descriptors: Sequence[Descriptor],
@@ -98,7 +101,7 @@ class Limiter:
         charge: bool = False,
         client: str | None = None,
         size: int = 0,
-    ) -> Verdict:
+    ) -> Coroutine[Any, Any, Verdict]:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
@@ -107,8 +110,8 @@ class Limiter:
         cannot be asked (a store behind `failover` never does).
         """
         if self._gate is not None and self._gate.guards:
-            return await self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
-        return await self._decide(domain, descriptors, hits, charge)
+            return self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
+        return self._decide(domain, descriptors, hits, charge)
 
     async def _decide(self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool) -> Verdict:
         rules = self._rules()
@@ -120,12 +123,16 @@ class Limiter:
             if match is None or match.rule.unlimited or match.rule.alias in without:
                 continue
             weight = descriptors[index].hits
-            for ask in self._make_asks(match, hits if weight is None else weight, charge):
-                asks.append(ask)
-                owners.append(index)
+            self._make_asks(asks, match, hits if weight is None else weight, charge)
+            owners += [index] * (len(asks) - len(owners))
         decisions = await self._store.decide(asks) if asks else []
-        verdict = await self._conclude(matches, owners, asks, decisions)
-        if not verdict.allowed and self._refusals is not None and hits:
+        verdict = self._conclude(matches, owners, asks, decisions)
+        if verdict.allowed:
+            return verdict
+        if verdict.leases:  # a request that is refused holds nothing
+            await self._store.release(verdict.leases)
+            verdict.leases = ()
+        if self._refusals is not None and hits:
             self._note_refusals(self._refusals, descriptors, verdict)
         return verdict
 
@@ -196,45 +203,49 @@ class Limiter:
         rule = Rule(domain, name, descriptor.limit)
         return Match(rule, join_key([entry.value for entry in descriptor.entries]))
 
-    def _make_asks(self, match: Match, hits: int, charge: bool) -> list[Ask]:
+    def _make_asks(self, asks: list[Ask], match: Match, hits: int, charge: bool) -> None:
         rule, key = match
-        asks = []
         if rule.limit is not None:
-            asks.append(Ask(rule, rule.limit, key, hits, self._find_slack(rule, rule.limit), "", charge))
+            asks.append(new(Ask, (rule, rule.limit, key, hits, self._find_slack(rule, rule.limit), "", charge)))
         if rule.concurrency is not None:
             lease = f"{self._process}{next(self._leases)}"
             slack = self._find_slack(rule, rule.concurrency)
             asks.append(Ask(rule, rule.concurrency, key, min(hits, 1), slack, lease))
-        return asks
 
     def _find_slack(self, rule: Rule, limit: Limit) -> int:
         """How many hits beyond the limit are tolerated now."""
+        if rule.mode is _HARD:
+            return 0
         if rule.mode is Mode.SOFT:
             return widen(limit, rule.overshoot or 0)
         if rule.mode is Mode.ELASTIC and self.pressure.has_room(rule.priority):
             return BOUNDLESS if rule.overshoot is None else widen(limit, rule.overshoot)
         return 0
 
-    async def _conclude(
+    def _conclude(
         self, matches: list[Match | None], owners: list[int], asks: list[Ask], decisions: list[Decision]
     ) -> Verdict:
-        statuses = [Status(True, match.rule if match else None) for match in matches]
+        statuses = [new(Status, (True, None if match is None else match.rule, None, None, "")) for match in matches]
         allowed, retry_after, delay = True, 0.0, 0.0
-        for index, ask, decision in zip(owners, asks, decisions, strict=True):
+        held: list[Ask] = []
+        for position, decision in enumerate(decisions):
+            index, ask = owners[position], asks[position]
             status = self._judge(ask, decision)
-            if _says_more(status, statuses[index]):
+            if statuses[index].decision is None or _says_more(status, statuses[index]):
                 statuses[index] = status
-            if ask.rule.observes:
+            admitted, _, wait, _, turn, _ = decision
+            taken = admitted and ask.lease != ""
+            if taken:
+                held.append(ask)
+            if (admitted and not wait and not turn) or ask.rule.observes:
                 continue
-            allowed = allowed and decision.admitted
-            if not (ask.lease and decision.admitted):  # a place that a refused request has got is given back
-                retry_after = max(retry_after, decision.retry_after)
-            delay = max(delay, decision.delay)
-        held = tuple(ask for ask, decision in zip(asks, decisions, strict=True) if ask.lease and decision.admitted)
-        if held and not allowed:
-            await self._store.release(held)
-            held = ()
-        return Verdict(allowed, tuple(statuses), 0.0 if allowed else retry_after, delay if allowed else 0.0, held)
+            allowed = allowed and admitted
+            if not taken:  # a place that a refused request has got is given back
+                retry_after = max(retry_after, wait)
+            delay = max(delay, turn)
+        if allowed:
+            return Verdict(True, tuple(statuses), 0.0, delay, tuple(held))
+        return Verdict(False, tuple(statuses), retry_after, 0.0, tuple(held))
 
     def _judge(self, ask: Ask, decision: Decision) -> Status:
         rule, limit, key, hits, _, lease, _ = ask
@@ -253,8 +264,8 @@ def _refuse(passage: Passage, concerned: Sequence[bool]) -> Verdict:
 
 def _says_more(one: Status, other: Status) -> bool:
     """Whether a status is worth more to who asked: a refusal first, the longest of them; then what is nearly used."""
-    if other.decision is None or one.decision is None:
-        return other.decision is None
+    assert one.decision is not None
+    assert other.decision is not None
     if one.allowed != other.allowed:
         return not one.allowed
     if not one.allowed:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple
 
+from netlimit.l7.decision import new
 from netlimit.l7.limit import Limit
+
+_NONE: frozenset[str] = frozenset()
 
 
 class Entry(NamedTuple):
@@ -189,7 +193,7 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
         node = following
     if node is None or node.rule is None or node is root:
         return None
-    return Match(node.rule, join_key(free))
+    return new(Match, (node.rule, free[0] if len(free) == 1 else join_key(free)))
 
 
 def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
@@ -225,4 +229,5 @@ class RuleSet:
 
 def replaced(matches: Iterable[Match | None]) -> frozenset[str]:
     """The names of the rules that others among these take the place of."""
-    return frozenset(name for match in matches if match is not None for name in match.rule.replaces)
+    names = [match.rule.replaces for match in matches if match is not None and match.rule.replaces]
+    return frozenset(chain.from_iterable(names)) if names else _NONE

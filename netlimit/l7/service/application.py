@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from functools import partial
 from typing import Any
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -52,12 +53,12 @@ class Service:
         self._rules = rules
         self._families = families
         self._queues = Queues(limiter, rules)
-        self._authorizer = Authorizer(self._queues, families, proxies)
+        authorizer = Authorizer(self._queues, families, proxies)
         self._leases = Leases(rules)
         self._registry = make_registry(limiter.usage, self.answers)
         self._ways: dict[str, tuple[str, str, Respond]] = {
-            "/v1/decide": ("decide", "POST", self._decide),
-            "/v1/auth": ("auth", "GET", self._authorize),
+            "/v1/decide": ("decide", "POST", partial(decide, limiter)),
+            "/v1/auth": ("auth", "GET", authorizer.answer),
             "/json": ("json", "POST", self._answer_json),
             "/v1/release": ("release", "POST", self._release),
             "/v1/renew": ("renew", "POST", self._renew),
@@ -86,12 +87,6 @@ class Service:
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-    async def _decide(self, scope: Scope, receive: Receive) -> Answer:
-        return await decide(self._limiter, await read_body(receive))
-
-    async def _authorize(self, scope: Scope, receive: Receive) -> Answer:
-        return await self._authorizer.answer(scope, receive)
 
     async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
         return await answer_json(self._limiter, self._families, await read_body(receive))

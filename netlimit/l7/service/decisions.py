@@ -5,27 +5,30 @@ from __future__ import annotations
 from json.encoder import encode_basestring_ascii as quote
 from math import inf
 
+from netlimit.l7.decision import new
 from netlimit.l7.headers import Family, make_headers
+from netlimit.l7.identity import Scope
 from netlimit.l7.limiter import Limiter, Status, Verdict
+from netlimit.l7.listening import Receive
 from netlimit.l7.problems import describe_refusal
 from netlimit.l7.service.answers import JSON, Answer
 from netlimit.l7.service.leases import write_lease
-from netlimit.l7.service.questions import read_question
+from netlimit.l7.service.questions import read_body, read_question
 
 _WAIT = (Family.RETRY_AFTER,)
 
 
-async def decide(limiter: Limiter, body: bytes) -> Answer:
+async def decide(limiter: Limiter, scope: Scope, receive: Receive) -> Answer:
     """Answer a question: 200 or 429 (403: the client is blocked), and a decision for each descriptor.
 
     Raises Problem, CountersUnavailable.
 
     There are no fields such as RateLimit: those would speak of a limit on asking.
     """
-    domain, descriptors, hits = read_question(body)
+    domain, descriptors, hits = read_question(await read_body(receive))
     verdict = await limiter.decide(domain, descriptors, hits)
     if verdict.allowed:
-        return Answer(200, [JSON], write_verdict(verdict).encode())
+        return new(Answer, (200, [JSON], write_verdict(verdict).encode()))
     return Answer(
         403 if verdict.blocked else 429, [JSON, *make_headers(verdict, _WAIT)], write_verdict(verdict).encode()
     )
