@@ -14,8 +14,8 @@ from netlimit.errors import SettingsError
 from netlimit.l7.redis.cluster import Address
 
 FORMS = (
-    "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS), unix:///PATH?db=DB, redis+cluster://HOST:PORT,HOST:PORT "
-    "and rediss+cluster://HOST:PORT,HOST:PORT"
+    "memory:// (this process alone), redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS), unix:///PATH?db=DB, "
+    "redis+cluster://HOST:PORT,HOST:PORT or rediss+cluster://HOST:PORT,HOST:PORT"
 )
 PORT = 6379
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -46,6 +46,9 @@ class Place(NamedTuple):
         options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout, "retry": Retry(NoBackoff(), 0)}
         return self.kind(**options, protocol=2)  # of which nothing is pushed between two answers
 
+    def __repr__(self) -> str:
+        return f"Place({self})"  # without the password
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.addresses)) or str(self.options["path"])
 
@@ -55,14 +58,14 @@ def read_url(url: str) -> Place:
     try:
         return _read(urlsplit(url))
     except ValueError as error:
-        raise SettingsError("COUNTERS_URL", f"COUNTERS_URL is no URL of Redis ({error}); write {FORMS}.") from None
+        raise SettingsError("COUNTERS_URL", f"COUNTERS_URL cannot be used: {error}. Write {FORMS}.") from None
 
 
 def _read(url: SplitResult) -> Place:
     base, _, cluster = url.scheme.partition("+")
     tls = base == "rediss"
     if base not in ("redis", "rediss", "unix") or cluster not in ("", "cluster") or (base == "unix" and cluster):
-        raise ValueError(f"{url.scheme!r} is none of its schemes")
+        raise ValueError(f"{url.scheme!r} is no scheme of it")
     query = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
     times = {name: _read_milliseconds(name, query.pop(name, None)) for name in _MILLISECONDS}
     options: dict[str, Any] = {name: query.pop(name) for name in _TLS if tls and name in query}
@@ -78,7 +81,7 @@ def _read(url: SplitResult) -> Place:
         raise ValueError("a cluster has no databases")
     if query:
         known = [*_MILLISECONDS, *(_TLS if tls else ()), *(("db",) if base == "unix" else ())]
-        raise ValueError(f"{next(iter(query))!r} is none of its options, which are {', '.join(known)}")
+        raise ValueError(f"{next(iter(query))!r} is no option of it; there are {', '.join(known)}")
     addresses = () if base == "unix" else tuple(map(_read_address, url.netloc.rpartition("@")[2].split(",")))
     if len(addresses) > 1 and not cluster:
         raise ValueError("several hosts are a cluster's")

@@ -42,13 +42,15 @@ def test_a_cluster() -> None:
     place = read_url("rediss+cluster://:secret@one:7000,[::1]:7001,three?merge_ms=20")
     assert place.addresses == (Address("one", 7000), Address("::1", 7001), Address("three", 6379))
     assert (place.cluster, place.options["password"]) == (True, "secret")
+    assert "secret" not in repr(place)
     assert str(place) == "one:7000, [::1]:7001, three:6379"
 
 
 @pytest.mark.parametrize(
     ("url", "wrong"),
     [
-        ("http://cache", "'http' is none of its schemes"),
+        ("http://cache", "'http' is no scheme of it"),
+        ("memory", "'' is no scheme of it"),
         ("redis:///0", "a host is missing"),
         ("redis://cache:port", "[Pp]ort"),
         ("redis://cache/nine", "the database after the last / is no number"),
@@ -56,8 +58,8 @@ def test_a_cluster() -> None:
         ("redis+cluster://one,two/1", "a cluster has no databases"),
         ("redis://cache?merge_ms=0", "merge_ms is not between 1 and 60000"),
         ("redis://cache?timeout_ms=soon", "timeout_ms is no number"),
-        ("redis://cache?ssl_ca_certs=/ca.pem", "'ssl_ca_certs' is none of its options, which are timeout_ms"),
-        ("unix+cluster:///run/redis", "'unix[+]cluster' is none of its schemes"),
+        ("redis://cache?ssl_ca_certs=/ca.pem", "'ssl_ca_certs' is no option of it; there are timeout_ms"),
+        ("unix+cluster:///run/redis", "'unix[+]cluster' is no scheme of it"),
     ],
 )
 def test_what_is_wrong_is_said(url: str, wrong: str) -> None:
