@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.limit import Limit, Refill
 from netlimit.l7.rules import Rule, join_key
 
 LONGEST = 200
@@ -18,7 +18,7 @@ def make_prefix(rule: Rule, limit: Limit) -> bytes:
     amount is not part of it. The braces are what Redis Cluster hashes. Domain and rule are escaped, so that what joins
     them does not occur in them.
     """
-    kind = "interval" if limit.algorithm is Algorithm.TOKEN_BUCKET and limit.refill == "interval" else limit.algorithm
+    kind = "interval_bucket" if limit.refill is Refill.INTERVAL else limit.algorithm
     burst = "" if limit.burst is None else f":{limit.burst}"
     return f"nl:{kind}:{limit.seconds}{burst}:{{{join_key((rule.domain, rule.name))}".encode("utf-8", "surrogatepass")
 
