@@ -15,7 +15,7 @@ import yaml
 from netlimit.errors import DocumentError, Place, UnreadableDocument
 from netlimit.l7 import markup
 from netlimit.l7.descriptor import Descriptor
-from netlimit.l7.fields import DOCUMENT, Findings, Record
+from netlimit.l7.fields import DOCUMENT, Findings, Record, settle
 from netlimit.l7.markup import NoMarkup, Value
 from netlimit.l7.rules import Entry, Node, Pattern, Rule, make_pattern
 from netlimit.l7.values import LONGEST_TEXT
@@ -115,6 +115,7 @@ class _Tree:
         for number, record in enumerate(records):
             if record is None:
                 continue
+            settle(record, f"{path}[{number}]", self._findings)
             descriptor = Descriptor(record, f"{path}[{number}]", self._findings)
             entry = descriptor.find_entry()
             if entry is None:

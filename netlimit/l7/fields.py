@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,6 +174,27 @@ _TEXT, _FLAG, _TIME_OF = one(read_text), one(read_flag), one(read_time)
 _ALGORITHMS = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.CONCURRENCY]
 
 REPLACED = Fields("an entry of `replaces`", {"name": _TEXT})
+CONCURRENCY = Fields("`concurrency`", {"limit": _AMOUNT, "lease": _TIME_OF})
+ESCALATE = Fields("`escalate`", {"after": _SOME, "within": _TIME_OF, "block": _TIME_OF})
+COUNTING: dict[str, Read] = {
+    "algorithm": one(read_word(_ALGORITHMS)),
+    "burst": _SOME,
+    "refill": one(read_word(Refill)),
+    "count_refused": _FLAG,
+}
+"""How requests are counted: keys of netlimit's own, which belong to `rate_limit`."""
+ACTING: dict[str, Read] = {
+    "concurrency": either(read_number(0, LARGEST_AMOUNT), CONCURRENCY),
+    "mode": one(read_word(Mode)),
+    "overshoot": one(read_percent),
+    "priority": one(read_number(0, 100)),
+    "on_limit": one(read_word(OnLimit)),
+    "max_wait": _TIME_OF,
+    "on_failure": one(read_word(OnFailure)),
+    "emergency": one(read_limit),
+    "escalate": ESCALATE.read,
+}
+"""What becomes of requests, and what else limits them: keys of netlimit's own, which belong to a descriptor."""
 RATE_LIMIT = Fields(
     "`rate_limit`",
     {
@@ -183,29 +204,18 @@ RATE_LIMIT = Fields(
         "unlimited": _FLAG,
         "name": _TEXT,
         "replaces": many(REPLACED),
-        "algorithm": one(read_word(_ALGORITHMS)),
-        "burst": _SOME,
-        "refill": one(read_word(Refill)),
-        "count_refused": _FLAG,
+        **COUNTING,
+        **ACTING,
     },
 )
-CONCURRENCY = Fields("`concurrency`", {"limit": _AMOUNT, "lease": _TIME_OF})
-ESCALATE = Fields("`escalate`", {"after": _SOME, "within": _TIME_OF, "block": _TIME_OF})
 DESCRIPTOR = Fields(
     "a descriptor",
     {
         "key": _TEXT,
         "value": _TEXT,
         "rate_limit": RATE_LIMIT.read,
-        "concurrency": either(read_number(0, LARGEST_AMOUNT), CONCURRENCY),
-        "mode": one(read_word(Mode)),
-        "overshoot": one(read_percent),
-        "priority": one(read_number(0, 100)),
-        "on_limit": one(read_word(OnLimit)),
-        "max_wait": _TIME_OF,
-        "on_failure": one(read_word(OnFailure)),
-        "emergency": one(read_limit),
-        "escalate": ESCALATE.read,
+        **ACTING,
+        **COUNTING,
         "shadow_mode": _FLAG,
         "quota_mode": _FLAG,
         "detailed_metric": _FLAG,
@@ -216,3 +226,25 @@ DESCRIPTOR = Fields(
 )
 DESCRIPTOR.known["descriptors"] = many(DESCRIPTOR)
 DOCUMENT = Fields("a document", {"domain": _TEXT, "descriptors": many(DESCRIPTOR)})
+
+
+def settle(record: Record, path: str, findings: Findings) -> None:
+    """Put keys of netlimit's own where they belong: they may stand in a descriptor or in its `rate_limit`."""
+    rate = record.get("rate_limit")
+    if "rate_limit" not in record.lines:
+        for name in COUNTING.keys() & record.lines.keys():
+            findings.complain(join(path, name), "It needs a `rate_limit` beside it.", record.lines[name])
+    elif rate is not None:
+        _move(record, rate, COUNTING, path, findings)
+        _move(rate, record, ACTING, path, findings)
+
+
+def _move(origin: Record, home: Record, names: Iterable[str], path: str, findings: Findings) -> None:
+    for name in names:
+        line = origin.lines.pop(name, None)
+        if name in home.lines and line is not None:
+            findings.complain(join(path, name), f"`{name}` is there twice, here and in `rate_limit`.", line)
+        elif line is not None:
+            home.lines[name] = line
+        if name in origin:
+            home.setdefault(name, origin.pop(name))

@@ -150,6 +150,18 @@ def test_everything_that_a_rule_can_say() -> None:
     )
 
 
+def test_our_own_keys_stand_in_a_descriptor_or_in_its_rate_limit() -> None:
+    counting = "algorithm: token_bucket, burst: 20, refill: interval"
+    acting = "concurrency: 8, mode: soft, overshoot: 10%, on_limit: queue, max_wait: 5, on_failure: open"
+    rate = "unit: minute, requests_per_unit: 100"
+    inside = only(f"rate_limit: {{{rate}, {counting}, {acting}}}")
+    assert only(f"rate_limit: {{{rate}}}, {counting}, {acting}") == inside
+    assert only(f"rate_limit: {{{rate}, {counting}}}, {acting}") == inside
+    assert (inside.mode, inside.max_wait) == (Mode.SOFT, 5)
+    assert inside.limit == Limit(100, 60, Algorithm.TOKEN_BUCKET, 20, Refill.INTERVAL)
+    assert inside.concurrency == Limit(8, 60, Algorithm.CONCURRENCY)
+
+
 def test_what_is_not_said_has_the_defaults_of_a_rule() -> None:
     assert only("rate_limit: {unit: second, requests_per_unit: 0}") == Rule("d", "k", Limit(0, 1))
     assert only("rate_limit: {unlimited: true}") == Rule("d", "k", unlimited=True)
@@ -256,7 +268,19 @@ REFUSED = {
         "rate_limit.replaces[0]",
         "A map is wanted here: an entry of `replaces`, with `name: …` and so on.",
     ),
-    "algorithm: gcra": ("algorithm", "`algorithm` is not known in a descriptor; it belongs into `rate_limit`."),
+    "algorithm: gcra": ("algorithm", "It needs a `rate_limit` beside it."),
+    "burst: 2, rate_limit: {unit: day, requests_per_unit: 5, algorithm: gcra, burst: 3}": (
+        "burst",
+        "`burst` is there twice, here and in `rate_limit`.",
+    ),
+    "mode: observe, rate_limit: {unit: day, requests_per_unit: 5, mode: hard}": (
+        "mode",
+        "`mode` is there twice, here and in `rate_limit`.",
+    ),
+    "rate_limit: {unit: day, requests_per_unit: 5, shadow_mode: true}": (
+        "rate_limit.shadow_mode",
+        "`shadow_mode` is not known in `rate_limit`; it belongs into a descriptor.",
+    ),
     "ratelimit: {unlimited: true}": (
         "ratelimit",
         "`ratelimit` is not known in a descriptor; did you mean `rate_limit`?",
