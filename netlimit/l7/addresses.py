@@ -135,6 +135,8 @@ class AddressRules:
         counts: Mapping[int, Count] | None = None,
     ) -> None:
         self.counts = dict(counts or {})
+        self.flights: dict[str, LimitRule] = {}
+        """The rules that limit requests in flight, by name."""
         self._facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
         self._families = {4: _Family(), 6: _Family()}
         self._any = bool(assigned)
@@ -186,6 +188,8 @@ class AddressRules:
         tally = self.counts.setdefault(rule.id, Count()) if mine else _NOBODY
         named = rule.action is Action.ALLOW or self._facts.protects(rule.target)
         made, charge = make_rule(rule)
+        if mine and charge is Charge.FLIGHT:
+            self.flights[made.name] = made
         limit = made.limit or made.concurrency
         if isinstance(purpose, VerdictGroup):
             return _Place(rule.action, None, (), named, mine, made, limit, charge, 0, tally)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from math import inf
 from typing import NamedTuple
@@ -16,6 +16,9 @@ from netlimit.l7.store import Ask, Store
 
 CLIENT_KEY = "remote_address"
 """The entry of a descriptor that tells whom a request comes from, as Envoy has it."""
+SIZE_KEYS = ("content_length", "content-length")
+"""The entry that tells how many bytes of body it has."""
+_LONGEST = 15
 
 
 class Passage(NamedTuple):
@@ -45,6 +48,10 @@ class Gate:
         self._store = store
         self._process = secrets.token_hex(8)
         self._leases = count()
+
+    def find_flight(self, name: str) -> Rule | None:
+        """The rule of this name that limits requests in flight."""
+        return self._rules().flights.get(name)
 
     async def ask(self, address: str, size: int = 0, hits: int = 1) -> Passage:
         """Count a request of a client, with so many bytes of body, and say whether it may pass. It counts as one,
@@ -95,3 +102,9 @@ class Gate:
 def find_client(descriptor: Descriptor) -> str | None:
     """Whom a request comes from, if a descriptor tells it."""
     return next((entry.value for entry in descriptor.entries if entry.key == CLIENT_KEY), None)
+
+
+def find_size(descriptors: Iterable[Descriptor]) -> int:
+    """How many bytes of body a request has, if a descriptor tells it."""
+    told = (entry.value for descriptor in descriptors for entry in descriptor.entries if entry.key in SIZE_KEYS)
+    return next((int(text) for text in told if text.isascii() and text.isdecimal() and len(text) <= _LONGEST), 0)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.escalation import Refusals
-from netlimit.l7.gate import Gate, Passage, find_client
+from netlimit.l7.gate import Gate, Passage, find_client, find_size
 from netlimit.l7.limit import Limit, widen
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, join_key, replaced
+from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, make_key, replaced
 from netlimit.l7.store import Ask, Store
 from netlimit.l7.usage import Counts, Usage
 
@@ -105,9 +105,9 @@ class Limiter:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
-        `client` (by default the addresses that descriptors tell), with `size` bytes of body; if they refuse the
-        request, no other rule is asked. A refused request holds no leases. Raises CountersUnavailable when the store
-        cannot be asked (a store behind `failover` never does).
+        `client`, with `size` bytes of body (by default what descriptors tell of both); if they refuse the request, no
+        other rule is asked. A refused request holds no leases. Raises CountersUnavailable when the store cannot be
+        asked (a store behind `failover` never does).
         """
         if self._gate is not None and self._gate.guards:
             return self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
@@ -147,6 +147,7 @@ class Limiter:
         size: int,
     ) -> Verdict:
         told = [find_client(descriptor) for descriptor in descriptors]
+        size = size or find_size(descriptors)
         held: tuple[Ask, ...] = ()
         for address in [client] if client is not None else sorted({each for each in told if each is not None}):
             passage = await gate.ask(address, size, hits)
@@ -166,8 +167,14 @@ class Limiter:
     @staticmethod
     def _note_refusals(refusals: Refusals, descriptors: Sequence[Descriptor], verdict: Verdict) -> None:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
-            if not status.allowed and status.rule is not None and status.rule.escalate is not None:
-                refusals.note(status.rule, find_client(descriptor) or status.key)
+            rule = status.rule
+            # Who waits for his turn instead is not refused.
+            if not status.allowed and rule is not None and rule.escalate and rule.on_limit is OnLimit.REJECT:
+                refusals.note(rule, find_client(descriptor) or status.key)
+
+    def find_flight(self, name: str) -> Rule | None:
+        """The IP rule of this name that limits requests in flight."""
+        return None if self._gate is None else self._gate.find_flight(name)
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended."""
@@ -196,12 +203,12 @@ class Limiter:
             yield self.usage.find_counts(rule, limit, limit is rule.concurrency)
 
     def _find_match(self, rules: RuleSet, domain: str, descriptor: Descriptor) -> Match | None:
-        if descriptor.limit is None:
+        if descriptor.limit is None or domain not in rules.domains:
             return rules.find(domain, descriptor.entries)
         # A limit that comes with the request has counters of its own, for all of the descriptor.
         name = f"override:{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
         rule = Rule(domain, name, descriptor.limit)
-        return Match(rule, join_key([entry.value for entry in descriptor.entries]))
+        return Match(rule, make_key([entry.value for entry in descriptor.entries]))
 
     def _make_asks(self, asks: list[Ask], match: Match, hits: int, charge: bool) -> None:
         rule, key = match

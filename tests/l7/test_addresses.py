@@ -20,6 +20,7 @@ from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Descriptor, Entry, Mode, Node, RuleSet
 from netlimit.l7.rules import Rule as LimitRule
+from netlimit.l7.service.leases import Leases, write_lease
 from netlimit.packet import Packet
 from netlimit.rules import Action, Rule, parse_rule
 from tests.unit.strategies import INSIDE, NOW, OUTSIDE, OWN, SAFE, TARGETS, keep, rule_sets
@@ -328,3 +329,30 @@ def test_action_of_every_rule_has_a_meaning() -> None:
         fields = given.get(action, {"rate": "5 packets/s"})
         obstacle = find_obstacle(parse_rule({"target": "10.0.0.1", "action": action, **fields}, NOW))
         assert (obstacle is not None) == (action is Action.SHAPE)
+
+
+@pytest.mark.anyio
+async def test_a_descriptor_tells_how_large_a_body_is() -> None:
+    door = Door({"target": "10.1.0.1", "rate": "10 kB/s"})
+    limiter = make_limiter(door)
+    client = Descriptor((Entry("remote_address", "10.1.0.1"),))
+
+    async def send(text: str) -> bool:
+        return (await limiter.decide("web", [client, Descriptor((Entry("content_length", text),))])).allowed
+
+    assert await send("10000000000")
+    assert not await send("1000")
+    for nothing in ("", "0", "-5", "many", "9" * 50):
+        assert await send(nothing), nothing
+    assert door.counted(1)[:3:2] == (7, 1)
+
+
+@pytest.mark.anyio
+async def test_who_holds_a_lease_can_give_it_back() -> None:
+    door = Door({"target": "10.1.0.1", "rate": "1 connections"})
+    limiter = make_limiter(door)
+    leases = Leases(lambda: RuleSet({}), limiter.find_flight)
+    verdict = await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.1"),))])
+    assert not (await door.gate.ask("10.1.0.1")).allowed
+    await door.store.release(leases.read([write_lease(ask) for ask in verdict.leases]))
+    assert (await door.gate.ask("10.1.0.1")).allowed

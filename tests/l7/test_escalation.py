@@ -19,7 +19,7 @@ from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, Rule, RuleSet
+from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnLimit, Rule, RuleSet
 from netlimit.records import HostStatus, SafeReason
 from netlimit.rules import Rule as AddressRule
 from netlimit.rules import parse_rule
@@ -178,6 +178,16 @@ async def test_observing_escalates_nothing() -> None:
     limiter = make_limiter(watching, counting.refusals)
     for _ in range(300):
         assert (await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.7"),))])).allowed
+    assert counting.taken() == []
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_his_turn_is_not_refused() -> None:
+    counting = Counting()
+    queueing = Rule("web", "remote_address", parse_limit("5/minute"), on_limit=OnLimit.QUEUE, escalate=ESCALATE)
+    limiter = make_limiter(queueing, counting.refusals)
+    for _ in range(300):
+        await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.7"),))])
     assert counting.taken() == []
 
 

@@ -54,7 +54,7 @@ class Service:
         self._families = families
         self._queues = Queues(limiter, rules)
         authorizer = Authorizer(self._queues, families, proxies)
-        self._leases = Leases(rules)
+        self._leases = Leases(rules, limiter.find_flight)
         self._registry = make_registry(limiter.usage, self.answers)
         self._ways: dict[str, tuple[str, str, Respond]] = {
             "/v1/decide": ("decide", "POST", partial(decide, limiter)),

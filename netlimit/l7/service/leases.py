@@ -6,6 +6,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable
 
+from netlimit.l7.addresses import DOMAIN
 from netlimit.l7.rules import Rule, RuleSet
 from netlimit.l7.service.answers import Problem
 from netlimit.l7.store import Ask
@@ -22,10 +23,13 @@ def write_lease(ask: Ask) -> str:
 
 
 class Leases:
-    """Reads leases by the rules of the moment."""
+    """Reads leases by the rules of the moment. `find_flight` knows IP rules by their names."""
 
-    def __init__(self, rules: Callable[[], RuleSet]) -> None:
+    def __init__(
+        self, rules: Callable[[], RuleSet], find_flight: Callable[[str], Rule | None] = lambda name: None
+    ) -> None:
         self._rules = rules
+        self._find_flight = find_flight
         self._read: RuleSet | None = None
         self._known: dict[tuple[str, str], Rule] = {}
 
@@ -33,8 +37,7 @@ class Leases:
         """The asks of leases; one whose rule is no longer there has ended. Raises Problem 422."""
         if not isinstance(leases, list) or len(leases) > MOST:
             raise Problem(422, f"`leases` is a list of at most {MOST} leases, as a decision has them.", "leases")
-        known = self._list_rules()
-        return list(_find_asks(known, (_read_lease(index, each) for index, each in enumerate(leases))))
+        return list(self._find_asks(_read_lease(index, each) for index, each in enumerate(leases)))
 
     def _list_rules(self) -> dict[tuple[str, str], Rule]:
         rules = self._rules()
@@ -42,6 +45,13 @@ class Leases:
             self._known = {(rule.domain, rule.name): rule for rule in rules if rule.concurrency is not None}
             self._read = rules
         return self._known
+
+    def _find_asks(self, told: Iterable[tuple[str, str, str, str]]) -> Iterable[Ask]:
+        known = self._list_rules()
+        for domain, name, key, lease in told:
+            rule = self._find_flight(name) if domain == DOMAIN else known.get((domain, name))
+            if rule is not None and rule.concurrency is not None:
+                yield Ask(rule, rule.concurrency, key, 1, lease=lease)
 
 
 def _read_lease(index: int, text: object) -> tuple[str, str, str, str]:
@@ -53,10 +63,3 @@ def _read_lease(index: int, text: object) -> tuple[str, str, str, str]:
         domain, name, key, lease = told
         return domain, name, key, lease
     raise Problem(422, f"`leases[{index}]` is no lease, as a decision has one.", f"leases[{index}]")
-
-
-def _find_asks(known: dict[tuple[str, str], Rule], told: Iterable[tuple[str, str, str, str]]) -> Iterable[Ask]:
-    for domain, name, key, lease in told:
-        rule = known.get((domain, name))
-        if rule is not None and rule.concurrency is not None:
-            yield Ask(rule, rule.concurrency, key, 1, lease=lease)
