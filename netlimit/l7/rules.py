@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
 from netlimit.l7.decision import new
 from netlimit.l7.limit import Limit
 
+LONGEST_KEY = 200
+"""Letters of a counter's key at most; of longer ones it is a digest, so that nobody can fill the memory with them."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -193,7 +196,7 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
         node = following
     if node is None or node.rule is None or node is root:
         return None
-    return new(Match, (node.rule, free[0] if len(free) == 1 else join_key(free)))
+    return new(Match, (node.rule, make_key(free)))
 
 
 def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
@@ -202,6 +205,12 @@ def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
             free.append(pattern.value if following.shared else entry.value)
             return following
     return None
+
+
+def make_key(values: Sequence[str]) -> str:
+    """The key of a counter for these values."""
+    key = values[0] if len(values) == 1 else join_key(values)
+    return key if len(key) <= LONGEST_KEY else "#" + blake2b(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def join_key(values: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
 _LONGEST = 10**9
 """Seconds until a reset that are told at most."""
+_QUOTED = 300
 _MODEL = ("backend_name", "model_name_override")
 """Entries by which quotas belong together."""
 
@@ -144,9 +145,11 @@ async def answer_json(limiter: Limiter, families: Collection[Family], body: byte
     try:
         request = Parse(body, RateLimitRequest())
         response = await should_rate_limit(limiter, families, request)
-    except ParseError as error:
-        raise Problem(400, f"The body is no RateLimitRequest in proto3 JSON: {error}") from None
     except Unanswerable as error:
         raise Problem(400, str(error)) from None
+    except RecursionError:
+        raise Problem(400, "The body is no RateLimitRequest in proto3 JSON: it is nested too deeply.") from None
+    except (ParseError, ValueError) as error:
+        raise Problem(400, f"The body is no RateLimitRequest in proto3 JSON: {str(error)[:_QUOTED]}") from None
     status = 429 if response.overall_code == _Response.OVER_LIMIT else 200
     return Answer(status, [JSON], MessageToJson(response, indent=None).encode())

@@ -107,7 +107,24 @@ def test_json_is_the_protocol_in_other_letters(http: httpx.Client) -> None:
     assert {"key": "x-ratelimit-remaining", "value": "0"} in refused.json()["responseHeadersToAdd"]
 
 
-@pytest.mark.parametrize("body", ["", "{", '{"domain": "web"}', '{"descriptors": []}', '{"domain": 7}', '{"else": 1}'])
-def test_json_that_is_no_question_is_refused(http: httpx.Client, body: str) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"domain": "web"}',
+        b'{"descriptors": []}',
+        b'{"domain": 7}',
+        b'{"else": 1}',
+        b'{"domain": "web", "hitsAddend": 1e400}',
+        b'{"domain": "web", "hitsAddend": -1}',
+        b'{"domain": ' + b"[" * 50_000,
+        b'{"domain": "web", "domain": "twice"}',
+        b'{"domain": "\\ud800", "descriptors": [{"entries": [{"key": "user"}]}]}',
+    ],
+)
+def test_json_that_is_no_question_is_refused(http: httpx.Client, body: bytes) -> None:
     answer = http.post("/json", content=body)
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")

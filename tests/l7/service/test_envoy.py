@@ -173,8 +173,9 @@ def test_what_cannot_be_answered_is_an_error(
 
 
 def test_a_domain_without_rules_limits_nothing(envoy: Asker) -> None:
-    response = envoy.ask(describe(user="alice"), domain="elsewhere")
-    assert (response.overall_code, len(response.statuses), list(response.response_headers_to_add)) == (OK, 1, [])
+    asked = describe(user="alice"), override(describe(user="alice"), 0, "MINUTE")
+    response = envoy.ask(*asked, domain="elsewhere")
+    assert (response.overall_code, len(response.statuses), list(response.response_headers_to_add)) == (OK, 2, [])
 
 
 def test_a_message_that_is_too_large_is_refused(envoy: Asker) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netlimit.l7.rules import LONGEST_KEY, Entry
 from netlimit.l7.service.answers import Problem
 from netlimit.l7.service.questions import LARGEST, Question, read_question
 from tests.l7.service.serving import Served
@@ -81,6 +82,19 @@ def test_what_is_no_lease_is_told(http: httpx.Client, leases: object) -> None:
     answer = http.post("/v1/release", json={"leases": leases})
     assert answer.status_code == 422
     assert "as a decision has" in answer.json()["detail"]
+
+
+def test_a_long_value_is_as_good_as_a_short_one(http: httpx.Client, served: Served) -> None:
+    def ask(value: str) -> int:
+        entries = [{"key": "user", "value": value}]
+        return http.post("/v1/decide", json={"domain": "web", "descriptors": [entries]}).status_code
+
+    long, other = ("long" * 10_000 + end for end in "ab")
+    assert [ask(long) for _ in range(4)] == [200, 200, 200, 429]
+    assert ask(other) == 200
+    match = served.rules.find("web", [Entry("user", long)])
+    assert match is not None
+    assert len(match.key) <= LONGEST_KEY
 
 
 def test_other_places_and_methods(http: httpx.Client) -> None:
