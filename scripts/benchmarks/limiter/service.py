@@ -70,6 +70,7 @@ def _limiter() -> Iterator[Target]:
         server = Netlimit(settings).start("limiter", *(("--user", "nobody") if os.geteuid() == 0 else ()))
         try:
             until(lambda: server.ended or _is_ready(place), server.said)
+            assert not server.ended, server.said()
             yield Target(server.process.pid, place, grpc_place)
         finally:
             server.end()
