@@ -180,7 +180,7 @@ class RateLimit:
     def _follow(self, limits: str | PathLike[str] | Callable[[], RuleSet]) -> Callable[[], RuleSet]:
         if callable(limits):
             return limits
-        sources = Sources(Path(limits))
+        sources = Sources(Path(limits).absolute())
         sources.refresh()
         if sources.troubles:
             raise LimitError("limits", " ".join(sources.troubles))

@@ -16,9 +16,15 @@ MOST = 10_000
 MOST_OF_ONE = 1000
 """Requests that wait, of one key."""
 
+MOST_BYTES = 256 * 2**20
+"""Bytes of all that wait together."""
+
 
 class BacklogFull(NetlimitError):
-    """No more requests are kept now; the sentence says why."""
+    """No more requests are kept now: those that are would be too many, of one key or of all, or too large."""
+
+    def __init__(self) -> None:
+        super().__init__("The request is over its limit, and as many are kept already as may be.")
 
 
 class Claim(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_OF_ONE, BacklogFull, Claim
+from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_BYTES, MOST_OF_ONE, BacklogFull, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _GROUP = "replay"
@@ -23,14 +23,16 @@ _BATCH = 100
 _AHEAD = 1000
 """So many entries are looked at beyond those that wait for their turn."""
 _PUT = """
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return redis.call('HGET', KEYS[2], ARGV[3]) or '0' end
-local own = redis.call('HGET', KEYS[2], ARGV[3]) or '0'
-if tonumber(own) >= tonumber(ARGV[2]) then return own end
-redis.call('HSET', KEYS[3], 'state', 'waiting', 'key', ARGV[3], 'accepted', ARGV[5], 'expires', ARGV[6], 'tries', 0,
-    'head', ARGV[7], 'body', ARGV[8])
-redis.call('HINCRBY', KEYS[2], ARGV[3], 1)
-redis.call('XADD', KEYS[1], '*', 'id', ARGV[4], 'key', ARGV[3])
-return false
+local size = #ARGV[8] + #ARGV[9]
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1])
+    or tonumber(redis.call('HGET', KEYS[2], ARGV[4]) or 0) >= tonumber(ARGV[2])
+    or tonumber(redis.call('GET', KEYS[3]) or 0) + size > tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
+    'size', size, 'head', ARGV[8], 'body', ARGV[9])
+redis.call('HINCRBY', KEYS[2], ARGV[4], 1)
+redis.call('INCRBY', KEYS[3], size)
+redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4])
+return 1
 """
 _LOCK = """
 local owner = redis.call('GET', KEYS[1])
@@ -42,9 +44,10 @@ _FINISH = """
 redis.call('XACK', KEYS[1], 'replay', ARGV[1])
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
 if redis.call('HINCRBY', KEYS[2], ARGV[2], -1) <= 0 then redis.call('HDEL', KEYS[2], ARGV[2]) end
-redis.call('HSET', KEYS[3], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
-redis.call('HDEL', KEYS[3], 'head')
-redis.call('EXPIRE', KEYS[3], ARGV[7])
+redis.call('DECRBY', KEYS[3], redis.call('HGET', KEYS[4], 'size'))
+redis.call('HSET', KEYS[4], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
+redis.call('HDEL', KEYS[4], 'head')
+redis.call('EXPIRE', KEYS[4], ARGV[7])
 """
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
@@ -53,15 +56,24 @@ class RedisBacklog:
     """A stream and what belongs to it, all under one hash tag. For one event loop; claims belong to one worker."""
 
     def __init__(
-        self, url: str, most: int = MOST, most_of_one: int = MOST_OF_ONE, lease: float = LEASE, keep: float = KEEP
+        self,
+        url: str,
+        most: int = MOST,
+        most_of_one: int = MOST_OF_ONE,
+        most_bytes: int = MOST_BYTES,
+        lease: float = LEASE,
+        keep: float = KEEP,
     ) -> None:
         self._redis: Any = Redis.from_url(url)
         self._most = most
         self._most_of_one = most_of_one
+        self._most_bytes = most_bytes
         self._lease = lease
         self._keep = keep
         self._worker = secrets.token_hex(8)
-        self._stream, self._keys, self._lock = (f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "lock"))
+        self._stream, self._keys, self._bytes, self._lock = (
+            f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "lock")
+        )
         self._lines: dict[str, deque[tuple[str, str]]] = {}
         """By key, what this worker has read: entries of the stream, and the ids of their requests."""
         self._due: dict[str, float] = {}
@@ -69,13 +81,13 @@ class RedisBacklog:
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
-        own = await self._redis.eval(
-            _PUT, 3, self._stream, self._keys, self._name(request.id),
-            self._most, self._most_of_one, request.key, request.id, request.accepted, request.expires,
+        kept = await self._redis.eval(
+            _PUT, 4, self._stream, self._keys, self._bytes, self._name(request.id),
+            self._most, self._most_of_one, self._most_bytes, request.key, request.id, request.accepted, request.expires,
             write_head(request), request.body,
         )  # fmt: skip
-        if own is not None:
-            raise BacklogFull(f"{own.decode()} such requests are kept already; no more are.")
+        if not kept:
+            raise BacklogFull
 
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
@@ -118,7 +130,7 @@ class RedisBacklog:
             del self._lines[request.key]
         self._due.pop(request.id, None)
         await self._redis.eval(
-            _FINISH, 3, self._stream, self._keys, self._name(request.id),
+            _FINISH, 4, self._stream, self._keys, self._bytes, self._name(request.id),
             entry, request.key, state, told, reply.body if reply else b"", reason, int(self._keep),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_OF_ONE, BacklogFull, Claim
+from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_BYTES, MOST_OF_ONE, BacklogFull, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _T = TypeVar("_T")
@@ -26,16 +26,21 @@ CREATE TABLE IF NOT EXISTS deferred (
     expires REAL NOT NULL,
     due REAL NOT NULL,  -- claimed by nobody before
     tries INTEGER NOT NULL,
+    size INTEGER NOT NULL,
     head TEXT NOT NULL,
     body BLOB NOT NULL,
     ended REAL,
     reply TEXT,
     reason TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX IF NOT EXISTS deferred_waiting ON deferred (key, number) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_waiting ON deferred (key, number, size) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_ended ON deferred (ended) WHERE state <> 'waiting';
 """
-_PUT = "INSERT INTO deferred (id, key, state, accepted, expires, due, tries, head, body) VALUES (?,?,?,?,?,0,0,?,?)"
+_PUT = """
+INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body)
+VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?)
+"""
+_WEIGH = "SELECT count(*), count(*) FILTER (WHERE key = ?), total(size) FROM deferred WHERE state = 'waiting'"
 _CLAIM = """
 UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
     SELECT number FROM deferred JOIN (
@@ -61,10 +66,17 @@ class SqliteBacklog:
     """
 
     def __init__(
-        self, path: Path, most: int = MOST, most_of_one: int = MOST_OF_ONE, lease: float = LEASE, keep: float = KEEP
+        self,
+        path: Path,
+        most: int = MOST,
+        most_of_one: int = MOST_OF_ONE,
+        most_bytes: int = MOST_BYTES,
+        lease: float = LEASE,
+        keep: float = KEEP,
     ) -> None:
         self._most = most
         self._most_of_one = most_of_one
+        self._most_bytes = most_bytes
         self._lease = lease
         self._keep = keep
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -127,13 +139,13 @@ class SqliteBacklog:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            waiting = "SELECT count(*) FROM deferred WHERE state = 'waiting'"
-            (all_,) = connection.execute(waiting).fetchone()
-            (own,) = connection.execute(f"{waiting} AND key = ?", (request.key,)).fetchone()
-            if all_ >= self._most or own >= self._most_of_one:
-                raise BacklogFull(f"{own} such requests are kept already; no more are.")
-            row = (request.id, request.key, State.WAITING, request.accepted, request.expires, write_head(request))
-            connection.execute(_PUT, (*row, request.body))
+            everyone, own, used = connection.execute(_WEIGH, (request.key,)).fetchone()
+            head = write_head(request)
+            size = len(head) + len(request.body)
+            if everyone >= self._most or own >= self._most_of_one or used + size > self._most_bytes:
+                raise BacklogFull
+            times = (request.accepted, request.expires)
+            connection.execute(_PUT, (request.id, request.key, *times, size, head, request.body))
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
