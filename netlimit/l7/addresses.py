@@ -11,12 +11,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from netlimit.chains import precedence
 from netlimit.fallback import find_obstacle
+from netlimit.l7.gate import Charge
 from netlimit.l7.limit import LARGEST_AMOUNT, Algorithm, Limit
 from netlimit.l7.rules import Match, Mode
 from netlimit.l7.rules import Rule as LimitRule
@@ -24,23 +24,12 @@ from netlimit.limits import Facts, Group, VerdictGroup, compile_rule, own_addres
 from netlimit.rates import Kind, Rate
 from netlimit.rules import HOST, PEER, TARGET, Action, Rule
 
-DOMAIN = "@addresses"
-"""The domain of the counters of IP rules; no document can have it."""
+DOMAIN = ""
+"""The domain of the counters of IP rules: that of a document is never empty."""
 LEASE_SECONDS = 10
 """A request that nobody says the end of is in flight for so long."""
 _OUT_OF_BLOCKS = -1
 _FAMILIES = {4: (socket.AF_INET, 32), 6: (socket.AF_INET6, 128)}
-
-
-class Charge(StrEnum):
-    """What a request is charged for."""
-
-    REQUEST = "request"
-    """One hit a request (rates in packets and connections)."""
-    FLIGHT = "flight"
-    """One lease while the request is in flight (connections at once)."""
-    BODY = "body"
-    """The bytes of its body."""
 
 
 @dataclass(slots=True)

@@ -6,16 +6,18 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netlimit.l7.decision import Decision, new
-from netlimit.l7.escalation import Refusals
 from netlimit.l7.gate import Gate, Passage, find_client, find_size
 from netlimit.l7.limit import Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, make_key, replaced
 from netlimit.l7.store import Ask, Store
 from netlimit.l7.usage import Counts, Usage
+
+if TYPE_CHECKING:
+    from netlimit.l7.escalation import Refusals
 
 BOUNDLESS = 2**62
 """The slack of a limit that nothing bounds while there is room."""

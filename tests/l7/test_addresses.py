@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from netlimit.explain import explain
 from netlimit.fallback import find_obstacle
-from netlimit.l7.addresses import FREE, LEASE_SECONDS, AddressRules, Charge, Standing, make_rule
-from netlimit.l7.gate import Gate
+from netlimit.l7.addresses import FREE, LEASE_SECONDS, AddressRules, Standing, make_rule
+from netlimit.l7.gate import Charge, Gate
 from netlimit.l7.limit import LARGEST_AMOUNT, Algorithm
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
