@@ -16,13 +16,12 @@ from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.leases import write_lease
-from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS
+from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, REMEMBERED, SHORT
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 """The proxies that are trusted unless others are named."""
 DENIALS = {"403": 403, "429": 429}
 """What `deny` may be: nginx knows 403 alone as a refusal; others hand a 429 on to the client."""
-_TEMPLATES = 256
 _EXAMPLE = "/v1/auth?domain=web&key=remote_address&key=remote_address,path"
 
 
@@ -55,11 +54,12 @@ class Authorizer:
             "host": find_host,
             "api_key": api_key(),
         }
-        self._read_template = lru_cache(_TEMPLATES)(self._parse_query)
+        self._read_again = lru_cache(REMEMBERED)(self._read_template)
 
     async def answer(self, scope: Scope, receive: Receive) -> Answer:
         """The answer, once the turn of the request has come. Raises Problem, CountersUnavailable."""
-        template = self._read_template(scope["query_string"])
+        query = scope["query_string"]
+        template = self._read_again(query) if len(query) <= SHORT else self._read_template(query)
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
@@ -76,7 +76,7 @@ class Authorizer:
             return Answer(200, headers)
         return Answer(403 if verdict.blocked else template.deny, [PROBLEM, *headers], write_problem(verdict))
 
-    def _parse_query(self, query: bytes) -> Template:
+    def _read_template(self, query: bytes) -> Template:
         """Read what a proxy is configured to ask, `domain=web&key=remote_address,path`. Raises Problem 422."""
         try:
             pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_DESCRIPTORS)

@@ -20,7 +20,7 @@ MOST_DESCRIPTORS = 100
 """Descriptors of one request at most, and entries of one descriptor."""
 MOST_HITS = 2**32 - 1
 """The largest weight, as in Envoy's protocol."""
-_SHORT, _REMEMBERED = 512, 4096
+SHORT, REMEMBERED = 512, 4096
 """Bytes of a question that is remembered, since it is likely to be asked again; and how many are."""
 
 _CLOSE = {"Connection": "close"}
@@ -94,7 +94,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def read_question(body: bytes) -> Question:
     """Read `{"domain", "descriptors": [[{"key", "value"}…]…], "hits"}`. Raises Problem 400 or 422."""
-    return _read_again(body) if len(body) <= _SHORT else _read_question(body)
+    return _read_again(body) if len(body) <= SHORT else _read_question(body)
 
 
 def _read_question(body: bytes) -> Question:
@@ -116,7 +116,7 @@ def _read_question(body: bytes) -> Question:
     return Question(domain, tuple([_read_descriptor(index, each) for index, each in enumerate(told)]), hits)
 
 
-_read_again = lru_cache(_REMEMBERED)(_read_question)
+_read_again = lru_cache(REMEMBERED)(_read_question)
 
 
 def _read_descriptor(index: int, told: object) -> Descriptor:
