@@ -48,7 +48,7 @@ class Blocks:
     def block(self, address: str, seconds: int, reason: str) -> bool:
         """Block a client from now on, or for longer if it is blocked already; whether it is blocked. Whoever is safe is
         not, which the log tells. Raises Conflict when somebody else has just blocked it."""
-        now = self._now()
+        now, address = self._now(), _normalize(address)
         rule = self._make_rule(address, seconds, reason, now)
         hosts = self._store.hosts()
         obstacle = self._find_obstacle(address, hosts) or Havens(hosts, now).refuse(rule)
@@ -114,3 +114,9 @@ class Blocks:
 
 def _is_ours(rule: Rule) -> bool:
     return LABEL in rule.labels
+
+
+def _normalize(text: str) -> str:
+    """An address as the kernel sees it in packets: those of IPv4 that are mapped into IPv6 are of IPv4."""
+    address = ip_address(text)
+    return str((address.version == 6 and address.ipv4_mapped) or address)

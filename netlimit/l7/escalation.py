@@ -9,13 +9,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from netlimit.errors import NetlimitError
 from netlimit.l7.addresses import is_address
-from netlimit.l7.rules import Escalation, Rule
+from netlimit.l7.rules import Rule
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +48,27 @@ class _Window:
     """How often clients were refused by one limit in this window and the one before."""
 
     began: float
+    seconds: int
     current: dict[str, int] = field(default_factory=dict)
     previous: dict[str, int] = field(default_factory=dict)
     told: bool = False
 
-    def move(self, now: float, seconds: int) -> None:
+    def move(self, now: float) -> None:
         """Begin anew if the window is over."""
-        past = int((now - self.began) // seconds)
+        past = self.count_past(now)
         if past > 0:
             self.previous = self.current if past == 1 else {}
             self.current = {}
-            self.began += past * seconds
+            self.began += past * self.seconds
             self.told = False
+
+    def count_past(self, now: float) -> int:
+        """How many windows have gone by since this one began."""
+        return int((now - self.began) // self.seconds)
+
+    def weigh(self, client: str, now: float) -> float:
+        """How much of what the window before has counted still lies within the last `seconds`."""
+        return self.previous.get(client, 0) * (1 - (now - self.began) / self.seconds)
 
 
 class Refusals:
@@ -87,14 +96,14 @@ class Refusals:
         now = self._now()
         place = (rule.domain, rule.name)
         window = self._windows.get(place)
-        if window is None:
-            window = self._windows[place] = _Window(now)
-        window.move(now, escalate.within)
+        if window is None or window.seconds != escalate.within:
+            window = self._begin(place, now, escalate.within)
+        window.move(now)
         before = window.current.get(client)
         if before is None and not self._admit(rule, window, client):
             return
         number = window.current[client] = (before or 0) + 1
-        if number + _weigh(window, client, now, escalate) >= escalate.after:
+        if number + window.weigh(client, now) >= escalate.after:
             window.current[client] = 0
             window.previous.pop(client, None)
             with self._lock:
@@ -113,10 +122,11 @@ class Refusals:
             client = next(iter(self._offenders))
             return client, self._offenders.pop(client)
 
-    def keep(self, rules: Collection[tuple[str, str]]) -> None:
-        """Forget all limits but these, by domain and name: others are gone."""
-        for place in self._windows.keys() - rules:
-            del self._windows[place]
+    def _begin(self, place: tuple[str, str], now: float, seconds: int) -> _Window:
+        """A window for a limit that has none; those in which nothing counts any more are forgotten."""
+        self._windows = {each: window for each, window in self._windows.items() if window.count_past(now) < 2}
+        window = self._windows[place] = _Window(now, seconds)
+        return window
 
     def _admit(self, rule: Rule, window: _Window, client: str) -> bool:
         """Whether somebody new is counted."""
@@ -126,11 +136,6 @@ class Refusals:
             window.told = True
             log.warning("%s refuses more than %d clients at once; no more are counted.", rule.name, self._most_clients)
         return False
-
-
-def _weigh(window: _Window, client: str, now: float, escalate: Escalation) -> float:
-    covered = 1 - (now - window.began) / escalate.within
-    return window.previous.get(client, 0) * covered
 
 
 class Escalator:

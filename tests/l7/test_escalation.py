@@ -115,11 +115,21 @@ def test_a_limit_that_does_not_escalate_counts_nothing() -> None:
     assert counting.refusals._windows == {}
 
 
-def test_a_limit_that_is_gone_is_forgotten() -> None:
+def test_limits_that_refuse_nobody_any_more_are_forgotten() -> None:
+    counting = Counting()
+    rules = [Rule("web", f"user=u{number}", parse_limit("5/minute"), escalate=ESCALATE) for number in range(50)]
+    for rule in rules:
+        counting.refuse("10.1.0.7", 99, rule)
+    assert len(counting.refusals._windows) == 50
+    counting.now += 121
+    counting.refuse("10.1.0.7", 99)
+    assert len(counting.refusals._windows) == 1
+
+
+def test_a_limit_whose_escalation_changes_counts_anew() -> None:
     counting = Counting()
     counting.refuse("10.1.0.7", 99)
-    counting.refusals.keep({("web", "other")})
-    counting.refuse("10.1.0.7", 1)
+    counting.refuse("10.1.0.7", 2, Rule("web", RULE.name, RULE.limit, escalate=Escalation(100, 3600, 600)))
     assert counting.taken() == []
 
 
@@ -228,6 +238,15 @@ def test_a_block_is_a_rule_like_any_other(place: Place) -> None:
     assert (rule.comment, rule.expires_at) == (REASON, place.moment + timedelta(seconds=600))
     entry = place.store.audit()[0]
     assert (entry.actor, entry.action) == (ACTOR.name, "add")
+
+
+@pytest.mark.parametrize(
+    ("told", "target"),
+    [("::ffff:10.1.0.7", "10.1.0.7/32"), ("2001:DB8:0:0::7", "2001:db8::7/128")],
+)
+def test_the_address_is_blocked_that_packets_have(place: Place, told: str, target: str) -> None:
+    assert place.block(told)
+    assert [str(kept.rule.target) for kept in place.rules()] == [target]
 
 
 def test_the_same_again_extends_it(place: Place) -> None:
