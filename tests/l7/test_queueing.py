@@ -8,12 +8,14 @@ from math import inf
 
 import pytest
 
+from netlimit.l7.counters import open_counters
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import OnLimit, Rule
 from tests.l7.leaping import leaping_clock, now, run
+from tests.l7.redis.servers import Server
 from tests.l7.verdicts import describe, make_rule, make_rules
 
 TEN_A_SECOND = Limit(10, 1, Algorithm.GCRA, burst=1)
@@ -318,3 +320,28 @@ def test_usage_tells_who_waited_and_who_was_refused() -> None:
         assert counts.refused == 1 + 2  # the first who waited was refused before
 
     run(main())
+
+
+def test_processes_that_share_their_counters_keep_the_rate_together(server: Server) -> None:
+    """In real time, by the clock of Redis: each process has its own lines, in order."""
+    rules = make_rules(queue("shared", Limit(50, 1, Algorithm.GCRA, burst=1)))
+
+    async def main() -> None:
+        stores = [open_counters(server.url) for _ in range(2)]
+        processes = [Queues(Limiter(lambda: rules, store), lambda: rules) for store in stores]
+        orders: list[list[int]] = [[], []]
+
+        async def ask(process: int, number: int) -> None:
+            assert (await processes[process].decide("test", describe("shared"))).allowed
+            orders[process].append(number)
+
+        began = now()
+        await asyncio.gather(*(ask(process, number) for number in range(15) for process in range(2)))
+        assert now() - began >= 29 / 50
+        assert sorted(orders[0]) == sorted(orders[1]) == [*range(15)]
+        for order in orders:  # the first ones ask at the same time, before there is a line
+            assert order[2:] == sorted(order[2:])
+        for store in stores:
+            await store.aclose()
+
+    asyncio.run(main())

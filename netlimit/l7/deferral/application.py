@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from netlimit.l7.deferral.deferral import Deferral, Receive, Send, complain, make_key
+from netlimit.l7.deferral.deferral import Deferral, Send, complain, make_key
 from netlimit.l7.extraction import Extraction
 from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter
+from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import OnLimit, RuleSet
 
 PREFIX = "/v1/defer"
@@ -36,7 +36,7 @@ class DeferralApp:
         self._domain = domain
         self._extraction = Extraction(rules, domain, extractors)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
@@ -47,7 +47,7 @@ class DeferralApp:
         else:
             await complain(send, 404, f"There is {PREFIX}/… for requests to be kept, and {self._deferral.path}/….")
 
-    async def _defer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _defer(self, scope: Message, receive: Receive, send: Send) -> None:
         raw = scope.get("raw_path")
         wanted = {
             **scope,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from netlimit.errors import NetlimitError
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 
-LEASE = 120.0
-"""Seconds for which a claimed request is nobody else's: longer than any try takes."""
-KEEP = 86_400.0
-"""Seconds for which it can be read what has become of a request."""
-MOST = 10_000
-"""Requests that wait, of all together, and those of which the end is remembered."""
-MOST_OF_ONE = 1000
-"""Requests that wait, of one key."""
 
-MOST_BYTES = 256 * 2**20
-"""Bytes of all that wait together."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is kept, and for how long."""
+
+    most: int = 10_000
+    """Requests that wait, of all together, and those of which the end is remembered."""
+    most_of_one: int = 1000
+    """Requests that wait, of one key."""
+    most_bytes: int = 256 * 2**20
+    """Bytes of all that wait together."""
+    lease: float = 120.0
+    """Seconds for which a claimed request is nobody else's: longer than any try takes."""
+    keep: float = 86_400.0
+    """Seconds for which it can be read what has become of a request."""
 
 
 class BacklogFull(NetlimitError):

@@ -10,25 +10,23 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import Backlog, BacklogFull
+from netlimit.l7.deferral.backlog import Backlog, BacklogFull, Bounds
 from netlimit.l7.deferral.replay import TRIES, Replayer
 from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import App, AppUpstream, Upstream
 from netlimit.l7.headers import count_seconds
 from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.listening import Message, Receive
 from netlimit.l7.problems import MEDIA_TYPE
 from netlimit.l7.rules import Descriptor, OnLimit, Rule, RuleSet, join_key
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 PATH = "/.netlimit/deferred"
@@ -40,18 +38,18 @@ _BODY_SECONDS = 30.0
 _JSON = b"application/json"
 
 
-def open_backlog(url: str) -> Backlog:
+def open_backlog(url: str, bounds: Bounds | None = None) -> Backlog:
     """The backlog of a URL: `sqlite:///path/to/file`, or `redis://host:port/0`.
 
     Raises SettingsError for another, OSError where there can be no such file.
     """
     scheme, _, path = url.partition("://")
     if scheme == "sqlite" and path.startswith("/"):
-        return SqliteBacklog(Path(path))
+        return SqliteBacklog(Path(path), bounds)
     if scheme in ("redis", "rediss", "unix"):
         from netlimit.l7.deferral.redis import RedisBacklog
 
-        return RedisBacklog(url)
+        return RedisBacklog(url, bounds)
     raise SettingsError(
         "DEFERRED_URL", f"{url!r} is nothing to keep requests in; write sqlite:///path/to/file or redis://host:port/0."
     )

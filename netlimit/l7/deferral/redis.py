@@ -15,7 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_BYTES, MOST_OF_ONE, BacklogFull, Claim
+from netlimit.l7.deferral.backlog import BacklogFull, Bounds, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _GROUP = "replay"
@@ -55,21 +55,9 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS
 class RedisBacklog:
     """A stream and what belongs to it, all under one hash tag. For one event loop; claims belong to one worker."""
 
-    def __init__(
-        self,
-        url: str,
-        most: int = MOST,
-        most_of_one: int = MOST_OF_ONE,
-        most_bytes: int = MOST_BYTES,
-        lease: float = LEASE,
-        keep: float = KEEP,
-    ) -> None:
+    def __init__(self, url: str, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
         self._redis: Any = Redis.from_url(url)
-        self._most = most
-        self._most_of_one = most_of_one
-        self._most_bytes = most_bytes
-        self._lease = lease
-        self._keep = keep
         self._worker = secrets.token_hex(8)
         self._stream, self._keys, self._bytes, self._lock = (
             f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "lock")
@@ -81,11 +69,10 @@ class RedisBacklog:
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
-        kept = await self._redis.eval(
-            _PUT, 4, self._stream, self._keys, self._bytes, self._name(request.id),
-            self._most, self._most_of_one, self._most_bytes, request.key, request.id, request.accepted, request.expires,
-            write_head(request), request.body,
-        )  # fmt: skip
+        names = self._stream, self._keys, self._bytes, self._name(request.id)
+        bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
+        told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
+        kept = await self._redis.eval(_PUT, len(names), *names, *bounds, *told)
         if not kept:
             raise BacklogFull
 
@@ -96,7 +83,7 @@ class RedisBacklog:
 
     async def claim(self, now: float) -> Claim | None:
         """A request whose turn it is, or None, also while another worker replays."""
-        held = await self._redis.eval(_LOCK, 1, self._lock, self._worker, int(self._lease * 1000))
+        held = await self._redis.eval(_LOCK, 1, self._lock, self._worker, int(self._bounds.lease * 1000))
         if held != 1:
             self._lines.clear()
             self._due.clear()
@@ -109,7 +96,7 @@ class RedisBacklog:
         for line in self._lines.values():
             _, identity = line[0]
             if self._due.get(identity, 0.0) <= now:
-                self._due[identity] = now + self._lease
+                self._due[identity] = now + self._bounds.lease
                 return await self._claim(identity)
         return None
 
@@ -129,10 +116,9 @@ class RedisBacklog:
         if not line:
             del self._lines[request.key]
         self._due.pop(request.id, None)
-        await self._redis.eval(
-            _FINISH, 4, self._stream, self._keys, self._bytes, self._name(request.id),
-            entry, request.key, state, told, reply.body if reply else b"", reason, int(self._keep),
-        )  # fmt: skip
+        names = self._stream, self._keys, self._bytes, self._name(request.id)
+        end = entry, request.key, state, told, reply.body if reply else b"", reason, int(self._bounds.keep)
+        await self._redis.eval(_FINISH, len(names), *names, *end)
 
     async def find(self, identity: str) -> Report | None:
         """What has become of a request."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from netlimit.l7.deferral.backlog import KEEP, LEASE, MOST, MOST_BYTES, MOST_OF_ONE, BacklogFull, Claim
+from netlimit.l7.deferral.backlog import BacklogFull, Bounds, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _T = TypeVar("_T")
@@ -65,20 +65,8 @@ class SqliteBacklog:
     Raises OSError or sqlite3.Error where there can be no such file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        most: int = MOST,
-        most_of_one: int = MOST_OF_ONE,
-        most_bytes: int = MOST_BYTES,
-        lease: float = LEASE,
-        keep: float = KEEP,
-    ) -> None:
-        self._most = most
-        self._most_of_one = most_of_one
-        self._most_bytes = most_bytes
-        self._lease = lease
-        self._keep = keep
+    def __init__(self, path: Path, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(file, 0o600)  # SQLite gives the same mode to what it puts beside
         os.close(file)
@@ -99,7 +87,7 @@ class SqliteBacklog:
 
     async def claim(self, now: float) -> Claim | None:
         """A request whose turn it is, or None."""
-        rows = await self._run(lambda: self._connection.execute(_CLAIM, (now + self._lease, now)).fetchall())
+        rows = await self._run(lambda: self._connection.execute(_CLAIM, (now + self._bounds.lease, now)).fetchall())
         return Claim(read_head(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
 
     async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
@@ -128,7 +116,7 @@ class SqliteBacklog:
 
     async def sweep(self, now: float) -> None:
         """Forget what has ended long ago, and more than can be remembered."""
-        await self._run(lambda: self._connection.execute(_SWEEP, (now - self._keep, self._most)))
+        await self._run(lambda: self._connection.execute(_SWEEP, (now - self._bounds.keep, self._bounds.most)))
 
     async def aclose(self) -> None:
         """Close the file."""
@@ -142,7 +130,11 @@ class SqliteBacklog:
             everyone, own, used = connection.execute(_WEIGH, (request.key,)).fetchone()
             head = write_head(request)
             size = len(head) + len(request.body)
-            if everyone >= self._most or own >= self._most_of_one or used + size > self._most_bytes:
+            if (
+                everyone >= self._bounds.most
+                or own >= self._bounds.most_of_one
+                or used + size > self._bounds.most_bytes
+            ):
                 raise BacklogFull
             times = (request.accepted, request.expires)
             connection.execute(_PUT, (request.id, request.key, *times, size, head, request.body))

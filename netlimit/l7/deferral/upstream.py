@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from netlimit.errors import NetlimitError
 from netlimit.l7.deferral.request import Deferred, Reply, keep_answered
+from netlimit.l7.listening import Message, Receive
 
 MOST_REPLY = 64 * 2**10
 """Bytes of an answer that are kept."""
@@ -17,8 +18,7 @@ SECONDS = 60.0
 _UNSERVED = (429, 502, 503, 504)
 """What a server answers that has not dealt with the request: it is to be tried again."""
 
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+App = Callable[[Message, Receive, Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 
 class Unserved(NetlimitError):
@@ -94,7 +94,7 @@ class Collected:
         self._body = bytearray()
         self._truncated = False
 
-    def make_receive(self, body: bytes) -> Callable[[], Awaitable[Message]]:
+    def make_receive(self, body: bytes) -> Receive:
         """The client's side of the connection: the body, and then nothing for ever."""
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 

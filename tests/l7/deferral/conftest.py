@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from netlimit.l7.deferral.backlog import Backlog
+from netlimit.l7.deferral.backlog import Backlog, Bounds
 from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from tests.l7.deferral.backlogs import OpenBacklog
@@ -30,9 +30,9 @@ async def open_backlog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
     def open_one(**bounds: Any) -> Backlog:
         backlog: Backlog
         if server is not None:
-            backlog = RedisBacklog(server.url, **bounds)
+            backlog = RedisBacklog(server.url, Bounds(**bounds))
         else:
-            backlog = SqliteBacklog(tmp_path / "deferred.db", **bounds)
+            backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(**bounds))
         opened.append(backlog)
         return backlog
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from netlimit.l7.deferral.backlog import Bounds
 from netlimit.l7.deferral.deferral import Deferral, open_backlog
 from netlimit.l7.identity import header
 from netlimit.l7.limit import Limit
@@ -35,8 +36,7 @@ async def main(url: str, served: Path, role: str) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    backlog = open_backlog(url)
-    backlog._lease = LEASE  # type: ignore[attr-defined]
+    backlog = open_backlog(url, Bounds(lease=LEASE))
     limit = HUNDRED_A_SECOND if role == "replay" else Limit(1, 86_400)
     rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
     app_ = RateLimit(app, rule, key=header("X-User"), deferral=Deferral(backlog))

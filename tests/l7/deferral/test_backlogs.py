@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.errors import SettingsError
+from netlimit.l7.deferral.backlog import Bounds
 from netlimit.l7.deferral.deferral import open_backlog
 from netlimit.l7.deferral.request import State, keep_answered, keep_headers
 from netlimit.l7.deferral.sqlite import SqliteBacklog
@@ -49,7 +50,7 @@ async def test_of_what_has_ended_credentials_are_forgotten(tmp_path: Path) -> No
 
 @pytest.mark.anyio
 async def test_no_more_ends_are_remembered_than_may_wait(tmp_path: Path) -> None:
-    backlog = SqliteBacklog(tmp_path / "deferred.db", most=3)
+    backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(most=3))
     requests = [make_request() for _ in range(5)]
     for number, request in enumerate(requests):
         await backlog.put(request)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from netlimit.l7.deferral.backlog import Bounds
 from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.deferral.replay import Replayer
 from netlimit.l7.deferral.request import State
@@ -82,7 +83,7 @@ async def living(app: Any) -> AsyncIterator[Any]:
 @pytest.fixture
 def make_app(tmp_path: Path) -> Callable[..., RateLimit]:
     def make(app: Any, limit: Limit = FAST, bounds: dict[str, Any] | None = None, **others: Any) -> RateLimit:
-        backlog = SqliteBacklog(tmp_path / "deferred.db", **(bounds or {}))
+        backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(**(bounds or {})))
         rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
         return RateLimit(app, rule, key=header("X-User"), deferral=Deferral(backlog, **others))
 
@@ -229,7 +230,7 @@ async def test_the_status_of_what_is_not_known(make_app: Callable[..., RateLimit
 
 
 async def test_a_request_that_kills_whoever_tries_it_is_not_tried_for_ever(tmp_path: Path) -> None:
-    backlog = SqliteBacklog(tmp_path / "deferred.db", lease=0.0)
+    backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(lease=0.0))
     request = make_request()
     await backlog.put(request)
     for tries in (1, 2):
