@@ -15,13 +15,14 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from netlimit.errors import LimitError, SettingsError
+from netlimit.l7.document import parse_document
 from netlimit.l7.headers import Family
 from netlimit.l7.identity import ClientAddress, hash_key, header
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.rules import Mode, OnLimit, Rule
+from netlimit.l7.rules import Mode, OnLimit, Rule, RuleSet
 from tests.l7.asking import Asking, ask, begin, hello, make_scope
 from tests.l7.leaping import leaping_clock, now, run
 
@@ -202,6 +203,31 @@ class TestDocument:
 
         run(main())
 
+    def test_patterns_and_values_are_looked_for_as_well(self) -> None:
+        async def main() -> None:
+            text = """
+domain: api
+descriptors:
+  - key: path
+    value: /api/*
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: method
+    value: DELETE
+    descriptors:
+      - key: user
+        rate_limit: {unit: minute, requests_per_unit: 1}
+"""
+            rules = RuleSet({"api": parse_document(text).root})
+            app = limited(limits=lambda: rules, domain="api")
+            assert await ask_all(app, *({"path": path} for path in ("/api/a", "/api/a", "/api/b", "/"))) == [
+                200, 429, 200, 200,
+            ]  # fmt: skip
+            ann = {"path": "/x", "method": "DELETE", "state": {"user": "ann"}}
+            anonymous = {"path": "/x", "method": "DELETE"}
+            assert await ask_all(app, ann, ann, anonymous, anonymous) == [200, 429, 200, 200]
+
+        run(main())
+
     def test_a_key_that_nothing_extracts_or_another_domain_is_an_error_at_the_start(self, path: Path) -> None:
         with pytest.raises(LimitError, match="have the key 'device', which nothing extracts"):
             RateLimit(hello, limits=path, domain="api")
@@ -211,9 +237,6 @@ class TestDocument:
     def test_rules_that_change_are_heeded_and_what_is_unknown_among_them_is_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from netlimit.l7.document import parse_document
-        from netlimit.l7.rules import RuleSet
-
         def read(text: str) -> RuleSet:
             return RuleSet({"api": parse_document(text).root})
 
