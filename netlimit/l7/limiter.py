@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, new
+from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate, Passage, find_client, find_size
 from netlimit.l7.limit import Limit, widen
 from netlimit.l7.pressure import Pressure
@@ -177,6 +179,11 @@ class Limiter:
     def find_flight(self, name: str) -> Rule | None:
         """The IP rule of this name that limits requests in flight."""
         return None if self._gate is None else self._gate.find_flight(name)
+
+    @property
+    def counts_well(self) -> bool:
+        """Whether its counters can be asked; if not, each rule says what happens."""
+        return not isinstance(self._store, Failover) or self._store.state is State.CLOSED
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.detail import Detail
 from netlimit.l7.distinct import Distinct
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import Rule
@@ -18,8 +19,8 @@ class Counts:
     """Hits that one limit has seen since it is what it is. Each is in one of admitted, refused and observed."""
 
     __slots__ = (
-        "admitted", "capacity", "deferred", "fresh", "least", "limit", "limited", "near", "nearly", "observed",
-        "observes", "over", "queued", "refused", "rule", "since",
+        "admitted", "capacity", "deferred", "detail", "fresh", "least", "limit", "limited", "near", "nearly",
+        "observed", "observes", "over", "queued", "refused", "rule", "since",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, limit: Limit, now: float) -> None:
@@ -46,6 +47,7 @@ class Counts:
         """Keys that had the whole limit before them."""
         self.limited = Distinct()
         """Keys that were over it."""
+        self.detail = Detail(rule) if rule.detailed_metric or rule.value_to_metric else None
         self.follow(rule)
 
     def follow(self, rule: Rule) -> None:
@@ -74,6 +76,8 @@ class Counts:
             else:
                 self.refused += hits
             self.limited.add(key)
+        if self.detail is not None:
+            self.detail.record(key, hits, admitted)
 
     @property
     def seen(self) -> int:

@@ -28,6 +28,7 @@ def test_every_alert_is_tested_says_what_to_do_and_asks_for_what_there_is() -> N
     alerts = re.findall(r"- alert: (\w+)", rules)
     assert len(alerts) == rules.count("summary:") == rules.count("description:") == rules.count("severity:")
     assert not [alert for alert in alerts if f'alertname="{alert}"' not in tests]
-    described = set(re.findall(r"^\| `(\w+)", (ROOT / "docs/monitoring.md").read_text("utf-8"), re.MULTILINE))
+    pages = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("monitoring.md", "limiter.md"))
+    described = set(re.findall(r"^\| `(\w+)", pages, re.MULTILINE))
     asked = {_SUFFIXES.sub("", name) for name in re.findall(r"netlimit_\w+", rules)}
     assert asked <= described

@@ -12,6 +12,7 @@ import pytest
 
 from netlimit.l7 import usage as usage_module
 from netlimit.l7.decision import Decision
+from netlimit.l7.detail import OTHERS, Detail
 from netlimit.l7.distinct import Distinct
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Verdict
@@ -250,3 +251,30 @@ def test_a_look_is_no_use() -> None:
     counts.record("key", 0, Decision(True, 5, 0.0, 0.0))
     counts.record("key", 0, Decision(False, 0, 1.0, 1.0))
     assert (counts.seen, counts.near) == (0, 0)
+
+
+class TestDetail:
+    def test_values_that_a_rule_leaves_open_are_counted(self) -> None:
+        site = Site(user=rule(2, detailed_metric=True))
+        site.ask("user", "alice", times=3)
+        site.ask("user", "bob")
+        counts = site.usage.find_counts(site.rules["user"], Limit(2, 60))
+        assert counts.detail is not None
+        assert counts.detail.counts == {"alice": [2, 1], "bob": [1, 0]}
+
+    def test_only_those_of_the_entries_that_are_named(self) -> None:
+        name = r"host=a\,b\=c,path=/v*,user,plan"
+        detail = Detail(Rule("site", name, value_to_metric=(0, 1, 3)))
+        detail.record(r"/v1|alice|free", 1, True)
+        detail.record(r"/v1|bob|free", 2, False)
+        detail.record(r"/v\|2|bob|free", 1, True)
+        assert detail.counts == {"/v1|free": [1, 2], r"/v\|2|free": [1, 0]}
+
+    def test_a_hundred_are_told_apart(self) -> None:
+        detail = Detail(rule(2, detailed_metric=True))
+        for number in range(150):
+            detail.record(f"user {number}", 1, True)
+        detail.record("user 5", 1, False)
+        assert len(detail.counts) == 101
+        assert detail.counts[OTHERS] == [50, 0]
+        assert detail.counts["user 5"] == [1, 1]

@@ -16,7 +16,7 @@ from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.queueing import Queues
-from netlimit.l7.report import describe_report, make_report
+from netlimit.l7.report import Finding, describe_report, make_report
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.answers import JSON, Answer, Problem
 from netlimit.l7.service.auth import LOOPBACK, Authorizer
@@ -55,7 +55,7 @@ class Service:
         self._queues = Queues(limiter, rules)
         authorizer = Authorizer(self._queues, families, proxies)
         self._leases = Leases(rules, limiter.find_flight)
-        self._registry = make_registry(limiter.usage, self.answers)
+        self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well)
         self._ways: dict[str, tuple[str, str, Respond]] = {
             "/v1/decide": ("decide", "POST", partial(decide, limiter)),
             "/v1/auth": ("auth", "GET", authorizer.answer),
@@ -111,8 +111,10 @@ class Service:
         return Answer(200, [_METRICS], write_metrics(self._registry))
 
     async def _report(self, scope: Scope, receive: Receive) -> Answer:
-        findings = make_report(self._rules(), self._limiter.usage, time.time())
-        return Answer(200, [JSON], json.dumps(describe_report(findings)).encode())
+        return Answer(200, [JSON], json.dumps(describe_report(self._find())).encode())
+
+    def _find(self) -> list[Finding]:
+        return make_report(self._rules(), self._limiter.usage, time.time())
 
     async def _miss(self, scope: Scope, receive: Receive) -> Answer:
         known = ", ".join(self._ways)

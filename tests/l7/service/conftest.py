@@ -46,6 +46,9 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 1}
   - key: nobody
     rate_limit: {unit: day, requests_per_unit: 0}
+  - key: told
+    detailed_metric: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
   - key: flight
     concurrency: {limit: 2, lease: 60}
 """

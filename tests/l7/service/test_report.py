@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.l7.service.serving import Served, someone
 
@@ -27,3 +30,27 @@ def test_every_limit_is_told_of_and_nobody_s_key(http: httpx.Client, served: Ser
 
 def test_a_report_is_read(http: httpx.Client) -> None:
     assert http.post("/v1/report").status_code == 405
+
+
+def test_metrics_are_what_prometheus_reads(http: httpx.Client, served: Served) -> None:
+    who = someone()
+    asked = {"domain": "web", "descriptors": [[{"key": "told", "value": who}]]}
+    for _ in range(3):
+        http.post("/v1/decide", json=asked)
+    text = http.get("/metrics").text
+    labels = ("outcome", "kind", "which", "fit", "value")
+    found = {
+        (sample.name, *map(sample.labels.get, labels)): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("rule") == "told"
+    }
+    hits = "netlimit_limiter_hits_total"
+    assert (found[hits, "admitted", None, None, None, None], found[hits, "refused", None, None, None, None]) == (2, 1)
+    assert found["netlimit_limiter_value_hits_total", "admitted", None, None, None, who] == 2
+    assert found["netlimit_limiter_value_hits_total", "refused", None, None, None, who] == 1
+    assert found["netlimit_limiter_keys", None, None, "limited", None, None] == 1
+    assert found["netlimit_limiter_fit", None, None, None, "too early", None] == 1
+    assert "netlimit_limiter_counters_up 1.0" in text
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
