@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netlimit.l7.headers import USUAL, Family, make_headers, write_string
+from netlimit.l7.headers import USUAL, Family, count_seconds, make_headers, write_string
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.problems import QUOTA_EXCEEDED, write_problem
 from netlimit.l7.rules import Mode
@@ -79,6 +80,7 @@ def test_retry_after_is_that_of_all_limits_together() -> None:
 
 
 def test_never_less_than_a_second_and_nothing_where_waiting_does_not_help() -> None:
+    assert [count_seconds(wait) for wait in (0.0, 0.2, 1.0, 1.000001, inf)] == [1, 1, 1, 2, None]
     sandbox = Sandbox(make_rule("fast", Limit(1000, 1, Algorithm.GCRA, burst=1)))
     sandbox.ask()
     assert dict(make_headers(sandbox.ask()))[b"retry-after"] == b"1"

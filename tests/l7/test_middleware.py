@@ -280,6 +280,8 @@ class TestRequestsInFlight:
             assert (await ask(app)).status == 429
             assert (await first.end()).status == 200
             assert now() == 1000
+            timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+            assert all(timer.cancelled() for timer in timers)  # nothing is renewed for ever
             assert (await begin(app).end()).status == 200
 
         run(main())
@@ -387,6 +389,8 @@ class TestQueues:
                 await asking.end()
             assert reached == [("/0", 0), ("/2", 1)]
             assert tasks[1].answer.messages == []
+            await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}  # nobody listens any more
 
         run(main())
 

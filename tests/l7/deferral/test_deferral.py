@@ -54,7 +54,7 @@ class Recorder:
             if not message["more_body"]:
                 break
         self.state = scope["state"]
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode()
         self.served.append((f"{scope['method']} {scope['path']}?{query}", body, headers))
         status = self._statuses.pop(0) if self._statuses else 201
