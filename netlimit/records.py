@@ -100,8 +100,9 @@ class HostStatus:
     ports in `management` pass whatever the rules say. `hz` is the kernel's clock tick; `drift` the repairs since it
     began, `repairs` the same by kind. `applying` is a histogram of the seconds that passes took: by upper bound
     ("0.1", "+Inf") how many passes, not more than that, and their "sum". Of rules: `desired` are in force here by the
-    database, `enforced` are in the kernel, `degraded` not for all they speak of; `lifted` have `on_failure: open` and
-    are out of force because the database is gone. `drifted` counts things found changed and not yet put right.
+    database, `enforced` are, in the kernel or by limiters, `degraded` not for all they speak of; `lifted` have
+    `on_failure: open` and are out of force because the database is gone. `drifted` counts things found changed and not
+    yet put right.
     """
 
     host: str
