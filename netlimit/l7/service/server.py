@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from netlimit.l7.service.application import Service
+from netlimit.l7.service.connection import Connection
 from netlimit.l7.service.rpc import RpcServer
 
 GRACE_SECONDS = 5
@@ -31,7 +32,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             service,
             loop="none",
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

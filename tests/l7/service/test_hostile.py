@@ -77,6 +77,36 @@ def test_a_body_that_goes_on_and_on_is_cut_off(served: Served) -> None:
             connection.sendall(b" " * 100_000_000)
 
 
+def converse(served: Served, *sent: bytes) -> list[bytes]:
+    """What is answered to each piece, as one packet."""
+    host, _, port = served.place.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        answers = []
+        for piece in sent:
+            connection.sendall(piece)
+            answers.append(connection.recv(2**16))
+        return answers
+
+
+def test_what_is_no_http_is_answered_and_cut_off(served: Served) -> None:
+    (answer,) = converse(served, b"nonsense\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"connection: close\r\n" in answer.lower()
+
+
+def test_a_response_is_one_packet_also_to_those_who_wait_to_continue(served: Served) -> None:
+    body = json.dumps(GOOD).encode()
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    interim, answer = converse(served, head, body)
+    assert interim == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b'"leases":[]}')
+    health = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert [each[-15:] for each in converse(served, health, health)] == [b'{"status":"ok"}'] * 2
+    (answer,) = converse(served, health.replace(b"GET", b"HEAD"))
+    assert answer.endswith(b"content-length: 15\r\n\r\n")
+
+
 @pytest.mark.parametrize("leases", [None, 7, [7], ["x"], ["e30="], ["WzFd"], ["\u00e9"], ["W1tbW1s="], [""] * 1001])
 def test_what_is_no_lease_is_told(http: httpx.Client, leases: object) -> None:
     answer = http.post("/v1/release", json={"leases": leases})
