@@ -18,7 +18,7 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.cli.tls import check_certificate
-from netlimit.settings import Listen, Settings
+from netlimit.settings import Backend, Listen, Settings
 
 if TYPE_CHECKING:
     import uvicorn
@@ -78,14 +78,16 @@ def run_controller(settings: Settings, user: str | None = None) -> None:
 
 
 def _keep_network(settings: Settings, user: str) -> None:
-    """Become another user, who may change the network and nothing else."""
+    """Become another user, who may change the network, if the kernel is not left alone, and nothing else."""
     from netlimit.cli.preparing import give_state, prepare_host
 
+    alone = settings.backend is Backend.L7
     give_state(settings, find_user(user))
-    prepare_host(find_user(user))
+    if not alone:
+        prepare_host(find_user(user))
     for module in _LATE_IN_CONTROLLER:
         importlib.import_module(module)
-    become(find_user(user), NETWORK)
+    become(find_user(user), () if alone else NETWORK)
 
 
 def run_api(settings: Settings, user: str) -> None:
