@@ -32,6 +32,13 @@ class BacklogFull(NetlimitError):
         super().__init__("The request is over its limit, and as many are kept already as may be.")
 
 
+class BacklogUnavailable(NetlimitError):
+    """What keeps the requests cannot be asked now; the sentence says why."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"The backlog of deferred requests cannot be asked: {reason}.")
+
+
 class Claim(NamedTuple):
     """A request that is to be tried now, by whoever has claimed it and nobody else."""
 
@@ -44,7 +51,8 @@ class Backlog(Protocol):
     """Requests that wait to be replayed. What has been put is not lost when a process dies.
 
     Requests of one key are claimed one at a time, in the order in which they came. A claim ends by itself after a
-    lease, so that the requests of a worker that died are tried again: each request is tried at least once.
+    lease, so that the requests of a worker that died are tried again: each request is tried at least once. Every method
+    raises BacklogUnavailable.
     """
 
     async def put(self, request: Deferred) -> None:

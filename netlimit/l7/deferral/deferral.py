@@ -11,12 +11,13 @@ import base64
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import Backlog, BacklogFull, Bounds
+from netlimit.l7.deferral.backlog import Backlog, BacklogFull, BacklogUnavailable, Bounds
 from netlimit.l7.deferral.replay import TRIES, Replayer
 from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
 from netlimit.l7.deferral.sqlite import SqliteBacklog
@@ -109,8 +110,9 @@ class Deferral:
             match = rules.find(domain, descriptor.entries)
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
-                if await self._backlog.is_waiting(key):
-                    return key
+                with suppress(BacklogUnavailable):  # then those within the limit are served all the same
+                    if await self._backlog.is_waiting(key):
+                        return key
         return None
 
     async def accept(
@@ -140,8 +142,9 @@ class Deferral:
         wait = count_seconds(retry_after) or 1
         try:
             await self._backlog.put(request)
-        except BacklogFull as error:
-            return await complain(send, 429, str(error), [(b"retry-after", b"%d" % wait)])
+        except (BacklogFull, BacklogUnavailable) as error:
+            status = 429 if isinstance(error, BacklogFull) else 503
+            return await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
         if self._replayer is not None:
             self._replayer.stir()
         location = f"{self.path}/{request.id}"
@@ -155,7 +158,10 @@ class Deferral:
         if scope["method"] not in ("GET", "HEAD"):
             return await complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
         identity = scope["path"][len(self.path) + 1 :]
-        report = await self._backlog.find(identity)
+        try:
+            report = await self._backlog.find(identity)
+        except BacklogUnavailable as error:
+            return await complain(send, 503, str(error), [(b"retry-after", b"1")])
         if report is None:
             return await complain(send, 404, "There is no such request, or its end has been forgotten.")
         body = json.dumps(_describe(identity, report)).encode()

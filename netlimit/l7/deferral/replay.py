@@ -10,7 +10,7 @@ from contextlib import suppress
 from math import inf
 
 from netlimit.errors import CountersUnavailable
-from netlimit.l7.deferral.backlog import Backlog, Claim
+from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, State
 from netlimit.l7.deferral.upstream import Unserved, Upstream
 from netlimit.l7.limiter import Limiter
@@ -73,7 +73,7 @@ class Replayer:
             await asyncio.wait(self._trying)
 
     async def _run(self) -> None:
-        swept = -inf
+        swept, silent = -inf, False
         while True:
             self._stirred.clear()
             try:
@@ -82,8 +82,11 @@ class Replayer:
                     swept = now
                     await self._backlog.sweep(now)
                 await self._begin_all()
-            except Exception:
-                log.exception("The backlog of deferred requests cannot be asked; it is asked again soon.")
+                silent = False
+            except BacklogUnavailable as error:
+                if not silent:
+                    log.warning("%s It is asked again until it can be.", error)
+                silent = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._stirred.wait()
@@ -109,7 +112,7 @@ class Replayer:
         self._room.release()
         self._stirred.set()
         if not task.cancelled() and task.exception() is not None:
-            log.error("A deferred request was not tried to the end; it is tried again.", exc_info=task.exception())
+            log.error("A deferred request is tried again once its lease has ended: %s", task.exception())
 
     async def _try(self, claim: Claim) -> None:
         request, tries = claim

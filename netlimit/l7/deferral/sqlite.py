@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from netlimit.l7.deferral.backlog import BacklogFull, Bounds, Claim
+from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _T = TypeVar("_T")
@@ -144,4 +144,7 @@ class SqliteBacklog:
             raise
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise BacklogUnavailable(error) from error

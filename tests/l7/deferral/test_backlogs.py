@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import Bounds
+from netlimit.l7.deferral.backlog import BacklogUnavailable, Bounds
 from netlimit.l7.deferral.deferral import open_backlog
+from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.request import State, keep_answered, keep_headers
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from tests.l7.deferral.backlogs import BacklogSuite, make_request
+from tests.l7.redis.servers import Server
 
 
 class TestBacklogs(BacklogSuite):
@@ -86,3 +89,42 @@ def test_cookies_of_the_answer_are_for_nobody_who_has_the_url() -> None:
     assert keep_answered([(b"Set-Cookie", b"a=b"), (b"Content-Type", b"text/plain"), (b"X-A", b"1")]) == (
         ("content-type", "text/plain"),
     )
+
+
+@pytest.mark.anyio
+async def test_while_redis_is_away_it_is_told_and_afterwards_all_goes_on(mortal: Server) -> None:
+    backlog = RedisBacklog(mortal.url)
+    request = make_request()
+    mortal.client.config_set("save", "3600 1")
+    await backlog.put(request)
+    assert await backlog.claim(time.time()) == (request, 1)
+    mortal.client.save()
+    mortal.kill()
+    for ask in (backlog.claim(1.0), backlog.put(request), backlog.is_waiting("alice"), backlog.find(request.id)):
+        with pytest.raises(BacklogUnavailable, match="cannot be asked: "):
+            await ask
+    with pytest.raises(BacklogUnavailable):
+        await backlog.finish(request, State.DONE, time.time(), None, "")
+    mortal.start()
+    assert await backlog.is_waiting("alice")
+    assert await backlog.claim(time.time() + 1000) == (request, 2)  # its lease has ended
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    assert not await backlog.is_waiting("alice")
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_redis_that_comes_back_empty_begins_anew(mortal: Server) -> None:
+    backlog = RedisBacklog(mortal.url)
+    await backlog.put(make_request())
+    assert await backlog.claim(time.time()) is not None
+    mortal.kill()
+    mortal.start()
+    with suppress(BacklogUnavailable):  # by the connection that has broken
+        await backlog.claim(time.time())
+    assert await backlog.claim(time.time()) is None
+    request = make_request()
+    await backlog.put(request)
+    assert await backlog.claim(time.time()) == (request, 1)
+    mortal.kill()
+    await backlog.aclose()

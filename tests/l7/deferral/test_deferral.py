@@ -26,6 +26,7 @@ from netlimit.l7.middleware import RateLimit
 from netlimit.l7.rules import OnLimit, Rule, RuleSet
 from tests.l7.asking import Answer, ask, begin
 from tests.l7.deferral.backlogs import make_request
+from tests.l7.redis.servers import Server
 
 pytestmark = pytest.mark.anyio
 FAST = Limit(20, 1, Algorithm.GCRA, burst=1)
@@ -288,3 +289,15 @@ async def test_a_server_that_is_not_there_is_tried_again(
             end = await await_end(app, await post(app))
     assert (end["state"], end["tries"]) == ("failed", 2)
     assert end["reason"].startswith("The upstream cannot be reached: ")
+
+
+async def test_without_the_backlog_what_is_within_the_limit_is_served(mortal: Server) -> None:
+    rule = Rule("app", "user", NEVER, on_limit=OnLimit.DEFER)
+    app = RateLimit(Recorder(), rule, key=header("X-User"), deferral=Deferral(mortal.url))
+    mortal.kill()
+    async with living(app):
+        answers = [await post(app) for _ in range(2)]
+        assert [answer.status for answer in answers] == [201, 503]
+        assert answers[1].json()["detail"].startswith("The backlog of deferred requests cannot be asked: ")
+        assert answers[1].headers["retry-after"].isdigit()
+        assert (await ask(app, "/.netlimit/deferred/unknown")).status == 503
