@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import threading
@@ -24,6 +25,7 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.application import Service
+from scripts.testbed.streams import ROOT
 from tests.cli.running import free_port
 from tests.l7.asking import ask
 
@@ -34,39 +36,7 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 10, algorithm: gcra, burst: 1}
     on_limit: defer
 """
-NGINX = """
-daemon off; master_process off; pid DIR/pid; error_log DIR/log;
-events {}
-http {
-  access_log off;
-  client_body_temp_path DIR/a; proxy_temp_path DIR/b; fastcgi_temp_path DIR/c;
-  uwsgi_temp_path DIR/d; scgi_temp_path DIR/e;
-  server {
-    listen 127.0.0.1:PORT;
-    proxy_set_header X-Forwarded-For $remote_addr;
-    location / {
-      auth_request /.limit;
-      error_page 403 = @deferred;
-      proxy_pass http://127.0.0.1:APPLICATION;
-    }
-    location = /.limit {
-      internal;
-      proxy_pass http://127.0.0.1:LIMITER/v1/auth?domain=web&key=remote_address;
-      proxy_pass_request_body off;
-      proxy_set_header Content-Length "";
-      proxy_set_header X-Forwarded-For $remote_addr;
-    }
-    location @deferred {
-      proxy_set_header X-Forwarded-For $remote_addr;
-      proxy_set_header Host $host;
-      proxy_pass http://127.0.0.1:LIMITER/v1/defer$request_uri;
-    }
-    location /.netlimit/deferred/ {
-      proxy_pass http://127.0.0.1:LIMITER;
-    }
-  }
-}
-"""
+CONFIGURATION = ROOT / "docs/proxies/nginx-defer.conf"
 
 
 @contextmanager
@@ -109,9 +79,15 @@ def place(tmp_path: Path, served: list[tuple[str, bytes]]) -> Iterator[str]:
 
         with serving(both, "on") as limiting:
             port = free_port()
-            text = NGINX.replace("DIR", str(tmp_path)).replace("PORT", str(port))
-            text = text.replace("LIMITER", str(limiting)).replace("APPLICATION", str(backend))
-            (tmp_path / "nginx.conf").write_text(text)
+            text = CONFIGURATION.read_text()
+            for written, place in ((80, port), (8080, backend), (8751, limiting), (8753, limiting)):
+                text = re.sub(rf"127\.0\.0\.1:{written}\b(?!\.)", f"127.0.0.1:@{place}", text)
+            kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+            places = "".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
+            (tmp_path / "nginx.conf").write_text(
+                f"daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/log;\n"
+                f"events {{}}\nhttp {{ access_log off; {places}\n{text.replace(':@', ':')}\n}}"
+            )
             command = ["/usr/sbin/nginx", "-e", f"{tmp_path}/log", "-c", f"{tmp_path}/nginx.conf"]
             process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             yield f"http://127.0.0.1:{port}"
