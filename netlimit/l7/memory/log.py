@@ -21,6 +21,7 @@ class SlidingWindowLog(Counter):
         super().__init__(limit, clock, keys)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
+        self._seconds = float(limit.seconds)
         self._count_refused = limit.count_refused
         self._logs: dict[str, deque[int]] = {}
 
@@ -49,15 +50,18 @@ class SlidingWindowLog(Counter):
                     log.append(now)
                 else:
                     log.extend([now] * min(hits, 2 * self._amount))
-                most = ceiling if slack < self._amount else 2 * self._amount
-                while len(log) > most:
-                    log.popleft()
                 size = len(log)
+                most = ceiling if slack < self._amount else 2 * self._amount
+                while size > most:
+                    log.popleft()
+                    size -= 1
+                reset = self._seconds if size else 0.0
+            else:
+                reset = (log[-1] - old) / SECOND if size else 0.0
             excess = size + weight - ceiling  # so many must be forgotten before the next may come
             wait = 0.0
             if excess > 0:
-                wait = (log[excess - 1] + self._period - now) / SECOND if weight <= ceiling else inf
-            reset = (log[-1] + self._period - now) / SECOND if size else 0.0
+                wait = (log[excess - 1] - old) / SECOND if weight <= ceiling else inf
             left = self._amount - size
             return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0))
         finally:
