@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,22 @@ descriptors:
             assert "have the key 'plan', which nothing extracts" in caplog.text
 
         run(main())
+
+    def test_a_file_is_followed_as_it_changes(self, path: Path) -> None:
+        extract = {"device": header("X-Device")}
+
+        async def main() -> None:
+            app = RateLimit(hello, limits=path, domain="api", extract=extract)
+            path.write_text(
+                DOCUMENT.replace("unit: minute, requests_per_unit: 5", "unit: minute, requests_per_unit: 0")
+            )
+            deadline = time.monotonic() + 20
+            peers = itertools.count(1)  # each for the first time
+            while (await ask(app, peer=f"192.0.2.{next(peers) % 250}")).status == 200:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+        asyncio.run(main())
 
     def test_a_long_value_is_kept_short_and_still_told_apart(self) -> None:
         async def main() -> None:
