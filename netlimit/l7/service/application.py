@@ -68,6 +68,11 @@ class Service:
             "/v1/report": ("report", "GET", self._report),
         }
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return self._queues.waiting
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (ASGI)."""
         name, method, respond = self._ways.get(scope["path"]) or ("other", scope["method"], self._miss)
@@ -84,7 +89,8 @@ class Service:
             answer = Problem(500, "This is a fault of netlimit's own; its log says more.").answer()
         status, headers, body = answer
         self.answers[name, status] += 1
-        headers.append((b"content-length", b"%d" % len(body)))
+        if status != 204:
+            headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

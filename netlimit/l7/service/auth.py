@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Mapping
-from functools import lru_cache
+from collections.abc import Awaitable, Collection, Mapping
+from functools import lru_cache, partial
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from netlimit.l7.decision import new
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
+from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
@@ -63,13 +65,7 @@ class Authorizer:
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
-        listener = Listener(receive)
-        try:
-            verdict = await self._queues.decide(template.domain, descriptors, template.hits, listener.wait)
-        except ClientGone:
-            raise Problem(408, "Nobody waits for the answer any more.") from None
-        finally:
-            listener.close()
+        verdict = await self._queues.decide(template.domain, descriptors, template.hits, partial(_stay, receive))
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
             headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
@@ -108,6 +104,17 @@ class Authorizer:
         return Part(text, find)
 
 
+async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:
+    """Wait for a verdict while somebody waits for the answer. Raises Problem when nobody does any more."""
+    listener = Listener(receive)
+    try:
+        return await listener.wait(waiting)
+    except ClientGone:
+        raise Problem(408, "Nobody waits for the answer any more.") from None
+    finally:
+        listener.close()
+
+
 def _read_hits(text: str) -> int:
     hits = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
     if not 0 <= hits <= MOST_HITS:
@@ -122,8 +129,8 @@ def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None
         value = find(scope)
         if value is None:
             return None
-        entries.append(Entry(key, value))
-    return Descriptor(tuple(entries))
+        entries.append(new(Entry, (key, value)))
+    return new(Descriptor, (tuple(entries), None, None))
 
 
 # What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.

@@ -49,6 +49,10 @@ descriptors:
   - key: told
     detailed_metric: true
     rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: line
+    on_limit: queue
+    max_wait: 20s
+    rate_limit: {unit: minute, requests_per_unit: 1}
   - key: flight
     concurrency: {limit: 2, lease: 60}
 """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import count
 
 import httpx
 import pytest
 
+from tests.cli.running import until
 from tests.l7.service.serving import Served, someone
 
 _hosts = count(1)
@@ -110,6 +112,19 @@ def test_leases_are_told(http: httpx.Client) -> None:
     assert ask(http, f"key=flight={who}").status_code == 403
     assert http.post("/v1/release", json={"leases": [lease]}).status_code == 204
     assert ask(http, f"key=flight={who}").status_code == 200
+
+
+def test_who_hangs_up_leaves_the_line(http: httpx.Client, served: Served) -> None:
+    query = f"/v1/auth?domain=web&key=line={someone()}"
+    served.begin_minute()
+    assert http.get(query).status_code == 200
+    assert http.get(query).status_code == 403  # its turn comes too late
+    served.pass_time(50)
+    host, _, port = served.place.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"GET {query} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        until(lambda: served.service.waiting == 1)
+    until(lambda: served.service.waiting == 0)
 
 
 @pytest.mark.parametrize(
