@@ -10,6 +10,8 @@ from netlimit.errors import LimitError
 
 LARGEST_AMOUNT = 2**32 - 1
 """The most requests that a limit may allow in its unit: the largest `requests_per_unit` of Envoy's protocol."""
+BOUNDLESS = 2**62
+"""So many hits beyond a limit are any number."""
 UNITS = {
     "second": 1,
     "minute": 60,
@@ -115,3 +117,12 @@ def parse_limit(text: str, algorithm: Algorithm = Algorithm.FIXED_WINDOW, burst:
 def widen(limit: Limit, percent: int) -> int:
     """How many hits more than its capacity a limit admits when `percent` over it are tolerated, rounded down."""
     return limit.capacity * percent // 100
+
+
+def bound_debt(slack: int, capacity: int) -> int:
+    """How many hits a bucket owes at most: one more bucket, or as many as are tolerated if that is more.
+
+    Tolerance without end must not become a debt without end: that, too, is one bucket. What holds nothing owes nothing,
+    for it never gets anything.
+    """
+    return max(capacity, slack) if capacity and slack < BOUNDLESS else capacity

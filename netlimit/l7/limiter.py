@@ -12,7 +12,7 @@ from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate, Passage, find_client, find_size
-from netlimit.l7.limit import Limit, widen
+from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, make_key, replaced
 from netlimit.l7.store import Ask, Store
@@ -20,9 +20,6 @@ from netlimit.l7.usage import Counts, Usage
 
 if TYPE_CHECKING:
     from netlimit.l7.escalation import Refusals
-
-BOUNDLESS = 2**62
-"""The slack of a limit that nothing bounds while there is room."""
 
 _HARD = Mode.HARD
 """Looked up once: that of a member of an Enum takes a while."""

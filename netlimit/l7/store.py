@@ -21,13 +21,13 @@ class Ask(NamedTuple):
     hits: int = 1
     """The request's weight. 0 counts nothing and tells whether one hit would be admitted."""
     slack: int = 0
-    """So many hits beyond the limit's capacity are tolerated now."""
+    """So many hits beyond the limit's capacity are tolerated now; BOUNDLESS is any number."""
     lease: str = ""
     """For concurrency: the name of the lease that an admitted request gets, unique among all."""
     charge: bool = False
     """Whether refused hits are counted too, as what has happened already must be (an answer's bytes, tokens that a
-    model has used) and as Envoy's ratelimit does: a window's count goes over its limit, a bucket owes at most one more
-    bucket."""
+    model has used) and as Envoy's ratelimit does: a window's count goes over its limit, a bucket owes no more than
+    `bound_debt` says."""
 
 
 class Store(Protocol):

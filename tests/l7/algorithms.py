@@ -10,10 +10,15 @@ from math import inf
 
 import pytest
 
-from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
 from tests.l7.counting import Subjects
 
 EVERY = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.CONCURRENCY]
+KINDS = [
+    *(Limit(10, 60, algorithm) for algorithm in Algorithm),
+    Limit(10, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL),
+]
+"""A limit for every way in which requests are counted."""
 BUCKETS = [Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA]
 WINDOWS = [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_LOG, Algorithm.SLIDING_WINDOW_COUNTER]
 
@@ -179,10 +184,23 @@ class TestPromises:
         assert [decision.over for decision in decisions] == [False] * 10 + [True, False]
         assert [decision.remaining for decision in decisions[8:]] == [1, 0, 0, 0]
 
+    @pytest.mark.parametrize("limit", KINDS, ids=str)
+    def test_slack_may_be_more_than_the_limit(self, subject: Subjects, limit: Limit) -> None:
+        sub = subject(limit).at("1:00:00")
+        admitted = [sub.hit(slack=25, lease=sub.make_lease()).admitted for _ in range(50)]
+        assert admitted == [True] * 35 + [False] * 15
+
+    @pytest.mark.parametrize("limit", KINDS, ids=str)
+    def test_a_look_is_never_over(self, subject: Subjects, limit: Limit) -> None:
+        sub = subject(limit).at("1:00:00")
+        assert [sub.hit(slack=5, lease=sub.make_lease()).over for _ in range(12)] == [False] * 10 + [True] * 2
+        look = sub.hit(0, slack=5, lease=sub.make_lease())
+        assert (look.admitted, look.remaining, look.over) == (True, 0, False)
+
     @pytest.mark.parametrize("algorithm", EVERY)
     def test_boundless_slack_leaves_no_boundless_debt(self, subject: Subjects, algorithm: Algorithm) -> None:
         sub = subject(Limit(10, 60, algorithm)).at("1:00:00")
-        assert all(sub.hit(slack=2**62).admitted for _ in range(100))
+        assert all(sub.hit(slack=BOUNDLESS).admitted for _ in range(100))
         decision = sub.hit()
         assert decision.admitted is False
         assert decision.retry_after <= 120

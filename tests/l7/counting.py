@@ -75,6 +75,10 @@ class Subject:
         self.counting.now += ceil(seconds * SECOND)
         return self
 
+    def make_lease(self) -> str:
+        """A lease that nobody else has; none where there are no leases."""
+        return f"lease {next(_names)}" if self.rule.concurrency else ""
+
     def make_ask(self, hits: int = 1, key: str = "alice", slack: int = 0, charge: bool = False, lease: str = "") -> Ask:
         return Ask(self.rule, self.limit, key, hits, slack, lease, charge)
 

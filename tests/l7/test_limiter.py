@@ -91,7 +91,7 @@ def test_a_descriptor_may_weigh_something_else_than_the_request() -> None:
     assert [status.allowed for status in verdict.statuses] == [True, False]
 
 
-@pytest.mark.parametrize(("percent", "admitted"), [(0, 10), (10, 11), (25, 12), (100, 20)])
+@pytest.mark.parametrize(("percent", "admitted"), [(0, 10), (10, 11), (25, 12), (100, 20), (150, 25)])
 def test_a_soft_limit_goes_over_by_its_percentage(percent: int, admitted: int) -> None:
     desk = Desk(rule("user", 10, mode=Mode.SOFT, overshoot=percent))
     assert sum(desk.allowed("user", 50)) == admitted

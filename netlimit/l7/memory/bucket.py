@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import gcd, inf
 
 from netlimit.l7.decision import Decision, new
-from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.limit import Algorithm, Limit, bound_debt
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
@@ -57,14 +57,15 @@ class Bucket(Counter):
     def _answer_beyond(self, key: str, room: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
         """Peeks, and what the bucket itself does not hold."""
         full, given = self._full, self._given
-        if room < -full:  # it owes one bucket at most: anything more, a clock since set back has counted
-            room = -full
+        lowest = -bound_debt(slack, self.limit.capacity) * self._cost if slack else -full
+        if room < lowest:  # a clock since set back has counted it, or more was tolerated then
+            room = lowest
             self._levels[key] = supply - room
         cost, tolerated = (hits or 1) * self._cost, slack * self._cost
         admitted = cost <= room + tolerated
         left = room
         if hits and (admitted or charge):
-            left = max(room - cost, -full)  # tolerance without end must not become a debt without end
+            left = max(room - cost, lowest)
             self._levels[key] = supply - left
         lack = cost - left - tolerated
         wait = 0.0
@@ -72,7 +73,7 @@ class Bucket(Counter):
             wait = lack / given if cost <= full + tolerated and self._amount else inf
         delay = (full - room) / given if self._queues and admitted and hits else 0.0
         free = left // self._cost if left > 0 else 0
-        return new(Decision, (admitted, free, wait, (full - left) / given, delay, admitted and left < 0))
+        return new(Decision, (admitted, free, wait, (full - left) / given, delay, admitted and left < 0 < hits))
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Bucket)
@@ -122,7 +123,7 @@ class IntervalBucket(Counter):
                 before = self._levels.get(key, floor)
             if before < floor:
                 before = floor
-            most = supply + self._full
+            most = supply + (bound_debt(slack, self._full) if slack else self._full)
             if before > most:
                 self._levels[key] = before = most
             weight = hits or 1
@@ -136,7 +137,7 @@ class IntervalBucket(Counter):
             wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)
             left = supply - level
             reset = self._until(level - floor, into)
-            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0))
+            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
             self._release()
 

@@ -52,7 +52,7 @@ class Leases(Counter):
                 wait = (next(islice(ends.values(), over - 1, None)) - now) / SECOND if (hits or 1) <= ceiling else inf
             reset = (next(reversed(ends.values())) - now) / SECOND if ends else 0.0
             left = self._amount - len(ends)
-            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0)
+            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0 < hits)
 
     def release(self, key: str, lease: str, hits: int = 1) -> None:
         """End a lease."""

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 
 from netlimit.l7.decision import Decision, new
-from netlimit.l7.limit import Limit
+from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
@@ -46,12 +46,12 @@ class SlidingWindowLog(Counter):
             ceiling = self._amount + slack
             admitted = size + weight <= ceiling
             if hits and (admitted or charge or self._count_refused):
+                most = ceiling if slack < BOUNDLESS else 2 * self._amount
                 if hits == 1:
                     log.append(now)
                 else:
-                    log.extend([now] * min(hits, 2 * self._amount))
+                    log.extend([now] * min(hits, most))
                 size = len(log)
-                most = ceiling if slack < self._amount else 2 * self._amount
                 while size > most:
                     log.popleft()
                     size -= 1
@@ -63,7 +63,7 @@ class SlidingWindowLog(Counter):
             if excess > 0:
                 wait = (log[excess - 1] - old) / SECOND if weight <= ceiling else inf
             left = self._amount - size
-            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0))
+            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
             self._release()
 

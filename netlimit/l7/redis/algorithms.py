@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from netlimit.l7.decision import Decision
-from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill, bound_debt
 from netlimit.l7.redis.script import Script, pack, read_script
 from netlimit.l7.store import Ask
 
@@ -114,7 +114,7 @@ class SlidingWindowLog:
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
         charge = ask.charge or self._count_refused
-        kept = self._amount + min(ask.slack, self._amount)
+        kept = self._amount + (ask.slack if ask.slack < BOUNDLESS else self._amount)
         return self._packed + _pack_hits(self._amount + ask.slack, ask._replace(charge=charge)) + pack(kept)
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
@@ -125,14 +125,15 @@ class SlidingWindowLog:
 class Bucket:
     """What a full bucket lacks. Of a leaky bucket's requests each waits until those before it have had their time."""
 
-    script = read_script("bucket", arguments=7, width=2)
+    script = read_script("bucket", arguments=8, width=2)
 
     def __init__(self, limit: Limit) -> None:
-        tick = _find_tick(4 * limit.capacity // gcd(limit.amount, limit.seconds * SECOND), limit.seconds)
+        tick = _find_tick(12 * limit.capacity // gcd(limit.amount, limit.seconds * SECOND), limit.seconds)
         period = limit.seconds * SECOND // tick
         common = gcd(limit.amount, period)
         self._given = limit.amount // common
         self._cost = period // common
+        self._capacity = limit.capacity
         self._full = limit.capacity * self._cost
         self._second = (self._given or 1) * (SECOND // tick)
         self._queues = limit.algorithm is Algorithm.LEAKY_BUCKET
@@ -140,14 +141,14 @@ class Bucket:
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
-        return self._packed + _pack_hits(ask.slack, ask)
+        return self._packed + _pack_hits(ask.slack, ask) + pack(self._find_most(ask))
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""
         admitted, before = reply[at] == 1, reply[at + 1]
         used = before
         if ask.hits and (admitted or ask.charge):
-            used = min(before + ask.hits * self._cost, 2 * self._full)
+            used = min(before + ask.hits * self._cost, self._find_most(ask))
         ceiling = self._full + ask.slack * self._cost
         cost = (ask.hits or 1) * self._cost
         over = used + cost - ceiling
@@ -158,8 +159,12 @@ class Bucket:
             wait,
             used / self._second,
             before / self._second if self._queues and admitted and ask.hits else 0.0,
-            admitted and used > self._full,
+            admitted and used > self._full and ask.hits > 0,
         )
+
+    def _find_most(self, ask: Ask) -> int:
+        """So much is used at most."""
+        return self._full + bound_debt(ask.slack, self._capacity) * self._cost
 
     def _wait(self, over: int) -> float:
         """Seconds until so much has been given, in whole ticks: the server's clock knows no parts of them."""
@@ -169,7 +174,7 @@ class Bucket:
 class IntervalBucket:
     """What a full bucket lacks, filled when a unit begins."""
 
-    script = read_script("interval_bucket", arguments=6, width=3)
+    script = read_script("interval_bucket", arguments=7, width=3)
 
     def __init__(self, limit: Limit) -> None:
         self._amount = limit.amount
@@ -179,20 +184,24 @@ class IntervalBucket:
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
-        return self._packed + _pack_hits(ask.slack, ask)
+        return self._packed + _pack_hits(ask.slack, ask) + pack(self._find_most(ask))
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""
         admitted, before, rest = reply[at] == 1, reply[at + 1], reply[at + 2]
         used = before
         if ask.hits and (admitted or ask.charge):
-            used = min(before + ask.hits, 2 * self._full)
+            used = min(before + ask.hits, self._find_most(ask))
         weight = ask.hits or 1
         ceiling = self._full + ask.slack
         over = used + weight - ceiling
         wait = 0.0 if over <= 0 else inf if weight > ceiling else self._until(over, rest)
         left = self._full - used
-        return Decision(admitted, max(0, left), wait, self._until(used, rest), 0.0, admitted and left < 0)
+        return Decision(admitted, max(0, left), wait, self._until(used, rest), 0.0, admitted and left < 0 < ask.hits)
+
+    def _find_most(self, ask: Ask) -> int:
+        """So many tokens are used at most."""
+        return self._full + bound_debt(ask.slack, self._full)
 
     def _until(self, tokens: int, rest: int) -> float:
         """Seconds until so many more have been given."""
@@ -258,7 +267,7 @@ def make_counting(limit: Limit) -> Counting:
 def _find_tick(hits: int, seconds: int) -> int:
     """The shortest of 1 µs, 10 µs, … 1 s in which hits times the ticks of a period are whole numbers in a double.
 
-    1 µs unless the limit times its seconds is more than two thousand millions.
+    1 µs unless the limit times its seconds is more than seven hundred millions.
     """
     return next((tick for tick in (10**n for n in range(6)) if hits * seconds * SECOND // tick < LARGEST), SECOND)
 
@@ -274,4 +283,4 @@ def _read_entries(amount: int, ask: Ask, reply: Sequence[int], at: int) -> Decis
     never = (ask.hits or 1) > amount + ask.slack
     left = amount - size
     wait = inf if never else reply[at + 2] / SECOND
-    return Decision(admitted, max(0, left), wait, reply[at + 3] / SECOND, 0.0, admitted and left < 0)
+    return Decision(admitted, max(0, left), wait, reply[at + 3] / SECOND, 0.0, admitted and left < 0 < ask.hits)

@@ -2,14 +2,14 @@
 -- a hit costs `cost` and every tick gives `given` back; `since` (microseconds) is when that was so. When the clock
 -- has been set back, it is so from now on. Costs differ when the limit's amount has changed: then whole hits go on.
 -- ARGV, for each key: a tick in microseconds, given, cost, what a full bucket holds, hits tolerated beyond that, hits,
--- whether they count though they are refused. Replies for each key: admitted, used before.
+-- whether they count though they are refused, what is used at most. Replies for each key: admitted, used before.
 local reply = {}
 for i, key in ipairs(KEYS) do
-  local at = 7 * i - 6
+  local at = 8 * i - 7
   local tick, given, cost, full = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local slack, hits, charge = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6]
+  local slack, hits, charge, most = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6], tonumber(ARGV[at + 7])
   local moment = now - now % tick
-  local used, set_back = 0, false
+  local used, changed = 0, false
   local kept = redis.call('GET', key)
   if kept then
     local before, since, unit = string.match(kept, '(%d+) (%d+) (%d+)')
@@ -17,14 +17,15 @@ for i, key in ipairs(KEYS) do
     if tonumber(unit) ~= cost then
       used = math.floor(used / unit) * cost
     end
-    set_back = tonumber(since) > moment
     local passed = math.min(math.floor(math.max(moment - since, 0) / tick), math.ceil(used / math.max(given, 1)))
-    used = math.min(math.max(used - passed * given, 0), 2 * full + slack * cost)
+    used = math.max(used - passed * given, 0)
+    changed = tonumber(since) > moment or used > most
+    used = math.min(used, most)
   end
   local admitted = used + math.max(hits, 1) * cost <= full + slack * cost
   local counted = (admitted or charge == '1') and hits or 0
-  local after = math.min(used + counted * cost, 2 * full)
-  if (counted > 0 or set_back) and after > 0 then
+  local after = math.min(used + counted * cost, most)
+  if (counted > 0 or changed) and after > 0 then
     local life = math.min(math.ceil(after / math.max(given, 1) * tick / 1000), 1e15)
     redis.call('SET', key, string.format('%.0f %.0f %.0f', after, moment, cost), 'PX', life)
   end

@@ -87,7 +87,7 @@ class MergingStore:
             await self._merge_batch(spent[start : start + MOST])
 
     async def _merge_batch(self, batch: Sequence[_Spent]) -> None:
-        asks = [each.ask._replace(hits=each.hits, slack=0, charge=True) for each in batch]
+        asks = [each.ask._replace(hits=each.hits, charge=True) for each in batch]
         answers = await self._remote.attempt(asks)
         for ask, answer in zip(asks, answers, strict=True):
             if isinstance(answer, Decision):

@@ -16,7 +16,7 @@ for i, key in ipairs(KEYS) do
   end
   local size = redis.call('ZCARD', key)
   local admitted = size + math.max(hits, 1) <= ceiling
-  if hits > 0 and (admitted or charge == '1') and most > 0 then
+  if hits > 0 and (admitted or charge == '1') then
     local number = 0
     if newest[1] and tonumber(newest[2]) == now then
       number = string.match(newest[1], ':(%d+)') + 1

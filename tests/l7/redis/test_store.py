@@ -13,7 +13,7 @@ import pytest
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
-from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
 from netlimit.l7.redis.key import make_name, make_prefix
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
@@ -52,7 +52,7 @@ def test_every_key_ends_by_itself(server: Server) -> None:
                     (3, False, 0),
                     (3, False, 0),
                     (3, True, 0),
-                    (20, False, 100),
+                    (20, False, BOUNDLESS),
                 ):
                     await hit(store, rule, hits=hits, charge=charge, slack=slack)
                     lives = find_lives(server)
