@@ -13,6 +13,8 @@ from scripts.testbed.streams import ROOT
 from tests.docs.transcripts import read_fences
 from tests.l7.asking import ask
 from tests.l7.deferral.test_deferral import living
+from tests.l7.deferral.test_proxies import RULES
+from tests.l7.redis.servers import Server
 
 PAGE = (ROOT / "docs/middleware.md").read_text("utf-8")
 
@@ -21,7 +23,7 @@ def find_blocks(language: str) -> list[str]:
     return ["\n".join(fence.lines) for fence in read_fences(PAGE) if fence.language == language]
 
 
-ONE_LINE, MANY, DEFERRING, FUNCTIONS = find_blocks("python")
+ONE_LINE, MANY, DEFERRING, PROXIES, FUNCTIONS = find_blocks("python")
 
 
 def run_program(program: str) -> Any:
@@ -70,6 +72,25 @@ def test_deferring(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             assert (report["state"], report["reply"]["body"]) == ("done", '"done: two"')
+
+    asyncio.run(main())
+
+
+def test_deferring_for_proxies(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "limits.yaml").write_text(RULES)
+    here = {"/tmp/deferred.db": f"{tmp_path}/deferred.db", "redis://localhost:6379": server.url}  # noqa: S108
+    program = PROXIES
+    for there, instead in here.items():
+        program = program.replace(there, instead)
+
+    async def main() -> None:
+        app = run_program(program)["app"]
+        proxied = {"peer": "127.0.0.1", "headers": {"X-Forwarded-For": "203.0.113.1"}}
+        kept = await ask(app, "/v1/defer/jobs", b"one", method="POST", **proxied)
+        assert kept.status == 202
+        assert (await ask(app, kept.headers["location"])).json()["state"] == "waiting"
+        await app._limiter._store.aclose()
 
     asyncio.run(main())
 
