@@ -190,6 +190,7 @@ class Controller:
             self._check_drift()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._protect()
+            self._doubt_roots()
             self._report()
             if self._uncopied:
                 self._copy()
@@ -589,6 +590,12 @@ class Controller:
         notes = self._compiled.shaping.notes.items()
         said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
         return said | self._fallback.judge(self._compiled.problems)
+
+    def _doubt_roots(self) -> None:
+        """`netlimit apply --take-over` may have put a tree in another's place, and the rule that needs it may have gone
+        before this process saw either: whoever waits to get his place back has the next pass look at everything."""
+        if self._in_step and self._saved_roots().keys() - self._compiled.settled.trees.keys():
+            self._in_step = False
 
     def _saved_roots(self) -> Mapping[str, SavedRoot]:
         """The root qdiscs of others that ours took the place of."""
