@@ -27,8 +27,8 @@ class LimitError(NetlimitError):
 
 
 class Place(NamedTuple):
-    """A place in a document, and what is to be said of it: `field` is its path (`descriptors[0].rate_limit.unit`), empty
-    for the whole document; `line` counts from 1, and is None where nobody counts lines."""
+    """A place in a document, and what is to be said of it: `field` is its path (`descriptors[0].rate_limit.unit`),
+    empty for the whole document; `line` counts from 1, and is None where nobody counts lines."""
 
     field: str
     sentence: str
