@@ -247,7 +247,7 @@ class Limiter:
             if statuses[index].decision is None or _says_more(status, statuses[index]):
                 statuses[index] = status
             admitted, _, wait, _, turn, _ = decision
-            taken = admitted and ask.lease != ""
+            taken = admitted and ask.lease != "" and ask.hits > 0
             if taken:
                 held.append(ask)
             if (admitted and not wait and not turn) or ask.rule.observes:

@@ -160,8 +160,8 @@ def test_a_request_may_bring_its_own_limit() -> None:
 
 
 class TestInFlight:
-    def make_desk(self, **fields: Any) -> Desk:
-        return Desk(Rule("api", "user", None, Limit(2, 30, Algorithm.CONCURRENCY), **fields), rule("path", 3))
+    def make_desk(self, lease: int = 30) -> Desk:
+        return Desk(Rule("api", "user", None, Limit(2, lease, Algorithm.CONCURRENCY)), rule("path", 3))
 
     def test_leases_are_held_until_they_are_released(self) -> None:
         desk = self.make_desk()
@@ -194,6 +194,18 @@ class TestInFlight:
         run(desk.limiter.renew(held[0]))
         desk.now += 10 * SECOND
         assert desk.allowed("user", 2) == [True, False]
+
+    def test_the_end_of_an_old_one_leaves_those_of_changed_rules_alone(self) -> None:
+        desk = self.make_desk()
+        old = desk.decide("user")
+        desk.rules = self.make_desk(lease=60).rules
+        assert desk.allowed("user", 3) == [True, True, False]
+        run(desk.limiter.renew(old))
+        run(desk.limiter.release(old))
+        assert desk.allowed("user", 1) == [False]
+
+    def test_a_look_holds_none(self) -> None:
+        assert self.make_desk().decide("user", hits=0).leases == ()
 
     def test_a_rule_may_limit_both(self) -> None:
         desk = Desk(Rule("api", "user", Limit(3, 60), Limit(2, 30, Algorithm.CONCURRENCY)))

@@ -54,12 +54,14 @@ class MemoryStore:
     def release_now(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
         for ask in asks:
-            self._find_leases(ask).release(ask.key, ask.lease, ask.hits)
+            if (leases := self._find_leases(ask)) is not None:
+                leases.release(ask.key, ask.lease, ask.hits)
 
     def renew_now(self, asks: Sequence[Ask]) -> None:
         """Let the leases of these asks last their whole time from now."""
         for ask in asks:
-            self._find_leases(ask).renew(ask.key, ask.lease, ask.hits)
+            if (leases := self._find_leases(ask)) is not None:
+                leases.renew(ask.key, ask.lease, ask.hits)
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
@@ -79,10 +81,10 @@ class MemoryStore:
             return counter.take(ask.key, ask.lease, ask.hits, ask.slack)
         return counter.hit(ask.key, ask.hits, ask.slack, ask.charge)
 
-    def _find_leases(self, ask: Ask) -> Leases:
-        counter = self._find_counter(ask)
-        assert isinstance(counter, Leases)
-        return counter
+    def _find_leases(self, ask: Ask) -> Leases | None:
+        """Those of the rule as it is by now: a request that came before it changed does not bring its old limit back."""
+        counter = self._counters.get((ask.rule.domain, ask.rule.name, True))
+        return counter if isinstance(counter, Leases) else None
 
     def _find_counter(self, ask: Ask) -> Counter:
         rule = ask.rule
