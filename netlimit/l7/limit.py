@@ -22,8 +22,9 @@ UNITS = {
     "year": 31_536_000,
 }
 """Units and their seconds. A month has 30 days and a year 365, as in Envoy's ratelimit: windows of equal length."""
-_TEXT = re.compile(r"\s*(\d{1,10})\s*(?:/|\s+per\s+)\s*(\d{1,9}\s*)?([a-z]+?)s?\s*", re.IGNORECASE)
-_SHORT = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "d": "day"}
+_TEXT = re.compile(r"\s*(\d{1,10})\s*(?:/|\s+per\s+)\s*(\d{1,9}\s*)?([a-z]+)\s*", re.IGNORECASE)
+_NAMES = {name: seconds for unit, seconds in UNITS.items() for name in (unit, f"{unit}s")}
+_NAMES |= {"s": 1, "sec": 1, "secs": 1, "m": 60, "min": 60, "mins": 60, "h": 3600, "d": 86_400}
 
 
 class Algorithm(StrEnum):
@@ -105,8 +106,7 @@ class Limit:
 def parse_limit(text: str, algorithm: Algorithm = Algorithm.FIXED_WINDOW, burst: int | None = None) -> Limit:
     """Read "100/minute", "5 per 10 minutes", "1000/day". Raises LimitError with what would be accepted."""
     match = _TEXT.fullmatch(text)
-    name = match[3].lower() if match else ""
-    seconds = UNITS.get(_SHORT.get(name, name))
+    seconds = _NAMES.get(match[3].lower()) if match else None
     if match is None or seconds is None:
         raise LimitError(
             "limit", f'{text!r} is no limit; write for example "100/minute", "5 per 10 minutes" or "1000/day".'

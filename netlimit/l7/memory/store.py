@@ -82,7 +82,7 @@ class MemoryStore:
         return counter.hit(ask.key, ask.hits, ask.slack, ask.charge)
 
     def _find_leases(self, ask: Ask) -> Leases | None:
-        """Those of the rule as it is by now: a request that came before it changed does not bring its old limit back."""
+        """Those of the rule as it is by now: a request that came before it changed brings no old limit back."""
         counter = self._counters.get((ask.rule.domain, ask.rule.name, True))
         return counter if isinstance(counter, Leases) else None
 
