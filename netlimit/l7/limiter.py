@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, make_key, replaced
 from netlimit.l7.store import Ask, Store
-from netlimit.l7.usage import Counts, Usage
+from netlimit.l7.usage import Usage
 
 if TYPE_CHECKING:
     from netlimit.l7.escalation import Refusals
@@ -192,21 +192,11 @@ class Limiter:
         if verdict.leases:
             await self._store.renew(verdict.leases)
 
-    def count_queued(self, verdict: Verdict) -> None:
-        """Say that a request which was refused waits for its turn."""
-        for counts in self._find_refusing(verdict):
-            counts.queued += 1
-
     def count_deferred(self, verdict: Verdict) -> None:
         """Say that a request which was refused is kept, to be replayed."""
-        for counts in self._find_refusing(verdict):
-            counts.deferred += 1
-
-    def _find_refusing(self, verdict: Verdict) -> Iterator[Counts]:
-        for _, rule, limit, _, _ in (status for status in verdict.statuses if not status.allowed):
-            assert rule is not None
-            assert limit is not None
-            yield self.usage.find_counts(rule, limit, limit is rule.concurrency)
+        for allowed, rule, limit, _, _ in verdict.statuses:
+            if not allowed and rule is not None and limit is not None:
+                self.usage.find_counts(rule, limit, limit is rule.concurrency).deferred += 1
 
     def _find_match(self, rules: RuleSet, domain: str, descriptor: Descriptor) -> Match | None:
         if descriptor.limit is None or domain not in rules.domains:

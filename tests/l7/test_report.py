@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from netlimit.l7 import usage as usage_module
+from netlimit.l7.counters import open_counters
 from netlimit.l7.decision import Decision
 from netlimit.l7.detail import OTHERS, Detail
 from netlimit.l7.distinct import Distinct
@@ -174,14 +176,12 @@ class TestCounting:
         finding = find(site, after=7)
         assert (finding.admitted, finding.seconds) == (1, 7)
 
-    def test_a_refused_request_may_wait_or_be_kept(self) -> None:
-        site = Site(user=rule(1, on_limit=OnLimit.QUEUE))
-        verdicts = site.ask("user", times=3)
-        site.limiter.count_queued(verdicts[1])
-        site.limiter.count_deferred(verdicts[2])
-        site.limiter.count_queued(verdicts[0])  # it was not refused
+    def test_a_refused_request_may_be_kept(self) -> None:
+        site = Site(user=rule(1, on_limit=OnLimit.DEFER))
+        for verdict in site.ask("user", times=3):
+            site.limiter.count_deferred(verdict)  # the first was not refused
         finding = find(site)
-        assert (finding.refused, finding.queued, finding.deferred) == (2, 1, 1)
+        assert (finding.refused, finding.deferred) == (2, 2)
 
     def test_a_leaky_bucket_queues(self) -> None:
         site = Site(user=Rule("site", "user", Limit(10, 60, Algorithm.LEAKY_BUCKET)))
@@ -278,3 +278,20 @@ class TestDetail:
         assert len(detail.counts) == 101
         assert detail.counts[OTHERS] == [50, 0]
         assert detail.counts["user 5"] == [1, 1]
+
+
+def test_counters_that_are_away_are_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    rules = RuleSet({"site": Node(default={"user": Node(rule(5))})})
+
+    async def ask() -> tuple[bool, bool, bool]:
+        store = open_counters(f"redis://127.0.0.1:{port}")
+        limiter = Limiter(lambda: rules, store)
+        before = limiter.counts_well
+        verdict = await limiter.decide("site", [Descriptor((Entry("user", "key"),))])
+        after = limiter.counts_well
+        await store.aclose()
+        return before, verdict.allowed, after
+
+    assert asyncio.run(ask()) == (True, True, False)
