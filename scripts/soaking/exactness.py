@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import cycle, islice
-from pathlib import Path
 
 from netlimit.l7.limit import Limit
 from tests.l7.racing import DAY, make_limits, race_tasks, race_threads
 from tests.l7.redis import racing
 from tests.l7.redis.driving import PATIENT, opened
-from tests.l7.redis.servers import Server
+from tests.l7.redis.servers import run_server
 
 AMOUNT = 37
 PROCESSES, TASKS = 8, 13
@@ -32,17 +30,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Race. Gives the exit status."""
     times: int = options.times
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server(Path(directory))
-        try:
-            outcomes = [
-                _race("a hundred tasks in memory", lambda: race_tasks(make_limits(AMOUNT, times))),
-                _race("sixteen threads in memory", lambda: race_threads(make_limits(AMOUNT, times))),
-                _race("a hundred tasks on Redis", lambda: asyncio.run(_race_on_redis(server.url, times))),
-                _race("eight processes on Redis", lambda: _race_processes(server.url, times)),
-            ]
-        finally:
-            server.close()
+    with run_server() as server:
+        outcomes = [
+            _race("a hundred tasks in memory", lambda: race_tasks(make_limits(AMOUNT, times))),
+            _race("sixteen threads in memory", lambda: race_threads(make_limits(AMOUNT, times))),
+            _race("a hundred tasks on Redis", lambda: asyncio.run(_race_on_redis(server.url, times))),
+            _race("eight processes on Redis", lambda: _race_processes(server.url, times)),
+        ]
     return 0 if all(outcomes) else 1
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from bisect import bisect_left
-from pathlib import Path
 from time import perf_counter
 
 import uvloop
@@ -16,7 +14,7 @@ from netlimit.l7.redis.url import read_url
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask, Store
 from scripts.benchmarks.figures import Figure
-from tests.l7.redis.servers import Server
+from tests.l7.redis.servers import run_server
 
 LIMIT = Limit(5000, 86_400)
 STORES, INTERVALS = 4, (10, 100)
@@ -27,12 +25,8 @@ PAUSE = 0.001
 
 def measure() -> list[Figure]:
     """A server of its own; each data centre asks until it is refused for good."""
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server(Path(directory))
-        try:
-            return [uvloop.run(_measure(server.url, milliseconds)) for milliseconds in INTERVALS]
-        finally:
-            server.close()
+    with run_server() as server:
+        return [uvloop.run(_measure(server.url, milliseconds)) for milliseconds in INTERVALS]
 
 
 async def _measure(url: str, milliseconds: int) -> Figure:

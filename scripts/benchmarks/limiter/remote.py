@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -18,7 +16,7 @@ from netlimit.l7.store import Store
 from scripts.benchmarks.figures import Figure
 from scripts.benchmarks.limiter.contenders import OURS, AsyncHit, make_remote_contenders
 from scripts.benchmarks.limiter.memory import ALGORITHMS
-from tests.l7.redis.servers import Server
+from tests.l7.redis.servers import run_server
 
 AMOUNT = 1_000_000
 TASKS, EACH, ROUNDS = 64, 10, 20
@@ -28,12 +26,8 @@ FASTER, SLOWER = 3.0, 1.3
 
 def measure() -> list[Figure]:
     """A server of its own; all in one loop, in turns."""
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server(Path(directory))
-        try:
-            return uvloop.run(_measure(server.url))
-        finally:
-            server.close()
+    with run_server() as server:
+        return uvloop.run(_measure(server.url))
 
 
 async def _measure(url: str) -> list[Figure]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
+from tempfile import TemporaryDirectory
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -70,6 +73,17 @@ class Server:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def run_server() -> Iterator[Server]:
+    """A server for as long as the block lasts."""
+    with TemporaryDirectory() as directory:
+        server = Server(Path(directory))
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 class Nodes:
