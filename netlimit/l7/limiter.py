@@ -112,9 +112,11 @@ class Limiter:
         """
         if self._gate is not None and self._gate.guards:
             return self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
-        return self._decide(domain, descriptors, hits, charge)
+        return self._decide(domain, descriptors, hits, charge, client)
 
-    async def _decide(self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool) -> Verdict:
+    async def _decide(
+        self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool, client: str | None
+    ) -> Verdict:
         rules = self._rules()
         matches = [self._find_match(rules, domain, descriptor) for descriptor in descriptors]
         without = replaced(matches)
@@ -134,7 +136,7 @@ class Limiter:
             await self._store.release(verdict.leases)
             verdict.leases = ()
         if self._refusals is not None and hits:
-            self._note_refusals(self._refusals, descriptors, verdict)
+            self._note_refusals(self._refusals, descriptors, client, verdict)
         return verdict
 
     async def _decide_behind(
@@ -157,7 +159,7 @@ class Limiter:
                     await self._store.release(held)
                 return _refuse(passage, [client is not None or each == address for each in told])
             held += passage.leases
-        verdict = await self._decide(domain, descriptors, hits, charge)
+        verdict = await self._decide(domain, descriptors, hits, charge, client)
         if not held:
             return verdict
         if verdict.allowed:
@@ -166,12 +168,14 @@ class Limiter:
         return verdict
 
     @staticmethod
-    def _note_refusals(refusals: Refusals, descriptors: Sequence[Descriptor], verdict: Verdict) -> None:
+    def _note_refusals(
+        refusals: Refusals, descriptors: Sequence[Descriptor], client: str | None, verdict: Verdict
+    ) -> None:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
             rule = status.rule
             # Who waits for his turn instead is not refused.
             if not status.allowed and rule is not None and rule.escalate and rule.on_limit is OnLimit.REJECT:
-                refusals.note(rule, find_client(descriptor) or status.key)
+                refusals.note(rule, client or find_client(descriptor) or status.key)
 
     def find_flight(self, name: str) -> Rule | None:
         """The IP rule of this name that limits requests in flight."""

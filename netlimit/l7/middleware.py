@@ -197,7 +197,8 @@ def _make_rules(limit: str | Limit | Rule, key: str) -> tuple[Callable[[], RuleS
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, verdict: Verdict, fields: Fields) -> None:
-    """Answer 429, or where a websocket cannot be answered so, close it before it is open (the client sees 403)."""
+    """Answer 429, or 403 if the client is blocked. Where a websocket cannot be answered so, it is closed before it is open (the
+    client sees 403)."""
     if scope["type"] == "websocket":
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
@@ -207,5 +208,5 @@ async def refuse(scope: Scope, receive: Receive, send: Send, verdict: Verdict, f
     kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
     body = write_problem(verdict)
     head = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body)), *fields]
-    await send({"type": f"{kind}.start", "status": 429, "headers": head})
+    await send({"type": f"{kind}.start", "status": 403 if verdict.blocked else 429, "headers": head})
     await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else body})

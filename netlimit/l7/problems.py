@@ -15,7 +15,9 @@ the field `RateLimit-Policy` does."""
 
 
 def write_problem(verdict: Verdict) -> bytes:
-    """The body of a 429, in ASCII whatever the names of rules contain."""
+    """The body of a 429, in ASCII whatever the names of rules contain; of a 403 where the client is blocked."""
+    if verdict.blocked:
+        return json.dumps({"title": "Forbidden", "status": 403, "detail": describe_refusal(verdict)}).encode()
     document = {
         "type": QUOTA_EXCEEDED,
         "title": "Too Many Requests",
@@ -30,6 +32,8 @@ def write_problem(verdict: Verdict) -> bytes:
 
 def describe_refusal(verdict: Verdict) -> str:
     """One sentence about a refused request: which limit refuses it, and when it gets in."""
+    if verdict.blocked:
+        return "Requests of this client are blocked."
     status = verdict.refusing
     if status is None or status.rule is None:
         reason = "The request is refused"

@@ -63,6 +63,7 @@ class _Waiter:
     domain: str
     descriptors: Sequence[Descriptor]
     hits: int
+    client: str | None
     arrived: float
     lines: dict[_Place, _Line]
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,19 +107,24 @@ class Queues:
         self._numbers = count()
 
     async def decide(
-        self, domain: str, descriptors: Sequence[Descriptor], hits: int = 1, patience: Patience = _simply
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int = 1,
+        patience: Patience = _simply,
+        client: str | None = None,
     ) -> Verdict:
         """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it."""
         verdict = None
         lines = self._find_lines(domain, descriptors) if self._lines else {}
         if not lines:
-            verdict = await self._limiter.decide(domain, descriptors, hits)
+            verdict = await self._limiter.decide(domain, descriptors, hits, client=client)
             if verdict.allowed:
                 return await self._delay(verdict, patience) if verdict.delay else verdict
             if not _is_worth_waiting(verdict):
                 return verdict
             lines = self._open_lines(verdict)
-        waiter = _Waiter(next(self._numbers), domain, descriptors, hits, _now(), lines)
+        waiter = _Waiter(next(self._numbers), domain, descriptors, hits, client, _now(), lines)
         turn = max(line.turn for line in lines.values())
         full = self.waiting >= self._most or any(len(line.waiters) >= self._most_of_one for line in lines.values())
         if full or turn > waiter.deadline:
@@ -147,7 +153,9 @@ class Queues:
         while True:
             now, opens = _now(), waiter.opens
             if opens <= now:
-                verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, waiter.hits)
+                verdict = await self._limiter.decide(
+                    waiter.domain, waiter.descriptors, waiter.hits, client=waiter.client
+                )
                 self._note(verdict)
                 if verdict.allowed or not _is_worth_waiting(verdict):
                     return verdict
@@ -163,7 +171,7 @@ class Queues:
     async def _refuse(self, waiter: _Waiter, turn: float, verdict: Verdict | None = None) -> Verdict:
         """The verdict for a request whose turn comes too late: if it comes again then, it gets in."""
         if verdict is None:
-            verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, 0)
+            verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, 0, client=waiter.client)
             statuses = list(verdict.statuses)
             for index, (_, rule, limit, _, key) in enumerate(statuses):
                 if rule is not None and limit is not None and _find_place(rule, key) in waiter.lines:

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from netlimit.l7.decision import new
+from netlimit.l7.gate import CLIENT_KEY
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
 from netlimit.l7.limiter import Verdict
@@ -41,6 +42,8 @@ class Template(NamedTuple):
     descriptors: tuple[tuple[Part, ...], ...]
     hits: int
     deny: int
+    client: Extractor
+    """Finds the address that IP rules are asked about; nothing where a descriptor is to tell it."""
 
 
 class Authorizer:
@@ -49,8 +52,9 @@ class Authorizer:
     def __init__(self, queues: Queues, families: Collection[Family], proxies: Collection[str] = LOOPBACK) -> None:
         self._queues = queues
         self._families = families
+        self._address = ClientAddress(proxies)
         self._known: Mapping[str, Extractor] = {
-            "remote_address": ClientAddress(proxies),
+            CLIENT_KEY: self._address,
             "path": find_path,
             "method": find_method,
             "host": find_host,
@@ -65,7 +69,9 @@ class Authorizer:
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
-        verdict = await self._queues.decide(template.domain, descriptors, template.hits, partial(_stay, receive))
+        verdict = await self._queues.decide(
+            template.domain, descriptors, template.hits, partial(_stay, receive), template.client(scope)
+        )
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
             headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
@@ -88,7 +94,9 @@ class Authorizer:
         if deny is None:
             raise Problem(422, f"`deny` is the status of a refusal: {' or '.join(DENIALS)}.", "deny")
         descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
-        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny)
+        told = any(part.key == CLIENT_KEY and part.find is not self._address for parts in descriptors for part in parts)
+        client = _find_nobody if told else self._address.find
+        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny, client)
 
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")
@@ -102,6 +110,10 @@ class Authorizer:
             known = ", ".join(self._known)
             raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
         return Part(text, find)
+
+
+def _find_nobody(scope: Scope) -> None:
+    return None
 
 
 async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:

@@ -13,7 +13,9 @@ from itertools import count
 import grpc
 import httpx
 
+from netlimit.l7.addresses import AddressRules
 from netlimit.l7.document import parse_document
+from netlimit.l7.gate import Gate
 from netlimit.l7.headers import USUAL
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
@@ -37,7 +39,9 @@ class Served:
         self.now = moment("10:00:00")
         document = parse_document(text)
         self.rules = RuleSet({document.domain: document.root})
-        self.limiter = Limiter(lambda: self.rules, MemoryStore(Clock(self._read, 0)))
+        self.addresses = AddressRules()
+        store = MemoryStore(Clock(self._read, 0))
+        self.limiter = Limiter(lambda: self.rules, store, gate=Gate(lambda: self.addresses, store))
         self.service = Service(self.limiter, lambda: self.rules)
         self.place = self.grpc_place = ""
         self._ending = asyncio.Event()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 
 import httpx
 import pytest
 
+from netlimit.l7.addresses import AddressRules
+from netlimit.rules import parse_rule
 from tests.cli.running import until
 from tests.l7.service.serving import Served, someone
 
@@ -112,6 +117,33 @@ def test_leases_are_told(http: httpx.Client) -> None:
     assert ask(http, f"key=flight={who}").status_code == 403
     assert http.post("/v1/release", json={"leases": [lease]}).status_code == 204
     assert ask(http, f"key=flight={who}").status_code == 200
+
+
+@pytest.fixture
+def blocked(served: Served) -> Iterator[str]:
+    """An address that an IP rule blocks here, since the kernel cannot."""
+    rule = replace(parse_rule({"target": "2001:db8:66::6", "action": "block"}, datetime.now(UTC)), id=1, revision=1)
+    served.addresses = AddressRules([rule], [1])
+    yield "2001:db8:66::6"
+    served.addresses = AddressRules()
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("key=remote_address", {"X-Forwarded-For": "2001:db8:66::6"}),
+        ("key=header:x-tenant", {"X-Forwarded-For": "2001:db8:66::6", "X-Tenant": "any"}),
+        ("key=remote_address=2001:db8:66::6", {}),
+    ],
+)
+def test_who_is_blocked_gets_403(http: httpx.Client, blocked: str, query: str, headers: dict[str, str]) -> None:
+    refused = http.get(f"/v1/auth?domain=web&deny=429&{query}", headers=headers)
+    assert (refused.status_code, refused.json()["status"]) == (403, 403)
+    asked = {"domain": "web", "descriptors": [[{"key": "remote_address", "value": blocked}]]}
+    told = http.post("/v1/decide", json=asked)
+    assert (told.status_code, told.json()["detail"]) == (403, "Requests of this client are blocked.")
+    neighbours = {name: value.replace("::6", "::7") for name, value in headers.items()}
+    assert http.get(f"/v1/auth?domain=web&{query.replace('::6', '::7')}", headers=neighbours).status_code == 200
 
 
 def test_who_hangs_up_leaves_the_line(http: httpx.Client, served: Served) -> None:
