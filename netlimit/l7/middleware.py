@@ -197,8 +197,8 @@ def _make_rules(limit: str | Limit | Rule, key: str) -> tuple[Callable[[], RuleS
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, verdict: Verdict, fields: Fields) -> None:
-    """Answer 429, or 403 if the client is blocked. Where a websocket cannot be answered so, it is closed before it is open (the
-    client sees 403)."""
+    """Answer 429, or 403 if the client is blocked. Where a websocket cannot be answered so, it is closed before it is
+    open (the client sees 403)."""
     if scope["type"] == "websocket":
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
