@@ -183,6 +183,7 @@ class TestPromises:
         assert [decision.admitted for decision in decisions] == [True] * 11 + [False]
         assert [decision.over for decision in decisions] == [False] * 10 + [True, False]
         assert [decision.remaining for decision in decisions[8:]] == [1, 0, 0, 0]
+        assert [decision.retry_after == 0 for decision in decisions] == [True] * 10 + [False] * 2
 
     @pytest.mark.parametrize("limit", KINDS, ids=str)
     def test_slack_may_be_more_than_the_limit(self, subject: Subjects, limit: Limit) -> None:

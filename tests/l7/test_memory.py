@@ -11,6 +11,7 @@ import pytest
 
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
+from netlimit.l7.memory.log import SlidingWindowLog
 from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
@@ -126,6 +127,13 @@ class TestTime:
         kept.sweeps = 0
         kept.flood(2500)
         assert kept.sweeps <= 2500 / 25 + 1
+
+    @pytest.mark.parametrize("hits", [1, 3, 100])
+    def test_a_log_is_no_longer_than_its_limit_however_much_is_refused(self, hits: int) -> None:
+        log = SlidingWindowLog(Limit(4, 60, Algorithm.SLIDING_WINDOW_LOG), steady_clock(), 100)
+        for _ in range(50):
+            log.hit("greedy", hits)
+        assert len(log._logs["greedy"]) == 4
 
 
 class TestClock:

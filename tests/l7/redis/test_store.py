@@ -84,6 +84,18 @@ def test_a_look_leaves_nothing(server: Server) -> None:
     assert server.client.dbsize() == 0
 
 
+def test_a_log_is_no_longer_than_its_limit_however_much_is_refused(server: Server) -> None:
+    rule = make_rule(Limit(4, DAY, Algorithm.SLIDING_WINDOW_LOG))
+
+    async def hit_often() -> None:
+        async with opened(server.url + PATIENT) as store:
+            for hits in (1, 3, 100) * 5:
+                await hit(store, rule, hits=hits)
+
+    asyncio.run(hit_often())
+    assert server.client.zcard(name_of(rule)) == 4
+
+
 def test_a_windows_end_is_not_put_off_by_hits(server: Server) -> None:
     rule = make_rule(Limit(3, DAY))
 
