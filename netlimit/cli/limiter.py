@@ -46,7 +46,7 @@ def limiter(
     context: typer.Context,
     user: str = typer.Option(USER, "--user", help="Whom to run as when it is started by root."),
 ) -> None:
-    """Decide about requests for proxies and applications that ask, until SIGTERM."""
+    """Say which requests may pass, until SIGTERM."""
     settings = read_settings(context)
     for module in _LATE:
         _import(module)
