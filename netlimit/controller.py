@@ -475,12 +475,12 @@ class Controller:
     def _enforce(self) -> Plan:
         """Plan and apply. Numbers are kept before an entry carries them, and forgotten when none does any more."""
         began = time.monotonic()
-        if self._outage is None and self._store.numbering(self._setup.host) != self._numbered:
-            # `netlimit apply` gave out numbers beside this process: an entry must not be misread.
+        if self._outage is None and self._was_overtaken():
             self._load_all()
         else:
-            # What it has applied since this process looked must not be undone.
+            # What `netlimit apply` has applied since this process looked must not be undone.
             self._load()
+        self._hand_over()
         self._keep_numbers()
         compilation = self._compiled
         if self._in_step:
@@ -510,6 +510,14 @@ class Controller:
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps), extra=said)
         self._news.clear()
         return plan
+
+    def _was_overtaken(self) -> bool:
+        """Whether `netlimit apply` gave out numbers beside this process, or has moved rules to the limiters or from
+        them: no entry must be misread, and no rule forgotten by both layers."""
+        host = self._setup.host
+        return (
+            self._store.numbering(host) != self._numbered or self._store.assigned_serial(host) != self._fallback.serial
+        )
 
     def _keep_numbers(self) -> None:
         numbering = self._compiled.numbers.kept

@@ -52,7 +52,8 @@ class Fallback:
         self._problems: Mapping[int, str] = {}
         self._judged: dict[int, Exceptional] | None = None
         assigned = assigned or Assigned()
-        self._serial = assigned.serial
+        self.serial = assigned.serial
+        """By which it is seen whether somebody else has given or taken rules meanwhile."""
         self.assigned = dict(assigned.rules)
         """The rules that are the limiters' to enforce, each with its revision: what the database says."""
 
@@ -85,7 +86,7 @@ class Fallback:
 
     def note_assigned(self, serial: int, given: Mapping[int, int], taken: Iterable[int]) -> None:
         """The database has it now."""
-        self._serial = serial
+        self.serial = serial
         self.assigned |= given
         for rule_id in taken:
             self.assigned.pop(rule_id, None)
@@ -96,13 +97,13 @@ class Fallback:
         """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
         loaded everything, or none runs."""
         running = [each for each in limiters if now - each.seen_at <= SILENCE]
-        loaded = all(each.loaded == self._serial for each in running)
+        loaded = all(each.loaded == self.serial for each in running)
         if bool(running) != self._running:
             self._running, self._judged = bool(running), None
         if not running:
             self._confirmed, self._confirmed_serial = {}, 0
-        elif loaded and self._confirmed_serial != self._serial:
-            self._confirmed, self._confirmed_serial, self._judged = dict(self.assigned), self._serial, None
+        elif loaded and self._confirmed_serial != self.serial:
+            self._confirmed, self._confirmed_serial, self._judged = dict(self.assigned), self.serial, None
         return loaded
 
     @property

@@ -41,14 +41,18 @@ def assigned(connection: Connection, host: str) -> Assigned:
     return Assigned(found.pop(_SERIAL, 0), found)
 
 
-def duties(connection: Connection, host: str, since: int, serial: int) -> Duties:
-    """What a limiter enforces that knows the rules of revision `since` (-1: none), and what was assigned with a
-    serial."""
+def serial(connection: Connection, host: str) -> int:
+    """The serial of what the limiters of a gateway are to enforce; 0 if that is nothing yet."""
+    at = (assignments.c.host == host, assignments.c.rule_id == _SERIAL)
+    return connection.execute(select(assignments.c.revision).where(*at)).scalar_one_or_none() or 0
+
+
+def duties(connection: Connection, host: str, since: int, known: int) -> Duties:
+    """What a limiter enforces that knows the rules of revision `since` (-1: none), and what was assigned with the
+    serial `known`."""
     if hosts.paused(connection, host):
         return Duties()
-    at = (assignments.c.host == host, assignments.c.rule_id == _SERIAL)
-    same = connection.execute(select(assignments.c.revision).where(*at)).scalar_one_or_none() == serial
-    given = None if same else assigned(connection, host)
+    given = None if known and serial(connection, host) == known else assigned(connection, host)
     if (given is not None and not given.rules) or (given is None and since < 0):
         return Duties(given)
     row = connection.execute(select(host_rows.c.own, host_rows.c.safe).where(host_rows.c.host == host)).first()

@@ -545,6 +545,11 @@ class Store:
         with self._database.reading() as connection:
             return limiters.assigned(connection, host)
 
+    def assigned_serial(self, host: str) -> int:
+        """The serial of that alone."""
+        with self._database.reading() as connection:
+            return limiters.serial(connection, host)
+
     def duties(self, host: str, since: int = -1, serial: int = 0) -> Duties:
         """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none), and what was
         assigned with a serial."""

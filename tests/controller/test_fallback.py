@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -422,3 +424,53 @@ def test_what_limiters_have_loaded_they_go_on_with(site: Site, monkeypatch: pyte
     limiter.refresh()
     site.controller.sync()
     assert layer_of(site, second) == ("applied", "l7")
+
+
+def test_a_rule_that_comes_while_a_pass_begins_is_handed_over_by_it(
+    sqlite_site: Site, limiter_of: Callable[[Site], Assignments], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = sqlite_site
+    limiter = limiter_of(site)
+    lose(site)
+    site.controller.sync()
+    late: list[Rule] = []
+    exclusive = site.kernel.exclusive
+
+    def enter() -> AbstractContextManager[None]:
+        if not late:
+            late.append(site.add(target="10.0.0.2", rate="5 packets/s"))
+        return exclusive()
+
+    monkeypatch.setattr(site.kernel, "exclusive", enter)
+    site.add(target="10.0.0.9", action="block")
+    site.controller.sync()
+    assert layer_of(site, late[0]) == ("applied", "l7")
+    assert limiter.rules.find_limits("10.0.0.2").hits
+
+
+@pytest.mark.parametrize(("lack", "fields"), [("hashlimit", {"rate": "5 packets/h"}), ("raw", {"action": "block"})])
+def test_a_controller_beside_another_that_knows_more_leaves_no_rule_to_nobody(
+    sqlite_site: Site, limiter_of: Callable[[Site], Assignments], lack: str, fields: dict[str, object]
+) -> None:
+    site = sqlite_site
+    limiter = limiter_of(site)
+    set_capabilities(site, {lack: "None."})
+    rule = site.add(target="10.0.0.1", **fields)
+    first = site.controller
+    first.tick()
+    assert layer_of(site, rule) == ("applied", "l7")
+
+    set_capabilities(site, {})
+    site.restart().sync()  # `netlimit apply`, which has probed the host just now
+    assert layer_of(site, rule) == ("applied", "iptables")
+    until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
+    first._due |= {"probe": math.inf, "structure": 0.0}
+    first.tick()
+    assert limiter.rules.find_limits("10.0.0.1") != FREE, "it has let go in the kernel, which it knows no better"
+    first.tick()
+    assert layer_of(site, rule) == ("applied", "l7")
+    first._due["probe"] = 0.0
+    first.tick()
+    assert layer_of(site, rule) == ("applied", "iptables")
+    assert site.send("10.0.0.1", times=6)[-1] == "drop"
+    assert site.store.assigned("gw").rules == {}

@@ -24,6 +24,7 @@ def test_what_is_given_can_be_taken_back(store: Store) -> None:
     second = store.assign("gw1", {one.id: 9}, [two.id])
     assert len({first, other, second}) == 3
     assert store.assigned("gw1") == Assigned(second, {one.id: 9})
+    assert [store.assigned_serial(host) for host in ("gw1", "gw2", "gw3")] == [second, other, 0]
     assert store.assigned("gw2") == Assigned(other, {one.id: one.revision})
 
 
