@@ -15,10 +15,12 @@ from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.redis.link import MOST, Answer
 from netlimit.l7.redis.store import RedisStore, expect_decisions
+from netlimit.l7.rules import Mode
 from netlimit.l7.store import Ask
 
 _WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
 _BUCKETS = (Algorithm.TOKEN_BUCKET, Algorithm.GCRA)
+_TOLERANT = (Mode.SOFT, Mode.ELASTIC)
 
 
 @dataclass
@@ -42,8 +44,9 @@ class MergingStore:
     run.
 
     Only what is counted by a number can be merged: fixed windows, the sliding window counter, GCRA and token buckets
-    that are filled continuously. Redis decides the rest (the log, leaky buckets, buckets filled by interval, leases)
-    each time. What cannot be merged is not decided here until it can: CountersUnavailable.
+    that are filled continuously. Redis decides the rest each time: the log, leaky buckets, buckets filled by interval,
+    leases, and windows that are soft or elastic, for no decision tells how far a window is over its limit. What cannot
+    be merged is not decided here until it can: CountersUnavailable.
     """
 
     def __init__(self, remote: RedisStore, interval: float, clock: Clock | None = None) -> None:
@@ -64,8 +67,8 @@ class MergingStore:
 
     async def attempt(self, asks: Sequence[Ask]) -> list[Answer]:
         """Count and answer, in order, or say why not."""
-        elsewhere = iter(await self._remote.attempt([ask for ask in asks if not _can_merge(ask.limit)]))
-        return [self._decide_here(ask) if _can_merge(ask.limit) else next(elsewhere) for ask in asks]
+        elsewhere = iter(await self._remote.attempt([ask for ask in asks if not _can_merge(ask)]))
+        return [self._decide_here(ask) if _can_merge(ask) else next(elsewhere) for ask in asks]
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
@@ -153,5 +156,8 @@ def _identify(ask: Ask) -> tuple[int, int, str]:
     return id(ask.rule), id(ask.limit), ask.key  # as good as the objects, which the ask keeps alive
 
 
-def _can_merge(limit: Limit) -> bool:
-    return limit.algorithm in _WINDOWS or (limit.algorithm in _BUCKETS and limit.refill is Refill.CONTINUOUS)
+def _can_merge(ask: Ask) -> bool:
+    algorithm = ask.limit.algorithm
+    if algorithm in _WINDOWS:
+        return ask.rule.mode not in _TOLERANT
+    return algorithm in _BUCKETS and ask.limit.refill is Refill.CONTINUOUS

@@ -18,7 +18,7 @@ from netlimit.l7.redis.merging import MergingStore
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.store import RedisStore
 from netlimit.l7.redis.url import read_url
-from netlimit.l7.rules import Rule
+from netlimit.l7.rules import Mode, Rule
 from netlimit.l7.store import Ask
 from tests.l7.redis.driving import ask_until_answered, make_rule, opened, wait_until
 from tests.l7.redis.servers import Nodes, Server
@@ -43,9 +43,9 @@ class Sites:
             await store.aclose()
 
 
-async def hit(store: MergingStore, rule: Rule, hits: int = 1, charge: bool = False) -> Decision:
+async def hit(store: MergingStore, rule: Rule, hits: int = 1, charge: bool = False, slack: int = 0) -> Decision:
     assert rule.limit
-    return (await store.decide([Ask(rule, rule.limit, "alice", hits, charge=charge)]))[0]
+    return (await store.decide([Ask(rule, rule.limit, "alice", hits, slack, charge=charge)]))[0]
 
 
 @pytest.mark.parametrize("algorithm", MERGED)
@@ -162,6 +162,24 @@ def test_what_is_over_admitted_is_within_the_bound(server: Server, algorithm: Al
         return admitted
 
     assert 200 <= asyncio.run(count()) <= 200 + 3 * 2 * 5
+
+
+@pytest.mark.parametrize("overshoot", [10, 50, 150])
+@pytest.mark.parametrize("algorithm", MERGED)
+def test_what_a_soft_limit_tolerates_is_for_all_together(server: Server, algorithm: Algorithm, overshoot: int) -> None:
+    """Each of three sites merges each hit, so none knows less than the last of each other one."""
+
+    async def count() -> int:
+        rule = make_rule(Limit(10, DAY, algorithm), mode=Mode.SOFT, overshoot=overshoot)
+        admitted = 0
+        async with Sites(server.url + SELDOM, 3) as stores:
+            for number in range(60):
+                store = stores[number % 3]
+                admitted += (await hit(store, rule, slack=overshoot // 10)).admitted
+                await store.merge()
+        return admitted
+
+    assert 0 <= asyncio.run(count()) - 10 - overshoot // 10 <= 2
 
 
 def test_a_bucket_makes_up_for_what_it_let_pass(server: Server) -> None:

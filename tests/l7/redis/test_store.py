@@ -122,6 +122,7 @@ def test_the_previous_window_is_kept_as_long_as_it_counts(server: Server) -> Non
 @pytest.mark.parametrize(
     ("limit", "longest"),
     [
+        (Limit(3000, 1, Algorithm.GCRA, burst=1), 1),
         (Limit(100, 1, Algorithm.GCRA, burst=10), 100),
         (Limit(100, 1, Algorithm.TOKEN_BUCKET, burst=10), 100),
         (Limit(1, 3600, Algorithm.GCRA), 3_600_000),
