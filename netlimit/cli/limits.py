@@ -125,10 +125,11 @@ def explain(
     """Explain which rule a descriptor finds, which counter, and why; or why none."""
     from netlimit.l7 import explain as explaining
     from netlimit.l7.document import parse_document
+    from netlimit.l7.markup import decode
 
     entries = explaining.parse_descriptor(descriptor)
     if Path(source).is_file():
-        document = parse_document(Path(source).read_text("utf-8"), source.endswith(".json"))
+        document = parse_document(decode(Path(source).read_bytes()), source.endswith(".json"))
     else:
         with open_client(context) as client:
             document = parse_document(client.read_text(limits_path(source), _JSON), is_json=True)

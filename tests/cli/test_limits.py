@@ -110,3 +110,5 @@ def test_a_descriptor_is_followed_to_its_rule(limited: Netlimit, folder: Path) -
     assert (none["rule"], none["counter"]) == (None, None)
     assert none["steps"] == ["auth_type=token: nothing here fits. There is auth_type=login."]
     assert "is no descriptor" in limited.refuse("limits", "explain", file, "=x")
+    (folder / "binary.yaml").write_bytes(b"domain: \xff")
+    assert "Byte 8 is not UTF-8" in limited.refuse("limits", "explain", str(folder / "binary.yaml"), "a=b")
