@@ -132,7 +132,7 @@ async def _serve(
 
     families = [Family(word) for word in settings.limiter_headers]
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
-    service = Service(limiter, lambda: sources.rules, families, proxies)
+    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles)
     rpc = RpcServer(limiter, families, service.answers)
     place = settings.limiter_grpc_listen
     try:

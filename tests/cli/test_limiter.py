@@ -84,6 +84,9 @@ def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> No
     until(lambda: running.find_limit() == 7, running.server.said)
     running.write(RULES % "many")
     until(lambda: "many" in running.server.said(), running.server.said)
+    health = running.http.get("/healthz").json()
+    assert health["status"] == "ok"
+    assert any("many is no whole number" in trouble for trouble in health["troubles"])
     assert running.find_limit() == 7
 
     second = running.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,19 +45,22 @@ class Service:
         rules: Callable[[], RuleSet],
         families: Collection[Family] = USUAL,
         proxies: Collection[str] = LOOPBACK,
+        troubles: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`troubles` are what is wrong with documents of rules, as sentences."""
         self.answers = Answers()
         self.ending = False
         """Whether it is about to end: then it is ready for nothing new."""
         self._limiter = limiter
         self._rules = rules
+        self._troubles = troubles
         self._families = families
         self._queues = Queues(limiter, rules)
         authorizer = Authorizer(self._queues, families, proxies)
         self._leases = Leases(rules, limiter.find_flight)
         self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well)
         self._ways: dict[str, tuple[str, str, Respond]] = {
-            "/v1/decide": ("decide", "POST", partial(decide, limiter)),
+            "/v1/decide": ("decide", "POST", partial(decide, limiter, families)),
             "/v1/auth": ("auth", "GET", authorizer.answer),
             "/json": ("json", "POST", self._answer_json),
             "/v1/release": ("release", "POST", self._release),
@@ -106,7 +109,8 @@ class Service:
         return Answer(204, [])
 
     async def _check_health(self, scope: Scope, receive: Receive) -> Answer:
-        return Answer(200, [JSON], _WELL)
+        troubles = self._troubles()
+        return Answer(200, [JSON], json.dumps({"status": "ok", "troubles": troubles}).encode() if troubles else _WELL)
 
     async def _check_readiness(self, scope: Scope, receive: Receive) -> Answer:
         if self.ending:

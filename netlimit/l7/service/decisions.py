@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from json.encoder import encode_basestring_ascii as quote
 from math import inf
 
@@ -10,28 +11,24 @@ from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import Scope
 from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.listening import Receive
-from netlimit.l7.problems import describe_refusal
-from netlimit.l7.service.answers import JSON, Answer
+from netlimit.l7.problems import write_problem
+from netlimit.l7.service.answers import JSON, PROBLEM, Answer
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import read_body, read_question
 
-_WAIT = (Family.RETRY_AFTER,)
 
-
-async def decide(limiter: Limiter, scope: Scope, receive: Receive) -> Answer:
+async def decide(limiter: Limiter, families: Collection[Family], scope: Scope, receive: Receive) -> Answer:
     """Answer a question: 200 or 429 (403: the client is blocked), and a decision for each descriptor.
 
-    Raises Problem, CountersUnavailable.
-
-    There are no fields such as RateLimit: those would speak of a limit on asking.
+    A refusal is a problem document, with the header fields that a refused client is to see: whoever asks can hand both
+    on. Raises Problem, CountersUnavailable.
     """
     domain, descriptors, hits = read_question(await read_body(receive))
     verdict = await limiter.decide(domain, descriptors, hits)
     if verdict.allowed:
         return new(Answer, (200, [JSON], write_verdict(verdict).encode()))
-    return Answer(
-        403 if verdict.blocked else 429, [JSON, *make_headers(verdict, _WAIT)], write_verdict(verdict).encode()
-    )
+    status = 403 if verdict.blocked else 429
+    return Answer(status, [PROBLEM, *make_headers(verdict, families)], write_verdict(verdict).encode())
 
 
 def write_verdict(verdict: Verdict) -> str:
@@ -43,8 +40,9 @@ def write_verdict(verdict: Verdict) -> str:
     leases = ",".join([f'"{write_lease(ask)}"' for ask in verdict.leases if ask.hits])
     if verdict.allowed:
         return f'{{"allowed":true,"delay":{_write_time(verdict.delay)},"descriptors":[{told}],"leases":[{leases}]}}'
-    wait, detail = _write_time(verdict.retry_after), quote(describe_refusal(verdict))
-    return f'{{"allowed":false,"retry_after":{wait},"detail":{detail},"descriptors":[{told}],"leases":[]}}'
+    problem = write_problem(verdict)[:-1].decode()  # its members, and more
+    wait = _write_time(verdict.retry_after)
+    return f'{problem}, "allowed":false,"retry_after":{wait},"descriptors":[{told}],"leases":[]}}'
 
 
 def _write_status(status: Status) -> str:

@@ -50,6 +50,10 @@ def test_refused_requests_are_told_when_to_come_again(http: httpx.Client, served
     assert said["retry_after"] == said["descriptors"][0]["retry_after"] > 0
     assert int(refused.headers["retry-after"]) - said["retry_after"] < 1
     assert said["detail"].startswith('The limit "per_user" of 3/minute is reached; come again in ')
+    assert (said["title"], said["status"], said["violated-policies"]) == ("Too Many Requests", 429, ["per_user"])
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["ratelimit-policy"] == '"per_user";q=3;w=60'
+    assert refused.headers["x-ratelimit-remaining"] == "0"
     served.pass_time(said["retry_after"])
     assert ask(http, who).status_code == 200
 
