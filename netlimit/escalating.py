@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from netlimit.fallback import find_obstacle
 from netlimit.lockout import Havens
 from netlimit.records import Actor, HostStatus
 from netlimit.rules import Action, Rule, Target, parse_rule
@@ -96,6 +97,16 @@ class Blocks:
             return f"{text} is an address of {self._host} itself."
         if any(address.version == net.version and address in net for net in self._spared):
             return f"{text} is a proxy (NETLIMIT_TRUSTED_PROXIES)."
+        return self._find_permission(text)
+
+    def _find_permission(self, text: str) -> str | None:
+        """Which rule lets an address pass: a block of the address alone would come before one for a network around
+        it. Those that speak of some ports or protocols do not mean its requests."""
+        now = self._now()
+        for kept in self._store.select(contains=text, action=Action.ALLOW)[0]:
+            rule = kept.rule
+            if rule.in_force(now, self._host) and find_obstacle(rule) is None:
+                return f"rule {rule.id} ('{rule}') lets it pass."
         return None
 
     def _find_same(self, rule: Rule) -> Iterator[Rule]:

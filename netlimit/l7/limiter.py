@@ -174,8 +174,13 @@ class Limiter:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
             rule = status.rule
             # Who waits for his turn instead is not refused.
-            if not status.allowed and rule is not None and rule.escalate and rule.on_limit is OnLimit.REJECT:
-                refusals.note(rule, client or find_client(descriptor) or status.key)
+            if status.allowed or rule is None or not rule.escalate or rule.on_limit is not OnLimit.REJECT:
+                continue
+            # Of other entries nobody vouches that they are an address because they look like one: a client writes its
+            # key or header as it likes, and a limit that many share says nothing of any one of them.
+            told = find_client(descriptor)
+            if told is not None:
+                refusals.note(rule, client or told)
 
     def find_flight(self, name: str) -> Rule | None:
         """The IP rule of this name that limits requests in flight."""

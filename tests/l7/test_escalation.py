@@ -167,11 +167,10 @@ def make_limiter(rule: Rule, refusals: Refusals, key: str = "remote_address") ->
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("key", ["remote_address", "source"])
-async def test_the_limiter_counts_whom_it_refuses(key: str) -> None:
+async def test_the_limiter_counts_whom_it_refuses() -> None:
     counting = Counting()
-    limiter = make_limiter(RULE, counting.refusals, key)
-    client = Descriptor((Entry(key, "10.1.0.7"),))
+    limiter = make_limiter(RULE, counting.refusals)
+    client = Descriptor((Entry("remote_address", "10.1.0.7"),))
     for _ in range(5 + 99):
         await limiter.decide("web", [client])
     for _ in range(500):
@@ -179,6 +178,25 @@ async def test_the_limiter_counts_whom_it_refuses(key: str) -> None:
     assert counting.taken() == [], "looking is no offence"
     await limiter.decide("web", [client])
     assert counting.taken() == ["10.1.0.7"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("client", [None, "10.6.6.6"])
+async def test_what_a_client_writes_itself_has_no_other_blocked(client: str | None) -> None:
+    counting = Counting()
+    limiter = make_limiter(RULE, counting.refusals, "api_key")
+    for _ in range(300):
+        await limiter.decide("web", [Descriptor((Entry("api_key", "10.1.0.7"),))], client=client)
+    assert counting.taken() == []
+
+
+@pytest.mark.anyio
+async def test_the_address_that_is_vouched_for_comes_before_what_the_descriptor_tells() -> None:
+    counting = Counting()
+    limiter = make_limiter(RULE, counting.refusals)
+    for _ in range(5 + 100):
+        await limiter.decide("web", [Descriptor((Entry("remote_address", "2001:db8::/64"),))], client="2001:db8::7")
+    assert counting.taken() == ["2001:db8::7"]
 
 
 @pytest.mark.anyio
@@ -307,6 +325,24 @@ def test_who_must_not_be_locked_out_is_logged_and_not_blocked(
     assert not place.block(address)
     assert place.rules() == []
     assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocked"),
+    [
+        ({}, False),
+        ({"protocol": "tcp"}, False),
+        ({"protocol": "tcp", "ports": 22}, True),
+        ({"direction": "to"}, True),
+        ({"hosts": ["elsewhere"]}, True),
+        ({"enabled": False}, True),
+    ],
+)
+def test_who_is_allowed_is_not_blocked(place: Place, fields: dict[str, object], blocked: bool) -> None:
+    place.add(target="10.1.0.0/24", action="allow", **fields)
+    assert place.block() is blocked
+    assert place.block("10.1.1.7"), "it lies outside"
+    assert len(place.rules()) == 1 + blocked
 
 
 def test_there_are_never_more_than_so_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
