@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -18,6 +19,7 @@ FORMS = (
     "redis+cluster://HOST:PORT,HOST:PORT or rediss+cluster://HOST:PORT,HOST:PORT"
 )
 PORT = 6379
+_END_OF_HOSTS = re.compile(r"[/?#]")
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _MILLISECONDS = {"timeout_ms": 250.0, "probe_ms": 1000.0, "merge_ms": 0.0}
 
@@ -56,23 +58,28 @@ class Place(NamedTuple):
 def read_url(url: str) -> Place:
     """Read a URL. Raises SettingsError with what would be accepted; the password is never part of that."""
     try:
-        return _read(urlsplit(url))
+        return _read(url)
     except ValueError as error:
         raise SettingsError("COUNTERS_URL", f"COUNTERS_URL cannot be used: {error}. Write {FORMS}.") from None
 
 
-def _read(url: SplitResult) -> Place:
-    base, _, cluster = url.scheme.partition("+")
+def _read(text: str) -> Place:
+    scheme, _, rest = text.partition("://") if "://" in text else ("", "", text)
+    where = _END_OF_HOSTS.split(rest, maxsplit=1)[0]
+    login, _, hosts = where.rpartition("@")
+    user, _, password = login.partition(":")
+    url = urlsplit("//" + rest.removeprefix(where))  # Python's own reading knows no lists of hosts
+    base, _, cluster = scheme.partition("+")
     tls = base == "rediss"
     if base not in ("redis", "rediss", "unix") or cluster not in ("", "cluster") or (base == "unix" and cluster):
-        raise ValueError(f"{url.scheme!r} is no scheme of it")
+        raise ValueError(f"{scheme!r} is no scheme of it")
     query = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
     times = {name: _read_milliseconds(name, query.pop(name, None)) for name in _MILLISECONDS}
     options: dict[str, Any] = {name: query.pop(name) for name in _TLS if tls and name in query}
-    if url.username:
-        options["username"] = unquote(url.username)
-    if url.password:
-        options["password"] = unquote(url.password)
+    if user:
+        options["username"] = unquote(user)
+    if password:
+        options["password"] = unquote(password)
     if base == "unix":
         options |= {"path": unquote(url.path), "db": _read_number("db", query.pop("db", "0"))}
     elif not cluster:
@@ -82,7 +89,7 @@ def _read(url: SplitResult) -> Place:
     if query:
         known = [*_MILLISECONDS, *(_TLS if tls else ()), *(("db",) if base == "unix" else ())]
         raise ValueError(f"{next(iter(query))!r} is no option of it; there are {', '.join(known)}")
-    addresses = () if base == "unix" else tuple(map(_read_address, url.netloc.rpartition("@")[2].split(",")))
+    addresses = () if base == "unix" else tuple(map(_read_address, hosts.split(",")))
     if len(addresses) > 1 and not cluster:
         raise ValueError("several hosts are a cluster's")
     kind = UnixDomainSocketConnection if base == "unix" else SSLConnection if tls else Connection
