@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,25 +17,17 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.errors import StoreError
-from netlimit.settings import Settings
 
 if TYPE_CHECKING:
-    import socket
-
-    from netlimit.l7.limiter import Limiter
-    from netlimit.l7.sources import Sources
-    from netlimit.l7.store import Store as Counters
     from netlimit.store import Store
 
 _LATE = (
     "encodings.idna",
     "encodings.utf_8_sig",
     "netlimit.l7.redis.opening",
-    "netlimit.l7.service.server",
     "uvicorn.protocols.http.httptools_impl",
-    "uvloop",
 )
-"""What has to be imported while that may still be read."""
+"""What others import when they need it; by then this process may not read it any more."""
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +38,7 @@ def limiter(
 ) -> None:
     """Say which requests may pass, until SIGTERM."""
     settings = read_settings(context)
+    deciding = _import("netlimit.cli.deciding")
     for module in _LATE:
         _import(module)
     collect_seldom()
@@ -59,13 +50,13 @@ def limiter(
     with listening, open_store(settings) as store:
         if is_root():
             _drop_root(store, user)
-        _run(settings, store, listening)
+        deciding.decide(settings, store, listening)
     log.info("Stopped.")
 
 
-def _import(module: str) -> None:
+def _import(module: str) -> ModuleType:
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         raise CommandError(f"The limiter lacks the package {error.name}: install netlimit[limiter].") from None
 
@@ -76,74 +67,3 @@ def _drop_root(store: Store, user: str) -> None:
         store.revision()
     store.close()
     become(find_user(user))
-
-
-def _run(settings: Settings, store: Store, listening: socket.socket) -> None:
-    """Decide by the rules of files and of the database, both of which are followed."""
-    import uvloop
-
-    from netlimit.escalating import Blocks
-    from netlimit.l7.assignments import Assignments
-    from netlimit.l7.counters import open_counters
-    from netlimit.l7.escalation import Escalator, Refusals
-    from netlimit.l7.gate import Gate
-    from netlimit.l7.limiter import Limiter
-    from netlimit.l7.sources import Sources
-
-    sources = Sources(settings.limits, store)
-    sources.refresh()
-    counters = open_counters(settings.counters_url)
-    assignments = Assignments(store, settings.host, settings.failure_seconds)
-    refusals = Refusals()
-    escalator = Escalator(refusals, Blocks(store, settings.host, settings.trusted_proxies))
-    gate = Gate(lambda: assignments.rules, counters)
-    limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
-    with _following(sources):
-        assignments.start()
-        escalator.start()
-        try:
-            uvloop.run(_serve(settings, limiter, sources, counters, listening))
-        finally:
-            escalator.stop()
-            assignments.stop()
-
-
-@contextmanager
-def _following(sources: Sources) -> Iterator[None]:
-    """Follow the rules until the block ends."""
-    ending = threading.Event()
-    thread = threading.Thread(target=sources.run, args=(ending,), name="sources", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
-
-
-async def _serve(
-    settings: Settings, limiter: Limiter, sources: Sources, counters: Counters, listening: socket.socket
-) -> None:
-    from netlimit.l7.headers import Family
-    from netlimit.l7.service.application import Service
-    from netlimit.l7.service.auth import LOOPBACK
-    from netlimit.l7.service.rpc import RpcServer
-    from netlimit.l7.service.server import serve
-
-    families = [Family(word) for word in settings.limiter_headers]
-    proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
-    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles)
-    rpc = RpcServer(limiter, families, service.answers)
-    place = settings.limiter_grpc_listen
-    try:
-        await rpc.start(str(place))
-    except RuntimeError:
-        raise CommandError(
-            f"The limiter cannot listen at {place}. Set NETLIMIT_LIMITER_GRPC_LISTEN to another place."
-        ) from None
-    log.info("Deciding at %s, and for gRPC at %s.", settings.limiter_listen, place)
-    gc.freeze()  # what is there now stays
-    try:
-        await serve(service, rpc, listening)
-    finally:
-        await counters.aclose()

@@ -111,9 +111,8 @@ def test_without_the_rights_it_says_so(root: None, netlimit: Netlimit, command: 
 
 
 def test_a_kernel_that_is_left_alone_takes_no_rights(root: None, directory: Path) -> None:
-    directory.chmod(0o777)
     settings = settings_in(directory, NETLIMIT_BACKEND="l7")
-    nobody = Netlimit(settings, before=("setpriv", "--reuid=nobody", "--clear-groups", "--bounding-set=-all"))
+    nobody = Netlimit(settings, before=("setpriv", "--clear-groups", "--bounding-set=-all"))
     nobody.do("db", "upgrade")
     controller = nobody.start("controller")
     until(lambda: controller.ended or "Keeping the rules" in controller.said(), controller.said)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.errors import KernelError
 from netlimit.kernel.base import observe
 from netlimit.kernel.lock import is_locked
 from netlimit.plan import diff
@@ -76,7 +77,12 @@ class Site(Gateway):
     def holds(self, *wanted: dict[str, object]) -> bool:
         """Whether these are the rules in the database, and the kernel holds them."""
         kept, _ = self.store.select()
-        return [each.rule.name for each in kept] == [each["name"] for each in wanted] and not self.drift()
+        if [each.rule.name for each in kept] != [each["name"] for each in wanted]:
+            return False
+        try:
+            return not self.drift()
+        except KernelError:  # somebody writes while it is read
+            return False
 
     @contextmanager
     def without_database(self) -> Iterator[None]:

@@ -271,7 +271,7 @@ def test_a_backup_of_an_older_netlimit_is_migrated_as_a_copy(tmp_path: Path, fil
 
 
 def test_a_damaged_database_is_put_aside(tmp_path: Path, sqlite_store: Store, backup: Path) -> None:
-    path = tmp_path / "db" / "netlimit.db"
+    path = tmp_path / "netlimit.db"
     sqlite_store.close()
     path.chmod(0o640)
     overwrite(path, 0.2, 0.9)

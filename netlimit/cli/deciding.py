@@ -1,0 +1,86 @@
+"""The parts of `netlimit limiter`, put together. What they import is there before the process changes its user."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvloop
+
+from netlimit.cli.errors import CommandError
+from netlimit.escalating import Blocks
+from netlimit.l7.assignments import Assignments
+from netlimit.l7.counters import open_counters
+from netlimit.l7.escalation import Escalator, Refusals
+from netlimit.l7.gate import Gate
+from netlimit.l7.headers import Family
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.service.application import Service
+from netlimit.l7.service.auth import LOOPBACK
+from netlimit.l7.service.rpc import RpcServer
+from netlimit.l7.service.server import serve
+from netlimit.l7.sources import Sources
+from netlimit.l7.store import Store as Counters
+from netlimit.settings import Settings
+from netlimit.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
+    """Decide by the rules of files and of the database, both of which are followed."""
+    sources = Sources(settings.limits, store)
+    sources.refresh()
+    counters = open_counters(settings.counters_url)
+    assignments = Assignments(store, settings.host, settings.failure_seconds)
+    refusals = Refusals()
+    escalator = Escalator(refusals, Blocks(store, settings.host, settings.trusted_proxies))
+    gate = Gate(lambda: assignments.rules, counters)
+    limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
+    with _following(sources):
+        assignments.start()
+        escalator.start()
+        try:
+            uvloop.run(_serve(settings, limiter, sources, counters, listening))
+        finally:
+            escalator.stop()
+            assignments.stop()
+
+
+@contextmanager
+def _following(sources: Sources) -> Iterator[None]:
+    """Follow the rules until the block ends."""
+    ending = threading.Event()
+    thread = threading.Thread(target=sources.run, args=(ending,), name="sources", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+async def _serve(
+    settings: Settings, limiter: Limiter, sources: Sources, counters: Counters, listening: socket.socket
+) -> None:
+    families = [Family(word) for word in settings.limiter_headers]
+    proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
+    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles)
+    rpc = RpcServer(limiter, families, service.answers)
+    place = settings.limiter_grpc_listen
+    try:
+        await rpc.start(str(place))
+    except RuntimeError:
+        raise CommandError(
+            f"The limiter cannot listen at {place}. Set NETLIMIT_LIMITER_GRPC_LISTEN to another place."
+        ) from None
+    log.info("Deciding at %s, and for gRPC at %s.", settings.limiter_listen, place)
+    gc.freeze()  # what is there now stays
+    try:
+        await serve(service, rpc, listening)
+    finally:
+        await counters.aclose()
