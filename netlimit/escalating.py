@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -32,7 +32,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 class Blocks:
     """Who is blocked on one gateway because a limiter kept refusing him. `spared` are those in whose name many speak
-    (trusted proxies). All methods raise StoreError."""
+    (trusted proxies), and so are `askers`, who have asked the limiter. All methods raise StoreError."""
 
     def __init__(
         self,
@@ -40,11 +40,13 @@ class Blocks:
         host: str,
         spared: tuple[Target, ...] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        askers: Container[str] = (),
     ) -> None:
         self._store = store
         self._host = host
         self._spared = spared
         self._now = now
+        self._askers = askers
 
     def block(self, address: str, seconds: int, reason: str) -> bool:
         """Block a client from now on, or for longer if it is blocked already; whether it is blocked. Whoever is safe is
@@ -97,6 +99,8 @@ class Blocks:
             return f"{text} is an address of {self._host} itself."
         if any(address.version == net.version and address in net for net in self._spared):
             return f"{text} is a proxy (NETLIMIT_TRUSTED_PROXIES)."
+        if text in self._askers:
+            return f"{text} asks the limiter, as proxies do. Is it missing in NETLIMIT_TRUSTED_PROXIES?"
         return self._find_permission(text)
 
     def _find_permission(self, text: str) -> str | None:

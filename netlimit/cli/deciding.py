@@ -15,7 +15,7 @@ from netlimit.cli.errors import CommandError
 from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.counters import open_counters
-from netlimit.l7.escalation import Escalator, Refusals
+from netlimit.l7.escalation import Askers, Escalator, Refusals
 from netlimit.l7.gate import Gate
 from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
@@ -37,15 +37,15 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
     sources.refresh()
     counters = open_counters(settings.counters_url)
     assignments = Assignments(store, settings.host, settings.failure_seconds)
-    refusals = Refusals()
-    escalator = Escalator(refusals, Blocks(store, settings.host, settings.trusted_proxies))
+    refusals, askers = Refusals(), Askers()
+    escalator = Escalator(refusals, Blocks(store, settings.host, settings.trusted_proxies, askers=askers))
     gate = Gate(lambda: assignments.rules, counters)
     limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
     with _following(sources):
         assignments.start()
         escalator.start()
         try:
-            uvloop.run(_serve(settings, limiter, sources, counters, listening))
+            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening))
         finally:
             escalator.stop()
             assignments.stop()
@@ -65,12 +65,17 @@ def _following(sources: Sources) -> Iterator[None]:
 
 
 async def _serve(
-    settings: Settings, limiter: Limiter, sources: Sources, counters: Counters, listening: socket.socket
+    settings: Settings,
+    limiter: Limiter,
+    sources: Sources,
+    counters: Counters,
+    askers: Askers,
+    listening: socket.socket,
 ) -> None:
     families = [Family(word) for word in settings.limiter_headers]
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
-    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles)
-    rpc = RpcServer(limiter, families, service.answers)
+    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles, askers)
+    rpc = RpcServer(limiter, families, service.answers, askers)
     place = settings.limiter_grpc_listen
     try:
         await rpc.start(str(place))

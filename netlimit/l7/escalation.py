@@ -15,6 +15,7 @@ from typing import Protocol
 
 from netlimit.errors import NetlimitError
 from netlimit.l7.addresses import is_address
+from netlimit.l7.identity import read_address
 from netlimit.l7.rules import Rule
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ MOST_WAITING = 1000
 """So many clients wait for their block at most."""
 MOST_BLOCKS = 60
 """So many clients are blocked in a minute at most: a limit that is wrong must not shut everybody out."""
+MOST_ASKERS = 4096
+"""So many who ask are remembered at most."""
 CLEAR_SECONDS = 60.0
 """How often blocks are looked for that are over."""
 _MINUTE = 60.0
@@ -136,6 +139,23 @@ class Refusals:
             window.told = True
             log.warning("%s refuses more than %d clients at once; no more are counted.", rule.name, self._most_clients)
         return False
+
+
+class Askers:
+    """Who has asked this limiter: proxies and applications, each of which speaks for many. One that is not told apart
+    from its clients (it is no trusted proxy, say) is refused as if it were the only one, and to block it would lock all
+    of them out. `note` is for one thread, `in` for any."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def note(self, peer: str) -> None:
+        """Somebody at this address has asked."""
+        if peer not in self._known and len(self._known) < MOST_ASKERS:
+            self._known |= {peer, read_address(peer) or peer}
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._known
 
 
 class Escalator:

@@ -33,7 +33,8 @@ REQUESTS = f"""
 import http.client, sys
 connection = http.client.HTTPConnection("{LAN}", {PORT}, timeout=10)
 for _ in range(int(sys.argv[1])):
-    connection.request("GET", f"/v1/auth?domain={{sys.argv[2]}}&key=remote_address&deny=429")
+    path = f"/v1/auth?domain={{sys.argv[2]}}&key=remote_address&deny=429"
+    connection.request("GET", path, headers={{"X-Forwarded-For": "{CLIENT}"}})
     answer = connection.getresponse()
     answer.read()
     print(answer.status, flush=True)
@@ -67,12 +68,13 @@ class Running(Gateway):
         self.wait_until_taken_in()
 
     def limit(self, limits: Path) -> None:
-        """Start the limiter, which listens towards the client."""
+        """Start the limiter, which listens where all can reach it."""
         environment = {
             **self._environment,
             "PATH": os.environ["PATH"],
             "NETLIMIT_LIMITS": str(limits),
             "NETLIMIT_LIMITER_LISTEN": f"{LAN}:{PORT}",
+            "NETLIMIT_TRUSTED_PROXIES": SERVER,
         }
         with self.log.open("a") as log:
             command = (sys.executable, *COMMAND, "limiter", "--user", "root")
@@ -97,8 +99,8 @@ def gateway(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 
 
 def ask(lab: Lab, times: int, domain: str) -> list[int]:
-    """The statuses of requests that the client sends over one connection."""
-    said = lab.client.run(sys.executable, "-c", REQUESTS, str(times), domain).stdout
+    """The statuses of requests of the client, of which a proxy tells over one connection."""
+    said = lab.server.run(sys.executable, "-c", REQUESTS, str(times), domain).stdout
     return list(map(int, said.split()))
 
 

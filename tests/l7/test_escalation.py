@@ -14,7 +14,7 @@ import pytest
 from netlimit.errors import RuleError
 from netlimit.escalating import ACTOR, LABEL, Blocks
 from netlimit.l7 import escalation
-from netlimit.l7.escalation import MOST_BLOCKS, Escalator, Refusals
+from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
 from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
@@ -354,6 +354,24 @@ def test_there_are_never_more_than_so_many(place: Place, monkeypatch: pytest.Mon
     place.blocks.clear()
     assert [str(kept.rule.target) for kept in place.rules()] == ["10.1.0.99/32"], "that one is somebody else's"
     assert place.block("10.1.0.9")
+
+
+def test_who_asks_the_limiter_is_not_blocked(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    askers = Askers()
+    blocks = Blocks(place.store, "gw", now=lambda: place.moment, askers=askers)
+    for peer in ("10.1.0.7", "::ffff:10.1.0.8", "2001:db8::7"):
+        askers.note(peer)
+    assert not any(blocks.block(client, 600, REASON) for client in ("10.1.0.7", "10.1.0.8", "2001:db8::7"))
+    assert "Is it missing in NETLIMIT_TRUSTED_PROXIES?" in caplog.text
+    assert blocks.block("10.1.0.9", 600, REASON)
+
+
+def test_only_so_many_who_ask_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(escalation, "MOST_ASKERS", 10)
+    askers = Askers()
+    for number in range(100):
+        askers.note(f"10.1.0.{number}")
+    assert sum(f"10.1.0.{number}" in askers for number in range(100)) == 10
 
 
 def test_strange_names_are_kept_in_a_readable_form(place: Place) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from netlimit.errors import CountersUnavailable
+from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
@@ -46,9 +47,11 @@ class Service:
         families: Collection[Family] = USUAL,
         proxies: Collection[str] = LOOPBACK,
         troubles: Callable[[], Sequence[str]] = tuple,
+        askers: Askers | None = None,
     ) -> None:
-        """`troubles` are what is wrong with documents of rules, as sentences."""
+        """`troubles` are what is wrong with documents of rules, as sentences; `askers` is told who asks."""
         self.answers = Answers()
+        self.askers = askers or Askers()
         self.ending = False
         """Whether it is about to end: then it is ready for nothing new."""
         self._limiter = limiter
@@ -78,6 +81,9 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (ASGI)."""
+        peer = scope.get("client")
+        if peer:
+            self.askers.note(peer[0])
         name, method, respond = self._ways.get(scope["path"]) or ("other", scope["method"], self._miss)
         try:
             if scope["method"] != method and (method != "GET" or scope["method"] != "HEAD"):

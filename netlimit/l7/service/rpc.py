@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from netlimit.errors import CountersUnavailable
+from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
@@ -30,10 +32,11 @@ log = logging.getLogger(__name__)
 class RpcServer:
     """Answers questions about limits over gRPC. Made in the event loop that it is to run in."""
 
-    def __init__(self, limiter: Limiter, families: Collection[Family], answers: Answers) -> None:
+    def __init__(self, limiter: Limiter, families: Collection[Family], answers: Answers, askers: Askers) -> None:
         self._limiter = limiter
         self._families = families
         self._answers = answers
+        self._askers = askers
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
         handlers = {
@@ -58,6 +61,7 @@ class RpcServer:
         await self._server.stop(grace)
 
     async def _should_rate_limit(self, request: RateLimitRequest, context: Context) -> RateLimitResponse:
+        self._askers.note(find_address(context.peer()))
         try:
             response = await should_rate_limit(self._limiter, self._families, request)
         except Unanswerable as error:
@@ -68,3 +72,8 @@ class RpcServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         self._answers["grpc", RateLimitResponse.Code.Name(response.overall_code)] += 1
         return response
+
+
+def find_address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:192.0.2.7:4711`, `ipv6:%5B2001:db8::7%5D:4711`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

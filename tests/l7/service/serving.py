@@ -62,7 +62,7 @@ class Served:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        rpc = RpcServer(self.limiter, USUAL, self.service.answers)
+        rpc = RpcServer(self.limiter, USUAL, self.service.answers, self.service.askers)
         self.grpc_place = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
         http = HttpServer(self.service)
         with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
-from netlimit.l7.service.rpc import SERVICE
+from netlimit.l7.service.rpc import SERVICE, find_address
 from tests.l7.service.serving import Asker, Response, Served, describe, someone
 
 OK, OVER = Response.OK, Response.OVER_LIMIT
@@ -190,3 +191,23 @@ def test_it_is_healthy(served: Served) -> None:
         for service in ("", SERVICE):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_who_asks_is_remembered(served: Served, envoy: Asker) -> None:
+    for ask in (lambda: envoy.ask(describe(user=someone())), lambda: httpx.get(f"http://{served.place}/healthz")):
+        served.service.askers._known.clear()
+        ask()
+        assert "127.0.0.1" in served.service.askers
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.7:4711", "192.0.2.7"),
+        ("ipv6:%5B2001:db8::7%5D:4711", "2001:db8::7"),
+        ("ipv6:[::ffff:192.0.2.7]:4711", "::ffff:192.0.2.7"),
+        ("unix:", ""),
+    ],
+)
+def test_the_address_of_a_peer(peer: str, address: str) -> None:
+    assert find_address(peer) == address
