@@ -26,8 +26,11 @@ for i, key in ipairs(KEYS) do
       redis.call('ZADD', key, now, string.format('%.0f:%015.0f', now, n))
     end
     redis.call('PEXPIRE', key, period / 1000)
-    redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
-    size = math.min(size + added, most)
+    size = size + added
+    if size > most then
+      redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
+      size = most
+    end
     newest[2] = now
   end
   local excess, wait = size + math.max(hits, 1) - ceiling, 0
