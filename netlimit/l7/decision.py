@@ -23,3 +23,9 @@ class Decision(NamedTuple):
     """So long an admitted request is to wait for its turn; only a leaky bucket has it wait."""
     over: bool = False
     """Whether it was admitted beyond the limit, as a soft or elastic one tolerates."""
+
+
+class Unanswered(Decision):
+    """A refusal because the counter could not be asked: nobody knows how the request stands with the limit."""
+
+    __slots__ = ()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, Unanswered
 from netlimit.l7.limit import Algorithm
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
@@ -77,7 +77,7 @@ class Failover:
     def _decide_here(self, ask: Ask) -> Decision:
         if ask.rule.on_failure is OnFailure.CLOSED:
             self.refused += 1
-            return Decision(False, 0, self._probe, self._probe)
+            return Unanswered(False, 0, self._probe, self._probe)
         self.decided_here += 1
         emergency = ask.rule.emergency
         if emergency is not None and ask.limit.algorithm is not Algorithm.CONCURRENCY:

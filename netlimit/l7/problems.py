@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import inf
 
+from netlimit.l7.decision import Unanswered
 from netlimit.l7.headers import count_seconds, name_policy
 from netlimit.l7.limiter import Verdict
 
@@ -14,12 +15,16 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 the field `RateLimit-Policy` does."""
 
 
+REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+"""The one of 5.2, for what is refused though nobody knows whether the limit is reached."""
+
+
 def write_problem(verdict: Verdict) -> bytes:
     """The body of a 429, in ASCII whatever the names of rules contain; of a 403 where the client is blocked."""
     if verdict.blocked:
         return json.dumps({"title": "Forbidden", "status": 403, "detail": describe_refusal(verdict)}).encode()
     document = {
-        "type": QUOTA_EXCEEDED,
+        "type": REDUCED_CAPACITY if _is_unanswered(verdict) else QUOTA_EXCEEDED,
         "title": "Too Many Requests",
         "status": 429,
         "detail": describe_refusal(verdict),
@@ -35,7 +40,9 @@ def describe_refusal(verdict: Verdict) -> str:
     if verdict.blocked:
         return "Requests of this client are blocked."
     status = verdict.refusing
-    if status is None or status.rule is None:
+    if status is not None and status.rule is not None and _is_unanswered(verdict):
+        reason = f'The counters of the limit "{name_policy(status.rule)}" cannot be asked, so it refuses'
+    elif status is None or status.rule is None:
         reason = "The request is refused"
     else:
         reason = f'The limit "{name_policy(status.rule)}" of {status.limit} is reached'
@@ -45,3 +52,7 @@ def describe_refusal(verdict: Verdict) -> str:
     if wait is None:
         return f"{reason}."
     return f"{reason}; come again in {wait} second{'' if wait == 1 else 's'}."
+
+
+def _is_unanswered(verdict: Verdict) -> bool:
+    return verdict.refusing is not None and isinstance(verdict.refusing.decision, Unanswered)

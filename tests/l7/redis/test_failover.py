@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections import Counter
 from math import inf
@@ -10,7 +11,9 @@ from math import inf
 from netlimit.l7.breaker import State
 from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit
-from netlimit.l7.rules import OnFailure, Rule
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.problems import REDUCED_CAPACITY, write_problem
+from netlimit.l7.rules import Descriptor, Entry, Node, OnFailure, Rule, RuleSet
 from netlimit.l7.store import Ask
 from tests.l7.redis.driving import guarded, hit, make_rule, wait_until
 from tests.l7.redis.servers import Server
@@ -50,6 +53,20 @@ def test_a_closed_rule_refuses_until_redis_is_tried_again() -> None:
             decision = await hit(store, rule)
             assert (decision.admitted, decision.remaining, decision.retry_after) == (False, 0, 60)
             assert (store.decided_here, store.refused) == (0, 1)
+
+    asyncio.run(ask())
+
+
+def test_who_is_refused_so_is_not_told_that_a_limit_is_reached() -> None:
+    rule = make_rule(Limit(100, DAY), on_failure=OnFailure.CLOSED)
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            rules = RuleSet({rule.domain: Node(default={"user": Node(rule)})})
+            verdict = await Limiter(lambda: rules, store).decide(rule.domain, [Descriptor((Entry("user", "alice"),))])
+            said = json.loads(write_problem(verdict))
+            assert said["detail"].endswith("cannot be asked, so it refuses; come again in 60 seconds.")
+            assert said["type"] == REDUCED_CAPACITY
 
     asyncio.run(ask())
 
