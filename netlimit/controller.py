@@ -412,7 +412,7 @@ class Controller:
         if admitted is None:
             self._compiled.drop(rule.id)
         elif self._compiled.put(admitted) is not None and rule.action is not Action.SHAPE:
-            self._fallback.note(rule)
+            self._fallback.note(rule, self._compiled.facts)
 
     def _expire(self) -> None:
         for rule in self._roster.due(self._now()):
@@ -751,7 +751,7 @@ class Controller:
 
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, and begin anew afterwards."""
-        self._compilation = None
+        self._compilation, self._in_step = None, False
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
@@ -842,7 +842,7 @@ class Controller:
             enforced, failed = self.standing()
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
-            changes["degraded"] = sum(note.degraded for note in self._compilation.shaping.notes.values())
+            changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read()}
         changes.setdefault("paused", self._compilation is None)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace

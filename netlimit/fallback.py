@@ -7,10 +7,12 @@ limiters that run have loaded it, and leaves them once the kernel holds it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+from netlimit.limits import Facts, compile_rule, find_problem
 from netlimit.records import L7, Assigned, Exceptional, LimiterReport, State
-from netlimit.rules import Action, Direction, Protocol, Rule
+from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Rule
 
 SILENCE = timedelta(seconds=6)
 """A limiter says every two seconds that it runs; one that has not for so long is taken for dead."""
@@ -35,6 +37,17 @@ def find_obstacle(rule: Rule) -> str | None:
     return None
 
 
+def is_contested(rule: Rule, facts: Facts) -> bool:
+    """Whether a rule that has fallen back is an exception to others that the kernel can hold: they hit its target all
+    the same, for of this one there is nothing in the kernel."""
+    if rule.action is Action.ALLOW:
+        iptables = "iptables" if rule.family == 4 else "ip6tables"
+        return not any(facts.capabilities.get(name) for name in (iptables, "ipset"))
+    if rule.per not in (HOST, PEER) or rule.action is Action.OBSERVE:
+        return False
+    return find_problem(compile_rule(replace(rule, action=Action.DROP), facts).purpose, facts) is None
+
+
 class Fallback:
     """What the limiters of one host enforce, and whether they do. For one controller.
 
@@ -45,6 +58,7 @@ class Fallback:
     def __init__(self, host: str, assigned: Assigned | None = None) -> None:
         self._host = host
         self._able: dict[int, int] = {}
+        self._contested: set[int] = set()
         self._obstacles: dict[int, str] = {}
         self._confirmed: dict[int, int] = {}
         self._confirmed_serial = 0
@@ -57,9 +71,11 @@ class Fallback:
         self.assigned = dict(assigned.rules)
         """The rules that are the limiters' to enforce, each with its revision: what the database says."""
 
-    def note(self, rule: Rule) -> None:
+    def note(self, rule: Rule, facts: Facts) -> None:
         """Take note of a rule that the kernel cannot enforce."""
         self.forget(rule.id)
+        if is_contested(rule, facts):
+            self._contested.add(rule.id)
         self._judged = None
         obstacle = find_obstacle(rule)
         if obstacle is None:
@@ -70,6 +86,7 @@ class Fallback:
     def forget(self, rule_id: int) -> None:
         """The kernel enforces it, or nobody has to."""
         self._able.pop(rule_id, None)
+        self._contested.discard(rule_id)
         self._obstacles.pop(rule_id, None)
 
     def find_new(self, problems: Mapping[int, str]) -> dict[int, int]:
@@ -127,7 +144,8 @@ class Fallback:
         if rule_id not in self._able:
             return Exceptional(rule_id, State.ERROR, say_obstacle(problem, self._obstacles.get(rule_id)))
         if self.holds(rule_id):
-            return Exceptional(rule_id, State.APPLIED, say_taken(problem), L7)
+            contested = rule_id in self._contested
+            return Exceptional(rule_id, judge_taken(contested), say_taken(problem, contested), L7)
         return Exceptional(rule_id, State.ERROR, say_lack(problem, self._host, self._running))
 
 
@@ -137,9 +155,15 @@ def say_obstacle(problem: str, obstacle: str | None) -> str:
     return f"{problem} The limiter cannot either: {obstacle}." if obstacle else problem
 
 
-def say_taken(problem: str) -> str:
-    """Why the limiter enforces a rule."""
-    return f"{problem} The limiter enforces it instead, on HTTP requests."
+def judge_taken(contested: bool) -> State:
+    """How a rule stands that the limiter enforces."""
+    return State.DEGRADED if contested else State.APPLIED
+
+
+def say_taken(problem: str, contested: bool) -> str:
+    """Why the limiter enforces a rule, and what that does not do."""
+    but = " What the kernel enforces on its target still goes before it." if contested else ""
+    return f"{problem} The limiter enforces it instead, on HTTP requests.{but}"
 
 
 def say_lack(problem: str, host: str, running: bool) -> str:

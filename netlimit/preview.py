@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from netlimit.account import tell
 from netlimit.compile import Compilation
 from netlimit.errors import NetlimitError
-from netlimit.fallback import find_obstacle, say_lack, say_obstacle, say_taken
+from netlimit.fallback import find_obstacle, is_contested, judge_taken, say_lack, say_obstacle, say_taken
 from netlimit.limits import Facts
 from netlimit.plan import Plan, diff
 from netlimit.precedence import compare
@@ -138,7 +138,8 @@ def _judge_fallback(draft: Rule, problem: str, ground: Ground) -> tuple[str, str
         return "error", None, say_obstacle(problem, obstacle if draft.action is not Action.SHAPE else None)
     if not ground.limited:
         return "error", None, say_lack(problem, ground.host, running=False)
-    return "applied", L7, say_taken(problem)
+    contested = is_contested(draft, ground.facts)
+    return judge_taken(contested).value, L7, say_taken(problem, contested)
 
 
 def _take_picture(compilation: Compilation) -> State:

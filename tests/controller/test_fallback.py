@@ -28,6 +28,7 @@ from tests.databases import DATABASES
 
 OVER = DATABASES
 MISSING = {"hashlimit": "This host has no hashlimit."}
+METERED = {"rate": "5 packets/h", "per": "host"}
 
 
 @pytest.fixture
@@ -474,3 +475,40 @@ def test_a_controller_beside_another_that_knows_more_leaves_no_rule_to_nobody(
     assert layer_of(site, rule) == ("applied", "iptables")
     assert site.send("10.0.0.1", times=6)[-1] == "drop"
     assert site.store.assigned("gw").rules == {}
+
+
+@pytest.mark.parametrize(
+    ("missing", "around", "fields", "state"),
+    [
+        ({"reject": "None."}, METERED, {"rate": "9 packets/h", "action": "reject"}, "degraded"),
+        ({"mangle": "None."}, {"action": "block"}, {"action": "allow"}, "degraded"),
+        ({"ipset": "None."}, {"action": "block"}, {"action": "allow"}, "applied"),
+        (MISSING, {"action": "block"}, {"rate": "9 packets/h"}, "applied"),
+    ],
+)
+def test_an_exception_that_the_kernel_does_not_make_is_not_called_applied(
+    sqlite_site: Site,
+    limiter_of: Callable[[Site], Assignments],
+    missing: dict[str, str],
+    around: dict[str, object],
+    fields: dict[str, object],
+    state: str,
+) -> None:
+    site = sqlite_site
+    limiter_of(site)
+    set_capabilities(site, missing)
+    site.add(target="10.0.0.0/24", **around)
+    rule = site.add(target="10.0.0.1", **fields)
+    site.controller.sync()
+    said = say(site, rule)
+    assert said is not None
+    assert layer_of(site, rule) == (state, "l7")
+    assert ("goes before it" in said.message) is (state == "degraded")
+    if state == "degraded":
+        assert next(host.degraded for host in site.store.hosts()) == 1
+        assert site.send("10.0.0.1", times=6)[-1] == "drop"
+    question = site.store.ask("gw", "preview", {"rule": {"target": "10.0.0.7", **fields}})
+    site.controller._answer_questions()
+    answer = site.store.answered(question)
+    assert answer is not None
+    assert (answer["state"], answer["enforced_by"]) == (state, "l7")
