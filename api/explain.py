@@ -17,7 +17,7 @@ from api.waiting import choose_hosts
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
-from netlimit.records import HostStatus, SafeReason, State
+from netlimit.records import L7, HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
 
@@ -64,13 +64,14 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     hosts = choose_hosts(store.hosts(), query.host)
     own = frozenset(address for host in hosts for address in host.own)
     rules = _find_rules(store, packet, query.host)
-    refused = _find_refused(store, rules, hosts)
+    refused, moved = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
     explanation = explain(
         enforced, packet, own, _merge_safe(hosts), {port for host in hosts for port in host.management}
     )
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
-    return _write(replace(explanation, steps=(*explanation.steps, *misses)))
+    steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
+    return _write(replace(explanation, steps=(*steps, *misses)))
 
 
 def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:
@@ -87,16 +88,24 @@ def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:
     return [found[number] for number in sorted(found)]
 
 
-def _find_refused(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> dict[int, str]:
-    """The rules that none of these gateways can enforce, with the sentence of one that should."""
-    now, refused = datetime.now(UTC), {}
+def _find_exceptional(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> tuple[dict[int, str], set[int]]:
+    """The rules that none of these gateways can enforce, with the sentence of one that should; and those that the
+    limiter of one enforces."""
+    now, refused, moved = datetime.now(UTC), dict[int, str](), set[int]()
     by_id = {rule.id: rule for rule in rules}
     for rule_id, exceptional in store.exceptional(list(by_id)).items():
         here = [exceptional.get(host.host) for host in hosts if by_id[rule_id].in_force(now, host.host)]
         sentences = [each.message for each in here if each is not None and each.state is State.ERROR]
         if here and len(sentences) == len(here):
             refused[rule_id] = sentences[0]
-    return refused
+        if any(each is not None and each.layer == L7 for each in here):
+            moved.add(rule_id)
+    return refused, moved
+
+
+def _say_layer(step: Step) -> Step:
+    """What hits, hits requests alone."""
+    return replace(step, reason=f"{step.reason} (by the limiter, on HTTP requests)") if step.hits else step
 
 
 def _merge_safe(hosts: list[HostStatus]) -> dict[str, str]:

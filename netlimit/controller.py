@@ -227,7 +227,8 @@ class Controller:
         self._expire()
         plan, found = self._compare()
         applied, former = find_former(self._store, self._setup.host) if plan else (None, [])
-        return plan, tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
+        words = tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
+        return plan, [*words, *self._fallback.tell(self._compiled.problems)]
 
     def relax(self) -> None:
         """One pass that takes rules with `on_failure: open` out of force. Raises as `sync`."""

@@ -113,7 +113,7 @@ class Fallback:
     def look(self, limiters: Iterable[LimiterReport], now: datetime) -> bool:
         """Take note of what limiters of this host have said; whether nobody is to be waited for: all that run have
         loaded everything, or none runs."""
-        running = [each for each in limiters if now - each.seen_at <= SILENCE]
+        running = [each for each in limiters if abs(now - each.seen_at) <= SILENCE]  # a clock may have been set back
         loaded = all(each.loaded == self.serial for each in running)
         if bool(running) != self._running:
             self._running, self._judged = bool(running), None
@@ -132,6 +132,14 @@ class Fallback:
         """Whether the limiters enforce a rule in the kernel's place."""
         revision = self._able.get(rule_id)
         return revision is not None and self._confirmed.get(rule_id) == revision
+
+    def tell(self, problems: Mapping[int, str]) -> list[str]:
+        """In a sentence, how many of the rules that the kernel cannot enforce are the limiter's, loaded or not."""
+        number = sum(rule_id in self._able for rule_id in problems)
+        if not number:
+            return []
+        these, them = ("1 rule falls", "it") if number == 1 else (f"{number} rules fall", "them")
+        return [f"{these} back to the limiter, on HTTP requests: the kernel of this host cannot enforce {them}."]
 
     def judge(self, problems: Mapping[int, str]) -> dict[int, Exceptional]:
         """How rules stand that the kernel cannot enforce, for these reasons."""

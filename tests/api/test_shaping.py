@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from netlimit.records import Counts, Exceptional, HostStatus, RuleCounters, State
+from netlimit.records import L7, Counts, Exceptional, HostStatus, RuleCounters, State
 from netlimit.store import Store
 from tests.api.server import Controller
 
@@ -136,3 +136,6 @@ def test_the_queue_of_a_packet_is_explained(client: httpx.Client, store: Store) 
     assert answer["verdict"] == "shaped"
     assert [(step["rule"], step["hits"]) for step in answer["steps"]] == [(1, True), (2, True), (3, False)]
     assert answer["steps"][2]["reason"] == "not enforced: xt_hashlimit is missing."
+    store.mark("gw1", [Exceptional(3, State.APPLIED, "xt_hashlimit is missing.", L7)], [])
+    answer = client.get("/explain?src=192.0.2.7&dst=10.1.2.3&out=lan").json()
+    assert [step["rule"] for step in answer["steps"] if "(by the limiter, on HTTP requests)" in step["reason"]] == [3]

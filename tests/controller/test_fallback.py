@@ -201,6 +201,27 @@ def test_a_limiter_that_was_killed_is_missed_after_a_while(site: Site) -> None:
     assert layer_of(site, rule) == ("error", None)
 
 
+def test_a_limiter_that_was_killed_is_missed_though_the_clock_was_set_back(site: Site) -> None:
+    lose(site)
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    killed = Assignments(site.store, "gw", now=site.clock)
+    site.controller.sync()
+    killed.refresh()
+    site.clock.moment -= timedelta(hours=1)
+    site.controller.sync()
+    assert layer_of(site, rule) == ("error", None)
+
+
+def test_a_plan_tells_what_is_left_to_the_limiter(site: Site) -> None:
+    lose(site)
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    site.add(target="10.0.0.2", rate="5 packets/s", direction="to")
+    sentence = "1 rule falls back to the limiter, on HTTP requests: the kernel of this host cannot enforce them."
+    assert site.controller.account()[1][-1] == sentence.replace("them", "it")
+    site.add(target="10.0.0.3", rate="5 packets/s")
+    assert site.controller.account()[1][-1] == sentence.replace("1 rule falls", "2 rules fall")
+
+
 def test_one_that_runs_but_does_not_load_holds_nothing_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "HANDOVER_SECONDS", 0.1)
     site.store.limiter_runs(LimiterReport("gw", "hung", 1, site.clock(), site.clock()))
