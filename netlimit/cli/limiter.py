@@ -25,6 +25,7 @@ _LATE = (
     "encodings.idna",
     "encodings.utf_8_sig",
     "netlimit.l7.redis.opening",
+    "uvicorn.lifespan.off",
     "uvicorn.protocols.http.httptools_impl",
 )
 """What others import when they need it; by then this process may not read it any more."""
