@@ -102,17 +102,41 @@ class Limiter:
         charge: bool = False,
         client: str | None = None,
         size: int = 0,
+        entered: bool = False,
     ) -> Coroutine[Any, Any, Verdict]:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
-        `client`, with `size` bytes of body (by default what descriptors tell of both); if they refuse the request, no
-        other rule is asked. A refused request holds no leases. Raises CountersUnavailable when the store cannot be
-        asked (a store behind `failover` never does).
+        `client`, with `size` bytes of body (by default what descriptors tell of both), unless it has `entered` already;
+        if they refuse the request, no other rule is asked. A refused request holds no leases. Raises
+        CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
-        if self._gate is not None and self._gate.guards:
-            return self._decide_behind(self._gate, domain, descriptors, hits, charge, client, size)
+        if self.guarded and not entered:
+            return self._decide_behind(domain, descriptors, hits, charge, client, size)
         return self._decide(domain, descriptors, hits, charge, client)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether there are IP rules to ask."""
+        return self._gate is not None and self._gate.guards
+
+    async def enter(
+        self, descriptors: Sequence[Descriptor], hits: int = 1, client: str | None = None, size: int = 0
+    ) -> Verdict:
+        """Ask the IP rules alone, as `decide` does: the verdict of the one that refuses the request, else an allowed
+        one with what it holds. Raises as `decide`."""
+        assert self._gate is not None
+        told = [find_client(descriptor) for descriptor in descriptors]
+        size = size or find_size(descriptors)
+        held: tuple[Ask, ...] = ()
+        for address in [client] if client is not None else sorted({each for each in told if each is not None}):
+            passage = await self._gate.ask(address, size, hits)
+            if not passage.allowed:
+                if held:
+                    await self._store.release(held)
+                return _refuse(passage, [client is not None or each == address for each in told])
+            held += passage.leases
+        return Verdict(True, (), 0.0, 0.0, held)
 
     async def _decide(
         self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool, client: str | None
@@ -141,7 +165,6 @@ class Limiter:
 
     async def _decide_behind(
         self,
-        gate: Gate,
         domain: str,
         descriptors: Sequence[Descriptor],
         hits: int,
@@ -149,22 +172,18 @@ class Limiter:
         client: str | None,
         size: int,
     ) -> Verdict:
-        told = [find_client(descriptor) for descriptor in descriptors]
-        size = size or find_size(descriptors)
-        held: tuple[Ask, ...] = ()
-        for address in [client] if client is not None else sorted({each for each in told if each is not None}):
-            passage = await gate.ask(address, size, hits)
-            if not passage.allowed:
-                if held:
-                    await self._store.release(held)
-                return _refuse(passage, [client is not None or each == address for each in told])
-            held += passage.leases
-        verdict = await self._decide(domain, descriptors, hits, charge, client)
-        if not held:
+        entry = await self.enter(descriptors, hits, client, size)
+        if not entry.allowed:
+            return entry
+        return await self.conclude(entry, await self._decide(domain, descriptors, hits, charge, client))
+
+    async def conclude(self, entry: Verdict, verdict: Verdict) -> Verdict:
+        """What is decided about a request that has entered: if it is allowed, it holds what both hold."""
+        if not entry.leases:
             return verdict
         if verdict.allowed:
-            return replace(verdict, leases=verdict.leases + held)
-        await self._store.release(held)
+            return replace(verdict, leases=verdict.leases + entry.leases)
+        await self.release(entry)
         return verdict
 
     @staticmethod

@@ -114,11 +114,29 @@ class Queues:
         patience: Patience = _simply,
         client: str | None = None,
     ) -> Verdict:
-        """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it."""
+        """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it.
+
+        IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
+        """
+        if not self._limiter.guarded:
+            return await self._decide(domain, descriptors, hits, patience, client)
+        entry = await self._limiter.enter(descriptors, hits, client)
+        if not entry.allowed:
+            return entry
+        try:
+            verdict = await self._decide(domain, descriptors, hits, patience, client)
+        except BaseException:
+            await self._limiter.release(entry)
+            raise
+        return await self._limiter.conclude(entry, verdict)
+
+    async def _decide(
+        self, domain: str, descriptors: Sequence[Descriptor], hits: int, patience: Patience, client: str | None
+    ) -> Verdict:
         verdict = None
         lines = self._find_lines(domain, descriptors) if self._lines else {}
         if not lines:
-            verdict = await self._limiter.decide(domain, descriptors, hits, client=client)
+            verdict = await self._limiter.decide(domain, descriptors, hits, client=client, entered=True)
             if verdict.allowed:
                 return await self._delay(verdict, patience) if verdict.delay else verdict
             if not _is_worth_waiting(verdict):
@@ -154,7 +172,7 @@ class Queues:
             now, opens = _now(), waiter.opens
             if opens <= now:
                 verdict = await self._limiter.decide(
-                    waiter.domain, waiter.descriptors, waiter.hits, client=waiter.client
+                    waiter.domain, waiter.descriptors, waiter.hits, client=waiter.client, entered=True
                 )
                 self._note(verdict)
                 if verdict.allowed or not _is_worth_waiting(verdict):
@@ -171,7 +189,7 @@ class Queues:
     async def _refuse(self, waiter: _Waiter, turn: float, verdict: Verdict | None = None) -> Verdict:
         """The verdict for a request whose turn comes too late: if it comes again then, it gets in."""
         if verdict is None:
-            verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, 0, client=waiter.client)
+            verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, 0, entered=True)
             statuses = list(verdict.statuses)
             for index, (_, rule, limit, _, key) in enumerate(statuses):
                 if rule is not None and limit is not None and _find_place(rule, key) in waiter.lines:

@@ -8,15 +8,19 @@ from math import inf
 
 import pytest
 
+from netlimit.l7.addresses import AddressRules
 from netlimit.l7.counters import open_counters
+from netlimit.l7.gate import Gate
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import OnLimit, Rule
+from netlimit.rules import parse_rule
 from tests.l7.leaping import leaping_clock, now, run
 from tests.l7.redis.servers import Server
 from tests.l7.verdicts import describe, make_rule, make_rules
+from tests.unit.strategies import NOW, keep
 
 TEN_A_SECOND = Limit(10, 1, Algorithm.GCRA, burst=1)
 
@@ -30,15 +34,19 @@ class Door:
 
     def __init__(self, *rules: Rule, most: int = 1000, most_of_one: int = 100) -> None:
         ruleset = make_rules(*rules)
-        self.limiter = Limiter(lambda: ruleset, MemoryStore(leaping_clock()))
+        self.addresses = AddressRules()
+        store = MemoryStore(leaping_clock())
+        self.limiter = Limiter(lambda: ruleset, store, gate=Gate(lambda: self.addresses, store))
         self.queues = Queues(self.limiter, lambda: ruleset, most, most_of_one)
         self.names = [rule.name for rule in rules]
         self.entered: list[tuple[float, object]] = []
         self.refused: list[tuple[float, object]] = []
 
-    async def ask(self, label: object = None, hits: int = 1, who: str = "alice", names: str = "") -> Verdict:
+    async def ask(
+        self, label: object = None, hits: int = 1, who: str = "alice", names: str = "", client: str | None = None
+    ) -> Verdict:
         descriptors = describe(*(names.split() or self.names), who=who)
-        verdict = await self.queues.decide("test", descriptors, hits)
+        verdict = await self.queues.decide("test", descriptors, hits, client=client)
         (self.entered if verdict.allowed else self.refused).append((round(now(), 6), label))
         return verdict
 
@@ -318,6 +326,37 @@ def test_usage_tells_who_waited_and_who_was_refused() -> None:
         assert (len(door.entered), len(door.refused)) == (3, 2)
         assert (counts.admitted, counts.queued) == (3, 2)
         assert counts.refused == 1 + 2  # the first who waited was refused before
+
+    run(main())
+
+
+def test_whom_ip_rules_refuse_takes_no_place_in_a_line_and_who_waits_is_counted_once() -> None:
+    async def main() -> None:
+        door = Door(queue("user", Limit(1, 1, Algorithm.GCRA), 2.5))
+        rules = [
+            parse_rule({"target": "10.0.0.6", "action": "block"}, NOW),
+            parse_rule({"target": "10.0.0.7", "rate": "3 connections"}, NOW),
+        ]
+        door.addresses = AddressRules(keep(rules), {1, 2})
+        (first,) = await asyncio.gather(*door.start("first", client="10.0.0.7"))
+        waiting = door.start("second", client="10.0.0.7")
+        await asyncio.sleep(0.1)
+        blocked = await asyncio.gather(*door.start(*range(150), client="10.0.0.6"))
+        assert all(verdict.blocked for verdict in blocked)
+        (second,) = await asyncio.gather(*waiting)
+        assert now() == pytest.approx(1)
+        assert door.addresses.counts[2].requests == 2
+        assert [len(verdict.leases) for verdict in (first, second)] == [1, 1]
+        given_up = door.start(*range(3), client="10.0.0.7")
+        await asyncio.sleep(0.1)
+        for task in given_up:
+            task.cancel()
+        await asyncio.gather(*given_up, return_exceptions=True)
+        assert [label for _, label in door.refused[150:]] == [1, 2], "two were in flight, so one more had room"
+        await asyncio.sleep(3)
+        (last,) = await asyncio.gather(*door.start("last", client="10.0.0.7"))
+        assert last.allowed, "who has given up holds nothing"
+        assert door.has_forgotten_all()
 
     run(main())
 
