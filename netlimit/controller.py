@@ -140,6 +140,7 @@ class Controller:
         self._exceptional: dict[int, Exceptional] = {}
         self._fallback = Fallback(setup.host)
         self._in_step = False
+        self._refused_drift: Drift = {}
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
@@ -212,7 +213,10 @@ class Controller:
         with self._kernel.exclusive():
             if self._store.paused(self._setup.host):
                 return
-            self._enforce()
+            began = time.monotonic()
+            plan = self._enforce()
+        if self._refused_drift:
+            self._tell_repair(self._refused_drift, plan, began)
         self._settle()
 
     def plan(self) -> Plan:
@@ -562,9 +566,9 @@ class Controller:
         cleared = [rule_id for rule_id in self._exceptional if rule_id not in exceptional]
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
-            self._exceptional = exceptional
             self._tell_worse(changed)
         self._take_back()
+        self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
         self._report(applied_revision=self._revision, last_error=self._find_error())
         self._uncopied = True
         self._copy()
@@ -668,7 +672,13 @@ class Controller:
         with self._kernel.exclusive():
             if self._store.paused(self._setup.host):
                 return
+            self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
             plan = self._enforce()
+        self._tell_repair(drift, plan, began)
+
+    def _tell_repair(self, drift: Drift, plan: Plan, began: float) -> None:
+        """Log and count what has been put right."""
+        self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
         log.warning(
             "Drift: %s differed from what was applied; repaired in %.3f s.",

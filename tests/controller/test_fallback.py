@@ -14,6 +14,7 @@ import pytest
 from api.standing import judge
 from netlimit import controller as controllers
 from netlimit.controller import Controller, Setup
+from netlimit.errors import StoreError
 from netlimit.kernel.none import REASON, NoKernel
 from netlimit.l7.addresses import FREE
 from netlimit.l7.assignments import Assignments
@@ -533,3 +534,28 @@ def test_an_exception_that_the_kernel_does_not_make_is_not_called_applied(
     answer = site.store.answered(question)
     assert answer is not None
     assert (answer["state"], answer["enforced_by"]) == (state, "l7")
+
+
+def test_what_could_not_be_taken_back_is_taken_back_later(
+    sqlite_site: Site, limiter_of: Callable[[Site], Assignments], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = sqlite_site
+    limiter = limiter_of(site)
+    lose(site)
+    rule = site.add(target="10.0.0.1", rate="5 packets/s")
+    site.controller.tick()
+    assert layer_of(site, rule) == ("applied", "l7")
+
+    def fail(*asked: object) -> int:
+        raise StoreError("The database is busy.")
+
+    regain(site)
+    with monkeypatch.context() as patched:
+        patched.setattr(site.store, "assign", fail)
+        with pytest.raises(StoreError):
+            site.controller.tick()
+    assert limiter.rules.find_limits("10.0.0.1") != FREE
+    site.controller.tick()
+    assert site.store.assigned("gw").rules == {}
+    assert layer_of(site, rule) == ("applied", "iptables")
+    until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
