@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
+from netlimit.errors import KernelError
 from netlimit.store.repairs import MOST
 from tests.controller.conftest import Site
 
@@ -27,6 +28,22 @@ def test_what_was_found_is_told(site: Site) -> None:
     assert repair.kind == "chains"
     assert f"iptables -t mangle -N {chain.name}" in repair.found
     assert repair.took > 0
+
+
+def test_a_repair_that_the_kernel_first_refuses_counts_once_it_is_made(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    look(site)
+    site.kernel.chains.clear()
+    site.kernel.fail_at(0)
+    with pytest.raises(KernelError):
+        look(site)
+    site.controller._in_step = False  # as `run` has it after an error
+    look(site)
+    assert site.kernel.chains
+    (host,) = site.store.hosts()
+    assert (host.drift, host.repairs) == (1, {"chains": 1})
+    look(site)
+    assert site.store.hosts()[0].drift == 1
 
 
 def test_sets_and_entries_are_other_kinds(site: Site) -> None:
