@@ -17,7 +17,7 @@ from netlimit.l7 import markup
 from netlimit.l7.descriptor import Descriptor
 from netlimit.l7.fields import DOCUMENT, Findings, Record, settle
 from netlimit.l7.markup import NoMarkup, Value
-from netlimit.l7.rules import Entry, Node, Pattern, Rule, make_pattern
+from netlimit.l7.rules import CLIENT_KEY, Entry, Node, Pattern, Rule, make_pattern
 from netlimit.l7.values import LONGEST_TEXT
 
 _ESCAPED = str.maketrans({"\\": "\\\\", ",": "\\,", "=": "\\="})
@@ -88,6 +88,11 @@ class _Way(NamedTuple):
         name = f"{self.name},{step}" if self.name else step
         return _Way(name, self.depth + 1, (*self.told, self.depth) if told else self.told)
 
+    @property
+    def tells_client(self) -> bool:
+        """Whether the client's address is among what is told of a request."""
+        return CLIENT_KEY in (step.partition("=")[0] for step in self.name.split(","))
+
 
 class _Tree:
     """Makes the tree of what was read."""
@@ -138,6 +143,8 @@ class _Tree:
             return Node()
         record = descriptor.record
         rule = descriptor.make_rule(self._domain, way.name, way.told)
+        if rule is not None and rule.escalate is not None and not way.tells_client:
+            descriptor.warn("escalate", f"It has no effect: no key on the way here is `{CLIENT_KEY}`, which it blocks.")
         shared = record.get("share_threshold", False)
         return self._make_node(rule, record.get("descriptors", ()), f"{descriptor.path}.descriptors", way, shared)
 

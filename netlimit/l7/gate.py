@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
-from netlimit.l7.rules import Descriptor, Rule
+from netlimit.l7.rules import CLIENT_KEY, Descriptor, Rule
 from netlimit.l7.store import Ask, Store
 
 if TYPE_CHECKING:  # an application that has no IP rules need not import what they are made of
     from netlimit.l7.addresses import AddressRules, Hit
 
-CLIENT_KEY = "remote_address"
-"""The entry of a descriptor that tells whom a request comes from, as Envoy has it."""
 SIZE_KEYS = ("content_length", "content-length")
 """The entry that tells how many bytes of body it has."""
 _LONGEST = 15

@@ -17,6 +17,10 @@ LONGEST_KEY = 200
 _NONE: frozenset[str] = frozenset()
 
 
+CLIENT_KEY = "remote_address"
+"""The key of an entry that tells whom a request comes from, as Envoy has it."""
+
+
 class Entry(NamedTuple):
     """A part of a descriptor: what is told of a request, such as `remote_address`, `10.1.2.3`."""
 

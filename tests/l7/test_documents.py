@@ -379,11 +379,14 @@ def test_slips_without_consequence_are_warned_of() -> None:
         "domain: d\ndescriptors:\n"
         "- {key: a*, rate_limit: {unlimited: true, requests_per_unit: 5, replaces: [{name: gone}]}, on_limit: queue}\n"
         "- {key: b, metadata: {service: {name: x, weights: [1, ~, true, 'on']}}}\n"
+        "- {key: api_key, concurrency: 1, escalate: {after: 9, within: 1m, block: 1h}}\n"
+        "- {key: remote_address, concurrency: 1, escalate: {after: 9, within: 1m, block: 1h}}\n"
     )
     assert {place.field: place.line for place in document.warnings} == {
         "descriptors[0].key": 3,
         "descriptors[0].rate_limit.requests_per_unit": 3,
         "descriptors[0].on_limit": 3,
+        "descriptors[2].escalate": 5,
         "": None,
     }
     assert document.fields["descriptors"][1]["metadata"] == {"service": {"name": "x", "weights": [1, None, True, "on"]}}

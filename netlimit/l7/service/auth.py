@@ -9,14 +9,13 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from netlimit.l7.decision import new
-from netlimit.l7.gate import CLIENT_KEY
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
 from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, REMEMBERED, SHORT
