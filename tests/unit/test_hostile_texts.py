@@ -7,6 +7,7 @@ Each test counts what was refused, every input once: here 9,000 at least, and wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tests.unit.hostile import VALUES, damaged
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 EXAMPLES = 600
-RULE = parse_rule({"target": "10.1.2.3", "rate": "200 packets/s"}, NOW)
+RULE = replace(parse_rule({"target": "10.1.2.3", "rate": "200 packets/s"}, NOW), revision=1)
 FIELDS = (
     "name", "target", "direction", "protocol", "ports", "source_ports", "interface", "rate", "burst", "per", "action",
     "ceil", "on_failure", "enabled", "expires_at", "ttl", "hosts", "labels", "comment", "colour", "id",
