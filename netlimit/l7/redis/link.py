@@ -89,6 +89,8 @@ class Link:
         self._waiting: list[Question] = []
         self._calls: list[list[Question]] = []
         """What is on the wire."""
+        self._flying = 0
+        """How many questions that were."""
         self._busy = False
         self._deadline: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -98,6 +100,11 @@ class Link:
     def state(self) -> State:
         """What the breaker thinks of the server."""
         return self._breaker.state
+
+    @property
+    def load(self) -> int:
+        """How many questions have no answer yet."""
+        return len(self._waiting) + self._flying
 
     def ask(self, question: Question) -> None:
         """Send a question with the next batch, or fail its ticket at once while the breaker is open."""
@@ -127,6 +134,7 @@ class Link:
             group = question.counting.script, question.name if self._redirect else b"", question.asking
             calls.setdefault(group, []).append(question)
         self._calls = [*calls.values()]
+        self._flying = len(batch)
         self._deadline = self._loop.call_at(batch[0].ticket.deadline, self._give_up, "no answer in time")
         if self._channel is None:
             self._opening = self._loop.create_task(self._open())
@@ -195,6 +203,7 @@ class Link:
 
     def _end_batch(self) -> None:
         self._calls = []
+        self._flying = 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

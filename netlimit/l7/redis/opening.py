@@ -8,6 +8,7 @@ from netlimit.l7.breaker import Breaker
 from netlimit.l7.redis.cluster import Cluster
 from netlimit.l7.redis.link import Link
 from netlimit.l7.redis.merging import MergingStore
+from netlimit.l7.redis.pair import Pair
 from netlimit.l7.redis.store import RedisStore, Wire
 from netlimit.l7.redis.url import Place
 
@@ -18,7 +19,9 @@ def open_store(place: Place) -> RedisStore | MergingStore:
     def open_wire() -> Wire:
         if place.cluster:
             return Cluster(place.addresses, place.connect, place.timeout, place.probe)
-        return Link(partial(place.connect, *place.addresses), str(place), Breaker(place.probe))
+        breaker = Breaker(place.probe)
+        one, other = (Link(partial(place.connect, *place.addresses), str(place), breaker) for _ in range(2))
+        return Pair(one, other)
 
     store = RedisStore(open_wire, place.timeout)
     return MergingStore(store, place.merge) if place.merge else store

@@ -25,19 +25,20 @@ class Question(NamedTuple):
 
     head: str
     body: str = ""
+    field: str = ""
 
     def write(self, user: int) -> bytes:
         """As it is sent."""
-        body = self.body.replace("{user}", f"user{user}")
-        fields = f"Host: localhost\r\nContent-Length: {len(body)}\r\n" if body else "Host: localhost\r\n"
-        return f"{self.head.replace('{user}', f'user{user}')} HTTP/1.1\r\n{fields}\r\n{body}".encode()
+        body, field = (text.replace("{user}", f"user{user}") for text in (self.body, self.field))
+        fields = ["Host: localhost", *([f"Content-Length: {len(body)}"] if body else []), *([field] if field else [])]
+        return "\r\n".join([f"{self.head} HTTP/1.1", *fields, "", body]).encode()
 
 
 _DECIDE = '{"domain":"bench","descriptors":[[{"key":"user","value":"{user}"}]]}'
 _JSON = '{"domain":"bench","descriptors":[{"entries":[{"key":"user","value":"{user}"}]}]}'
 QUESTIONS = {
     "POST /v1/decide": Question("POST /v1/decide", _DECIDE),
-    "GET /v1/auth": Question("GET /v1/auth?domain=bench&key=user={user}"),
+    "GET /v1/auth": Question("GET /v1/auth?domain=bench&key=header:user", field="User: {user}"),
     "POST /json": Question("POST /json", _JSON),
 }
 SLOW = "POST /json"
