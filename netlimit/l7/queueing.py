@@ -134,6 +134,7 @@ class Queues:
         self, domain: str, descriptors: Sequence[Descriptor], hits: int, patience: Patience, client: str | None
     ) -> Verdict:
         verdict = None
+        number = next(self._numbers)  # before it is asked: answers may come in another order
         lines = self._find_lines(domain, descriptors) if self._lines else {}
         if not lines:
             verdict = await self._limiter.decide(domain, descriptors, hits, client=client, entered=True)
@@ -142,7 +143,7 @@ class Queues:
             if not _is_worth_waiting(verdict):
                 return verdict
             lines = self._open_lines(verdict)
-        waiter = _Waiter(next(self._numbers), domain, descriptors, hits, client, _now(), lines)
+        waiter = _Waiter(number, domain, descriptors, hits, client, _now(), lines)
         turn = max(line.turn for line in lines.values())
         full = self.waiting >= self._most or any(len(line.waiters) >= self._most_of_one for line in lines.values())
         if full or turn > waiter.deadline:
