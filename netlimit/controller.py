@@ -216,7 +216,7 @@ class Controller:
             began = time.monotonic()
             plan = self._enforce()
         if self._refused_drift:
-            self._tell_repair(self._refused_drift, plan, began)
+            self._count_late(self._refused_drift, plan, began)
         self._settle()
 
     def plan(self) -> Plan:
@@ -674,10 +674,6 @@ class Controller:
                 return
             self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
             plan = self._enforce()
-        self._tell_repair(drift, plan, began)
-
-    def _tell_repair(self, drift: Drift, plan: Plan, began: float) -> None:
-        """Log and count what has been put right."""
         self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
         log.warning(
@@ -694,6 +690,19 @@ class Controller:
         self._left.clear()
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
+
+    def _count_late(self, drift: Drift, plan: Plan, began: float) -> None:
+        """What the kernel first refused to have put right is right now. It is no sign of a fight: what was refused comes
+        of things that change while it is looked at."""
+        self._refused_drift = {}
+        took = time.monotonic() - began
+        for kind in drift:
+            self._repairs.counts[kind] += 1
+            self._store.repaired(self._setup.host, kind, describe(plan), took, self._now())
+        log.warning(
+            "Drift: %s differed from what was applied; repaired at the second try.", " and ".join(drift.values())
+        )
+        self._report(drift=self._status.drift + 1, repairs=dict(self._repairs.counts))
 
     def _leave(self, drift: Drift) -> None:
         """Tell what is left as it is for a while."""
