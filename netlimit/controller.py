@@ -692,8 +692,8 @@ class Controller:
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
 
     def _count_late(self, drift: Drift, plan: Plan, began: float) -> None:
-        """What the kernel first refused to have put right is right now. It is no sign of a fight: what was refused comes
-        of things that change while it is looked at."""
+        """What the kernel first refused to have put right is right now. That is no sign of a fight: steps are refused
+        where things change while they are looked at."""
         self._refused_drift = {}
         took = time.monotonic() - began
         for kind in drift:
