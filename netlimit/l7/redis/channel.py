@@ -56,9 +56,13 @@ class Channel(asyncio.Protocol):
         if not self._closed:
             self._lost(str(error or "the connection was closed"))
 
-    async def close(self) -> None:
-        """Close it. Nothing is called back after that."""
+    def abort(self) -> None:
+        """Close it at once. Nothing is called back after that."""
         self._closed = True
         self._expected = 0
         self._transport.abort()
+
+    async def close(self) -> None:
+        """Close it, and have redis-py know."""
+        self.abort()
         await self._connection.disconnect(nowait=True)

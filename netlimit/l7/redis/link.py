@@ -214,6 +214,7 @@ class Link:
             self._opening.cancel()
             self._opening = None
         if self._channel is not None:
+            self._channel.abort()  # now: the loop may end before a task of its own begins
             self._end(self._loop.create_task(self._channel.close()))
             self._channel = None
 
