@@ -59,6 +59,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
     app.state.visitors = Visitors(store, settings.host)
     app.state.waiting = Waiting(store)
     app.state.metrics = metrics.make_registry(store, app.version)
+    app.state.exposition = metrics.share_exposition(app.state.metrics)
     guarded = APIRouter(prefix=PREFIX, dependencies=[Depends(authorized)])
     for resource in _RESOURCES:
         guarded.include_router(resource.router)

@@ -14,9 +14,10 @@ from api.context import StoreOf
 from api.cursors import read_cursor, write_cursor
 from api.problems import responses
 from api.representation import write_time
+from api.turns import InTurn
 from netlimit.store import AuditEntry, AuditFilter
 
-router = APIRouter(tags=["access"])
+router = APIRouter(tags=["access"], route_class=InTurn)
 
 
 def _read_moment(value: object) -> object:

@@ -8,15 +8,16 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from api.admission import LOOKING
 from api.doorkeeper import Doorkeeper
 from api.origin import origin_of
 from api.problems import Problem
+from api.turns import TURN, Rank
 from api.visitors import Visitors
 from netlimit.errors import StoreError
 from netlimit.records import Actor
 from netlimit.roles import MAY, WORDS, Act, Role
 
-_LOOKING = ("GET", "HEAD")
 _bearer = HTTPBearer(
     auto_error=False, description="An access token: the one that the first start made, or of `netlimit token create`."
 )
@@ -59,10 +60,13 @@ async def authorized(
     token = await doorkeeper.find(credentials.credentials, origin.place)
     if token is None:
         raise _unauthorized("The token is not known, or was revoked, or has expired.", ', error="invalid_token"')
+    turn = TURN.get()
+    if turn is not None:
+        turn.show(token.id, Rank.ADMIN if token.role == Role.ADMIN else Rank.KNOWN)
     visitors.see(origin.address)
     caller = Caller(token.role, Actor(token.name, origin.address, origin.request))
     request.state.caller = caller
-    caller.require(Act.READ if request.method in _LOOKING else Act.CHANGE)
+    caller.require(Act.READ if request.method in LOOKING else Act.CHANGE)
     return caller
 
 

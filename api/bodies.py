@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import NoReturn
 
 from fastapi import Request
@@ -68,8 +67,14 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 def parse_lines(text: str) -> Iterator[tuple[int, str]]:
     """The lines of NDJSON that are not blank, each with its number from 1; one at a time, for there may be millions."""
-    lines = enumerate(StringIO(text, newline="\n"), 1)
-    return ((number, line.rstrip("\n")) for number, line in lines if line.strip())
+    begin, number = 0, 0
+    while begin < len(text):
+        number += 1
+        end = text.find("\n", begin)
+        line = text[begin:] if end < 0 else text[begin:end]
+        begin = len(text) if end < 0 else end + 1
+        if line.strip():
+            yield number, line
 
 
 def parse_array(text: str) -> Iterator[object]:

@@ -9,29 +9,35 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from api import bodies, schemas
 from api.auth import CallerOf
 from api.context import StoreOf, WaitingOf
 from api.headers import Wait, preference_applied
+from api.headroom import find_headroom
 from api.lockout import ForceQuery, Lockout, LockoutOf
 from api.openapi import reference, write_examples
 from api.problems import Problem, find_problem, list_problems, responses
 from api.representation import read_rule
 from api.standing import find_worst
+from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
+from netlimit.judgement import Change, NeedsForce
 from netlimit.records import Actor, State
 from netlimit.rules import Rule
 from netlimit.store import Conflict, ManyErrors, Store
 
-router = APIRouter(prefix="/rules/bulk", tags=["rules"])
+router = APIRouter(prefix="/rules/bulk", tags=["rules"], route_class=InTurn)
 MOST_WRONG = 10_000
 """So many wrong lines are told at most; what comes after them is not read."""
 
 MOST_RULES = 200_000
 """So many rules can be added at once; each takes about a kilobyte of memory meanwhile."""
+_BYTES_A_RULE = 450
+"""What a rule that was read takes besides until it is written; measured: 330."""
+_RESERVE = 16 * 2**20
+_LOOK_EVERY = 500
 
 _EXAMPLE = [
     {"target": "10.5.0.1", "rate": "200 packets/s"},
@@ -71,6 +77,8 @@ class Batch:
             raise Problem(
                 413, f"At most {MOST_RULES} rules can be added at once; nothing was kept. Send several batches."
             )
+        if len(self.rules) % _LOOK_EVERY == 0:
+            self._check_memory()
         try:
             self.rules.append(read_rule(bodies.expect_object(sent), now))
             self.lines.append(line)
@@ -78,6 +86,16 @@ class Batch:
             self.refuse(line, find_problem(error))
         except Problem as problem:
             self.refuse(line, problem)
+
+    def _check_memory(self) -> None:
+        """Raise Problem 413 rather than be ended: what was read is to be copied and written yet."""
+        headroom = find_headroom()
+        if headroom is not None and headroom < _RESERVE + len(self.rules) * _BYTES_A_RULE:
+            raise Problem(
+                413,
+                f"The memory that the API may use does not suffice for more than {len(self.rules)} of these rules at "
+                "once; nothing was kept. Send smaller batches, or raise its limit (MemoryMax).",
+            )
 
     def refuse(self, line: int, problem: Problem) -> None:
         """Note what is wrong with a line. Raises Problem when that is as much as is told."""
@@ -90,12 +108,17 @@ class Batch:
         return list_problems(sorted(self.wrong, key=itemgetter(0)), words)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
     """A body, and whether it is NDJSON."""
 
     body: bytes
     by_line: bool
+
+    def take(self) -> bytes:
+        """The body, which is let go here: a large one must not stay in memory until all is done."""
+        body, self.body = self.body, b""
+        return body
 
 
 async def _read_body(request: Request) -> Sent:
@@ -126,11 +149,11 @@ async def add_rules(
 
     Lines are numbered from 1; in an array, an item is a line.
     """
-    kept = await run_in_threadpool(_add, store, sent, caller.actor, lockout, query.force)
-    revision = kept[0].revision if kept else await run_in_threadpool(store.revision)
+    kept = await run_in_turn(_add, store, sent, caller.actor, lockout, query.force)
+    revision = kept[0].revision if kept else await run_in_turn(store.revision)
     if wait is not None:
         await waiting.applied(revision, wait)
-    state = await run_in_threadpool(_find_state, store, kept, wait is not None)
+    state = await run_in_turn(_find_state, store, kept, wait is not None)
     added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
@@ -145,7 +168,7 @@ def refuse_method() -> None:
 def read_batch(sent: Sent, now: datetime) -> Batch:
     """Read all rules of a body. Raises Problem: 400 where an array stops being JSON, and when too many are wrong."""
     batch = Batch()
-    text = bodies.decode(sent.body)
+    text = bodies.decode(sent.take())
     if sent.by_line:
         for line, rule in bodies.parse_lines(text):
             try:
@@ -162,15 +185,32 @@ def read_batch(sent: Sent, now: datetime) -> Batch:
 
 def _add(store: Store, sent: Sent, actor: Actor, lockout: Lockout, force: bool) -> list[Rule]:
     now = datetime.now(UTC)
-    batch = read_batch(sent, now)
-    found = ((line, lockout.find(rule, force)) for line, rule in zip(batch.lines, batch.rules, strict=True))
-    for line, problem in found:
-        if problem is not None:
-            batch.refuse(line, problem)
-    if batch.wrong:
-        raise batch.list_wrong()
     try:
-        return store.add(batch.rules, actor, now)
+        return _keep(store, read_batch(sent, now), now, actor, lockout, force)
+    except MemoryError:
+        raise Problem(
+            413, "The API has not got the memory for this batch; nothing was kept. Send smaller ones."
+        ) from None
+
+
+def _keep(store: Store, batch: Batch, now: datetime, actor: Actor, lockout: Lockout, force: bool) -> list[Rule]:
+    judge = lockout.judge(force)
+    for line, rule in zip(batch.lines, batch.rules, strict=True):
+        if rule.forced_by and not force:
+            batch.refuse(line, lockout.refuse_claim(rule))
+    if not batch.wrong:
+        lockout.make_room(batch.rules)
+    try:
+        if batch.wrong:
+            store.judge([Change(None, rule) for rule in batch.rules], judge)
+            raise batch.list_wrong()
+        return store.add(batch.rules, actor, now, judge)
+    except NeedsForce as error:
+        told = {line for line, _ in batch.wrong}
+        for which, sentence in error.harms:
+            if batch.lines[which] not in told:
+                batch.refuse(batch.lines[which], Problem(409, sentence, field="target"))
+        raise batch.list_wrong() from None
     except ManyErrors as errors:
         wrong = [(batch.lines[index], find_problem(error)) for index, error in errors.errors]
         raise list_problems(wrong) from None

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from api import bodies, schemas
@@ -17,10 +16,11 @@ from api.headers import Wait, preference_applied
 from api.openapi import body_of
 from api.problems import Problem, responses
 from api.representation import write_time
+from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.records import Window
 
-router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)])
+router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)], route_class=InTurn)
 SHORTEST, LONGEST = 10, 86400
 """Seconds that a window may be long."""
 _EXAMPLES = {"a minute": {"seconds": 60}}
@@ -98,10 +98,10 @@ def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
 async def abandon(caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
     """End the open window, and undo what was changed in it now."""
     now = datetime.now(UTC)
-    window = await run_in_threadpool(store.abandon, caller.actor, now)
+    window = await run_in_turn(store.abandon, caller.actor, now)
     if wait is not None and window.revision is not None:
         await waiting.applied(window.revision, wait)
-    guards = await run_in_threadpool(store.guards, now)
+    guards = await run_in_turn(store.guards, now)
     return JSONResponse(write_window(window, guards, now), headers=preference_applied(wait))
 
 

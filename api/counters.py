@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 from pydantic import Field
 
 from api import schemas
@@ -16,12 +16,13 @@ from api.problems import responses
 from api.representation import write_time
 from api.rules import MOST, Key, find_kept, find_some
 from api.standing import is_live
+from api.turns import InTurn, run_in_turn, write_json
 from api.waiting import Waiting
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Rule
 from netlimit.store import Store
 
-router = APIRouter(tags=["rules"])
+router = APIRouter(tags=["rules"], route_class=InTurn)
 READING_SECONDS = 2.0
 """How long a fresh reading may take; then the last one that is kept must do."""
 
@@ -46,9 +47,9 @@ async def get_counters(key: Key, store: StoreOf, waiting: WaitingOf) -> dict[str
 
     For a rule that shapes, bytes are Ethernet bytes, and those that were dropped are not counted.
     """
-    kept = await run_in_threadpool(find_kept, store, key)
+    kept = await run_in_turn(find_kept, store, key)
     await _read_afresh([kept.rule], store, waiting)
-    readings = await run_in_threadpool(store.counters, kept.rule.id)
+    readings = await run_in_turn(store.counters, kept.rule.id)
     return _sum_up(readings)
 
 
@@ -58,23 +59,30 @@ async def get_counters(key: Key, store: StoreOf, waiting: WaitingOf) -> dict[str
     response_model=None,
     responses={200: {"model": schemas.CountersOfRules}, **responses(401, 403, 422, 503)},
 )
-async def list_counters(query: Annotated[CountersQuery, Query()], store: StoreOf, waiting: WaitingOf) -> dict[str, Any]:
+async def list_counters(query: Annotated[CountersQuery, Query()], store: StoreOf, waiting: WaitingOf) -> Response:
     """The same of several rules, in the order in which they are named: all of them are read at once.
 
     A rule that is not there, or no longer, is no error: `missing` names it.
     """
-    found = await run_in_threadpool(find_some, store, query.rule)
+    found = await run_in_turn(find_some, store, query.rule)
     rules = list({kept.rule.id: kept.rule for kept in found.values()}.values())
     await _read_afresh(rules, store, waiting)
-    readings = await run_in_threadpool(store.counters_of, [rule.id for rule in rules])
+    readings = await run_in_turn(store.counters_of, [rule.id for rule in rules])
+    missing = [key for key in dict.fromkeys(query.rule) if key not in found]
+    return await run_in_turn(_write_many, rules, readings, missing)
+
+
+def _write_many(
+    rules: Sequence[Rule], readings: Mapping[int, Mapping[str, RuleCounters]], missing: Sequence[str]
+) -> Response:
     items = [{"rule": rule.id, "name": rule.name, **_sum_up(readings.get(rule.id, {}))} for rule in rules]
-    return {"items": items, "missing": [key for key in dict.fromkeys(query.rule) if key not in found]}
+    return write_json({"items": items, "missing": missing})
 
 
 async def _read_afresh(rules: Iterable[Rule], store: Store, waiting: Waiting) -> None:
     """Let the gateways that can say something new about rules do so."""
     now = datetime.now(UTC)
-    live = [host.host for host in await run_in_threadpool(store.hosts) if is_live(host, now)]
+    live = [host.host for host in await run_in_turn(store.hosts) if is_live(host, now)]
     asked = {host: [rule.id for rule in rules if rule.in_force(now, host)] for host in live}
     hosts = [host for host, here in asked.items() if here]
     every = sorted({rule_id for here in asked.values() for rule_id in here})

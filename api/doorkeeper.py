@@ -49,13 +49,15 @@ class Doorkeeper:
         self._hashing = ThreadPoolExecutor(_HASHING, "hashing")
         self._active: dict[int, Token] = {}
         self._read_at = -_FRESH_SECONDS
+        self._reading: asyncio.Task[None] | None = None
 
     async def find(self, text: str, place: str) -> Token | None:
         """The active token that this is; `place` is where it was shown. Raises Problem 429, 503, and StoreError."""
         if time.monotonic() - self._read_at >= _FRESH_SECONDS:
-            active = await run_in_threadpool(self._store.active_tokens, datetime.now(UTC))
-            self._active = {token.id: token for token in active}
-            self._read_at = time.monotonic()
+            if self._reading is None:  # one reads for all who come meanwhile
+                self._reading = asyncio.create_task(self._read_active())
+                self._reading.add_done_callback(self._forget_reading)
+            await asyncio.shield(self._reading)
         known = self.recall(text)
         if known is not None:
             return known
@@ -73,6 +75,14 @@ class Doorkeeper:
         if kept is None or token is None or token.hash != kept[1]:
             return None
         return token if token.expires_at is None or token.expires_at > datetime.now(UTC) else None
+
+    async def _read_active(self) -> None:
+        active = await run_in_threadpool(self._store.active_tokens, datetime.now(UTC))
+        self._active = {token.id: token for token in active}
+        self._read_at = time.monotonic()
+
+    def _forget_reading(self, done: asyncio.Task[None]) -> None:
+        self._reading = None
 
     async def _check(self, text: str, digest: bytes, place: str) -> Token | None:
         handle = find_handle(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -13,7 +12,9 @@ from pydantic import Field
 from api import schemas
 from api.context import StoreOf
 from api.problems import responses
+from api.turns import InTurn
 from api.waiting import choose_hosts
+from netlimit.addresses import read_address
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
@@ -21,7 +22,7 @@ from netlimit.records import L7, HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
 
-router = APIRouter(tags=["kernel"])
+router = APIRouter(tags=["kernel"], route_class=InTurn)
 _AT_ONCE = 1000
 
 
@@ -61,13 +62,15 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     )
     if packet.src.version != packet.dst.version:
         raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
-    hosts = choose_hosts(store.hosts(), query.host)
+    every = store.hosts()
+    hosts = choose_hosts(every, query.host)
+    others = {address for host in every if host not in hosts for address in host.own}
     own = frozenset(address for host in hosts for address in host.own)
     rules = _find_rules(store, packet, query.host)
     refused, moved = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
     explanation = explain(
-        enforced, packet, own, _merge_safe(hosts), {port for host in hosts for port in host.management}
+        enforced, packet, own, _merge_safe(hosts), {port for host in hosts for port in host.management}, others - own
     )
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
@@ -120,7 +123,7 @@ def _merge_safe(hosts: list[HostStatus]) -> dict[str, str]:
 
 def _read_address(field: str, text: str) -> Address:
     try:
-        return ip_address(text.strip())
+        return read_address(text)
     except ValueError:
         raise RuleError(field, f'{text!r} is no IPv4 or IPv6 address; write for example "10.1.2.3".') from None
 

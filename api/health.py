@@ -7,8 +7,9 @@ from fastapi import APIRouter, Depends
 from api import schemas
 from api.context import StoreOf, no_query
 from api.problems import responses
+from api.turns import InTurn
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=InTurn)
 
 
 @router.get(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
@@ -20,15 +20,18 @@ from api.headers import IfMatch, etag, read_if_match
 from api.openapi import body_of
 from api.problems import Problem, responses
 from api.representation import write_time
+from api.turns import InTurn, run_in_turn
 from netlimit.errors import DocumentError, Place
 from netlimit.l7 import markup
 from netlimit.l7.document import Document, parse_document, write_yaml
 from netlimit.store import LimitDocument, LimitHead, NoDocument, Store
 
-router = APIRouter(prefix="/limits", tags=["limits"])
+router = APIRouter(prefix="/limits", tags=["limits"], route_class=InTurn)
 JSON = "application/json"
 YAML = ("application/yaml", "text/yaml", "application/x-yaml", "text/x-yaml")
 """Names of one media type; the first is that of RFC 9512."""
+_CONVERTED = 4
+"""So many documents are remembered in the other type; each may have megabytes."""
 
 Domain = Annotated[str, Path(alias="domain", description="The domain.", examples=["auth"], max_length=1000)]
 _TAGGED = {"ETag": {"description": "The revision of the document, for `If-Match`.", "schema": {"type": "string"}}}
@@ -77,9 +80,7 @@ def get_limits(domain: Domain, request: Request, store: StoreOf) -> Response:
     headers = {"ETag": etag(kept), "Vary": "Accept"}
     if wanted == kept.content_type:
         return Response(kept.document, media_type=wanted, headers=headers)
-    document = parse_document(kept.document, kept.content_type == JSON)
-    text = json.dumps(document.fields, ensure_ascii=False) if wanted == JSON else write_yaml(document)
-    return Response(text, media_type=wanted, headers=headers)
+    return Response(_convert(kept.document, kept.content_type, wanted), media_type=wanted, headers=headers)
 
 
 @router.put(
@@ -105,15 +106,15 @@ async def put_limits(
     wrong place is named, with its line in YAML; what is kept is the text as it came, with its comments."""
     body = await bodies.read_body(request, markup.LARGEST, (*YAML, JSON))
     content_type = JSON if bodies.find_media_type(request) == JSON else YAML[0]
-    text, document = await run_in_threadpool(_read, body, content_type, domain)
-    before = await run_in_threadpool(store.find_limits, domain)
+    text, document = await run_in_turn(_read, body, content_type, domain)
+    before = await run_in_turn(store.find_limits, domain)
     expected = read_if_match(if_match, before)
     if query.dry_run:
         nothing = dict.fromkeys(("revision", "created_at", "updated_at"))
         said = {"domain": domain, "content_type": content_type, **nothing, "actor": caller.actor.name}
         return JSONResponse({**said, **_explain(document)})
     now = datetime.now(UTC)
-    kept, is_new = await run_in_threadpool(store.put_limits, domain, text, content_type, caller.actor, now, expected)
+    kept, is_new = await run_in_turn(store.put_limits, domain, text, content_type, caller.actor, now, expected)
     headers = {"ETag": etag(kept)} | ({"Location": f"/api/v1/limits/{quote(domain)}"} if is_new else {})
     return JSONResponse({**_describe(kept), **_explain(document)}, 201 if is_new else 200, headers)
 
@@ -130,6 +131,13 @@ def remove_limits(domain: Domain, caller: CallerOf, store: StoreOf, if_match: If
     kept = find_kept(store, domain)
     store.remove_limits(domain, caller.actor, datetime.now(UTC), read_if_match(if_match, kept))
     return Response(status_code=204)
+
+
+@lru_cache(maxsize=_CONVERTED)
+def _convert(text: str, content_type: str, wanted: str) -> str:
+    """The text of a document in the other media type. A large one takes seconds, and is often asked for again."""
+    document = parse_document(text, content_type == JSON)
+    return json.dumps(document.fields, ensure_ascii=False) if wanted == JSON else write_yaml(document)
 
 
 def find_kept(store: Store, domain: str) -> LimitDocument:

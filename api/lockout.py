@@ -1,9 +1,11 @@
-"""No rule is kept that would lock out who is safe, unless an admin forces it."""
+"""Nothing is changed that would lock out who is safe, or all others, unless an admin forces it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -13,10 +15,18 @@ from api import schemas
 from api.auth import Caller, CallerOf
 from api.context import StoreOf
 from api.problems import Problem
+from netlimit import crowding
+from netlimit.judgement import Judge, do_the_same, force, mark_forced, refuse
 from netlimit.lockout import Havens
+from netlimit.rates import Kind
 from netlimit.roles import Act
 from netlimit.rules import Rule
 from netlimit.store import Store
+
+_COUNTED = (
+    "Connections that are open already are never counted; and a number that no such rule has yet begins the counts of "
+    "others of the kind anew (docs/rules.md, connections at once)."
+)
 
 
 class Lockout:
@@ -34,30 +44,54 @@ class Lockout:
             self._havens = Havens(self._store.hosts(), datetime.now(UTC), caller)
         return self._havens
 
-    def check(self, rule: Rule, force: bool, before: Rule | None = None) -> None:
-        """Raise Problem 409 for a rule that would lock somebody out, or 403 for one that is forced by somebody who may
-        not. One that takes the place of another, and does the same, may stay."""
-        problem = self.find(rule, force)
-        if problem is not None and (before is None or not _does_the_same(rule, before)):
-            raise problem
-
-    def find(self, rule: Rule, force: bool) -> Problem | None:
-        """What is wrong with a rule, if anything. Raises Problem 403."""
-        if force:
+    def judge(self, forces: bool) -> Judge:
+        """Who is asked before anything is changed. Raises Problem 403 for somebody who forces and may not, and
+        StoreError."""
+        now = datetime.now(UTC)
+        if forces:
             self._caller.require(Act.FORCE)
-            return None
-        sentence = self.look().refuse(rule)
-        return Problem(409, sentence, field="target") if sentence else None
+            return force(self.look(), now, self._caller.actor.name)
+        return refuse(self.look(), now)
+
+    def claim(self, rule: Rule, forces: bool, before: Rule | None = None) -> Rule:
+        """A rule as somebody sent it, with who has forced it: whoever forces now, unless it was forced before, as it
+        is. Raises Problem: 409 for one that says so of itself, 403 for somebody who forces and may not."""
+        known = before.forced_by if before else None
+        if forces:
+            self._caller.require(Act.FORCE)
+            changed = before is not None and not do_the_same(before, rule)
+            return mark_forced(replace(rule, forced_by=None) if changed else rule, self._caller.actor.name)
+        if rule.forced_by not in (None, known):
+            raise self.refuse_claim(rule)
+        return rule
+
+    def refuse_claim(self, rule: Rule) -> Problem:
+        """What is wrong with a rule that says that it was forced."""
+        detail = (
+            f"'{rule}' says that {rule.forced_by} has forced it; only an admin can bring in such a rule (`force=true`, "
+            "`--force`). Without `forced_by` it spares who is safe."
+        )
+        return Problem(409, detail, field="forced_by")
+
+    def make_room(self, new: Sequence[Rule]) -> None:
+        """Look whether gateways can hold these rules beside those that are kept. Raises Problem 422, StoreError."""
+        if any(map(crowding.is_particular, new)):
+            crowd = crowding.find_crowd(chain(self._store.sample_selectors(), new))
+            if crowd is not None:
+                raise Problem(422, f"{crowd} Nothing was kept.")
 
     def warn(self, rule: Rule) -> list[str]:
         """What somebody should know who keeps it."""
         sentence = self.look().spare(rule)
-        return [sentence] if sentence else []
+        told = [sentence] if sentence else []
+        if rule.enabled and rule.rate is not None and rule.rate.kind is Kind.CONCURRENT:
+            told.append(_COUNTED)
+        return [*told, *(self._find_crowds() if crowding.is_particular(rule) else [])]
 
-
-def _does_the_same(rule: Rule, before: Rule) -> bool:
-    told = replace(rule, id=before.id, revision=before.revision, name=before.name, labels=before.labels)
-    return replace(told, comment=before.comment) == before
+    def _find_crowds(self) -> list[str]:
+        """The gateways that hold many kinds of limits already."""
+        notes = ((host.host, note) for host in self._store.hosts() for note in host.notes)
+        return [f"{host}: {note}" for host, note in notes if note.startswith(crowding.PREFIX)]
 
 
 async def _find_lockout(request: Request, caller: CallerOf, store: StoreOf) -> Lockout:
@@ -68,7 +102,9 @@ class ForceQuery(schemas.Strict):
     """Whether the safe set is to be heeded."""
 
     force: schemas.Flag = Field(
-        False, description="Keep it even if it would hit who is safe (an SSH session, the database …). Admins only."
+        False,
+        description="Do it even if it would hit who is safe (an SSH session, the database …), or close a whole "
+        "gateway. The rule keeps who has forced it. Admins only.",
     )
 
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from api.context import no_query
 from api.problems import responses
+from api.shared import Shared
 from api.standing import is_live
 from api.tally import count_states
 from netlimit.errors import StoreError
@@ -46,13 +47,18 @@ _LEFT_OUT = frozenset({"total"})
         **responses(422),
     },
 )
-def read_metrics(request: Request) -> Response:
+async def read_metrics(request: Request) -> Response:
     """How many rules stand how, whether the gateways are up to date, what they repaired and counted, how the API does.
 
     Without the database there are only those of the API itself, and `netlimit_database_up` is 0.
     """
-    registry: CollectorRegistry = request.app.state.metrics
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    shared: Shared[bytes] = request.app.state.exposition
+    return Response(await shared.find(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def share_exposition(registry: CollectorRegistry) -> Shared[bytes]:
+    """The text of all metrics, read once for all who ask at the same time: no token is needed for it on this host."""
+    return Shared(lambda: generate_latest(registry))
 
 
 def make_registry(store: Store, version: str) -> CollectorRegistry:
@@ -167,17 +173,21 @@ def _tell_hosts(hosts: Iterable[HostStatus], now: datetime) -> Iterator[Metric]:
     repairs = CounterMetricFamily(
         "netlimit_drift_repairs", "What a gateway's controller has put back.", labels=["host", "kind"]
     )
+    faults = CounterMetricFamily(
+        "netlimit_controller_faults", "Errors of its own that a gateway's controller went on after.", labels=["host"]
+    )
     applying = HistogramMetricFamily(
         "netlimit_apply_seconds", "How long passes over a gateway's kernel took.", labels=["host"]
     )
     for host in hosts:
+        faults.add_metric([host.host], host.faults)
         for kind, number in sorted(host.repairs.items()):
             repairs.add_metric([host.host, kind], number)
         counts = dict(host.applying)
         if counts:
             total = counts.pop("sum", 0.0)
             applying.add_metric([host.host], sorted(counts.items(), key=lambda item: float(item[0])), total)
-    yield from (repairs, applying)
+    yield from (repairs, faults, applying)
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:

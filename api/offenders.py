@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.responses import Response
 from pydantic import Field
 
 from api import schemas
 from api.context import WaitingOf
 from api.plan import ANSWER_SECONDS
 from api.problems import responses
+from api.turns import InTurn, run_in_turn, write_json
 
-router = APIRouter(tags=["kernel"])
+router = APIRouter(tags=["kernel"], route_class=InTurn)
 
 
 class OffendersQuery(schemas.Strict):
@@ -29,7 +31,7 @@ class OffendersQuery(schemas.Strict):
     response_model=None,
     responses={200: {"model": schemas.Offenders}, **responses(401, 403, 404, 422, 503)},
 )
-async def list_offenders(query: Annotated[OffendersQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
+async def list_offenders(query: Annotated[OffendersQuery, Query()], waiting: WaitingOf) -> Response:
     """The addresses whose traffic is dropped now, worst first; one that several gateways see is summed up."""
     answers, silent = await waiting.ask_live("offenders", ANSWER_SECONDS, query.host)
     packets: Counter[str] = Counter()
@@ -40,4 +42,4 @@ async def list_offenders(query: Annotated[OffendersQuery, Query()], waiting: Wai
             volume[item["address"]] += item["bytes"]
     worst = sorted(packets, key=lambda address: (-packets[address], -volume[address], address))
     items = [{"address": each, "packets": packets[each], "bytes": volume[each]} for each in worst[: query.limit]]
-    return {"items": items, "silent": silent}
+    return await run_in_turn(write_json, {"items": items, "silent": silent})

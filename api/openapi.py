@@ -25,6 +25,8 @@ controller puts them into the kernel, usually within a tenth of a second, and re
 * `Prefer: wait=5` (RFC 7240) delays the answer to a change until the kernel holds it.
 * `ETag` and `If-Match` keep two clients from overwriting each other's changes.
 * Every answer has an `X-Request-ID`: the one that was sent (1 to 64 of `A-Za-z0-9._-`), or a new one. The audit has it.
+* Of one token, two requests that look are in work at a time, eight changes, and one body above 64 KiB; the others stand
+  in line, without hindering anybody else. What waits for a kernel does not count.
 * Whoever asks too much, or too slowly, gets 429 or 408; `Retry-After` says when to come back.
 * Parameters and fields that are not known are refused: a word that is misspelt must not go unheard.
 """

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from fastapi.responses import Response
 from pydantic import Field
 
 from api import schemas
 from api.context import WaitingOf
 from api.problems import responses
+from api.turns import InTurn, run_in_turn, write_json
 
-router = APIRouter(tags=["kernel"])
-ANSWER_SECONDS = 5.0
+router = APIRouter(tags=["kernel"], route_class=InTurn)
+ANSWER_SECONDS = 8.0
 """How long a controller may take to plan, or to compile a rule that is only tried."""
 
 
@@ -29,11 +31,11 @@ class PlanQuery(schemas.Strict):
     response_model=None,
     responses={200: {"model": schemas.Plan}, **responses(401, 403, 404, 422, 503)},
 )
-async def get_plan(query: Annotated[PlanQuery, Query()], waiting: WaitingOf) -> dict[str, Any]:
+async def get_plan(query: Annotated[PlanQuery, Query()], waiting: WaitingOf) -> Response:
     """What every live controller would do to its kernel now; nothing, where all is as it should be."""
     answers, silent = await waiting.ask_live("plan", ANSWER_SECONDS, query.host)
     plans = {host: {field: answer[field] for field in ("words", "text", "steps")} for host, answer in answers.items()}
-    return {**put_together(plans), "silent": silent}
+    return await run_in_turn(write_json, {**put_together(plans), "silent": silent})
 
 
 def put_together(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

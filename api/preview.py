@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastapi.concurrency import run_in_threadpool
-
 from api.plan import ANSWER_SECONDS, put_together
 from api.representation import write_draft, write_input
 from api.standing import is_live
+from api.turns import run_in_turn
 from api.waiting import Waiting
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
@@ -22,8 +21,8 @@ async def preview(rule: Rule, store: Store, waiting: Waiting, now: datetime) -> 
 
     Raises Conflict and NameTaken, as keeping it would.
     """
-    await run_in_threadpool(store.check, rule, now)
-    hosts = await run_in_threadpool(store.hosts)
+    await run_in_turn(store.check, rule, now)
+    hosts = await run_in_turn(store.hosts)
     live = [host.host for host in hosts if is_live(host, now) and (not rule.hosts or host.host in rule.hosts)]
     answers = await waiting.ask(live, "preview", {"rule": write_input(rule), "id": rule.id}, ANSWER_SECONDS)
     told = {host: _read(answer) for host, answer in answers.items()}

@@ -16,6 +16,7 @@ from starlette.routing import compile_path
 
 from api.origin import HEADER, origin_of
 from netlimit.errors import DocumentError, NetlimitError, RuleError, StoreError, UnreadableDocument
+from netlimit.judgement import NeedsForce
 from netlimit.store import (
     Conflict,
     DocumentChanged,
@@ -61,7 +62,7 @@ MEANINGS = {
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
     422: "A value is wrong; `field` names it, `detail` says what would be accepted.",
-    429: "Too many requests, too many at once, or too many bad tokens; `Retry-After` says when to come back.",
+    429: "Too many requests, too many at once or in line, or too many bad tokens; `Retry-After` says how long to wait.",
     431: "The head of the request is too large.",
     503: "Something that is needed does not answer; `detail` says what.",
 }
@@ -126,6 +127,8 @@ def find_problem(error: NetlimitError) -> Problem:
         case Conflict():
             other = {"id": error.rule_id, "name": error.name} if error.rule_id is not None else None
             return Problem(409, sentence, rule=other)
+        case NeedsForce():
+            return Problem(409, sentence, field="target")
         case TokenExists():
             return Problem(409, sentence, field="name")
         case Stale() | DocumentChanged():

@@ -9,6 +9,7 @@ from typing import Any
 
 from netlimit.errors import RuleError
 from netlimit.htb import bytes_per_second
+from netlimit.malformed import Malformed
 from netlimit.rates import Kind, Rate, format_number, format_rate, parse_rate
 from netlimit.rules import Action, PortRange, Rule, format_port, format_target, parse_rule
 from netlimit.store import Kept
@@ -67,7 +68,9 @@ def write_draft(rule: Rule) -> dict[str, object]:
 
 
 def write_input(rule: Rule) -> dict[str, object]:
-    """The fields of a rule that a client may set."""
+    """The fields of a rule that a client may set; of one that cannot be read, as it stands in the database."""
+    if isinstance(rule, Malformed):
+        return _write_raw(rule)
     return {
         "name": rule.name,
         "target": format_target(rule.target),
@@ -87,6 +90,27 @@ def write_input(rule: Rule) -> dict[str, object]:
         "hosts": list(rule.hosts),
         "labels": dict(rule.labels),
         "comment": rule.comment,
+        "forced_by": rule.forced_by,
+    }
+
+
+def _write_raw(rule: Malformed) -> dict[str, object]:
+    """In the shape that every rule has, so that whoever reads rules need not know of such."""
+    raw = rule.fields
+    asked = ("name", "target", "direction", "protocol", "interface", "burst", "per", "action", "on_failure", "enabled")
+    rates = {
+        name: None if raw.get(name) is None else {"text": str(raw[name]), "amount": None, "unit": None, "seconds": None}
+        for name in ("rate", "ceil")
+    }
+    ports = {name: [raw[name]] if raw.get(name) else [] for name in ("ports", "source_ports")}
+    return {
+        **{name: raw.get(name) for name in asked},
+        **rates,
+        **ports,
+        "expires_at": None if raw.get("expires_at") is None else str(raw["expires_at"]),
+        "hosts": list(rule.hosts),
+        "labels": {},
+        "comment": raw.get("comment"),
     }
 
 

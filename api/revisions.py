@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
@@ -20,11 +19,11 @@ from api.headers import Wait, preference_applied
 from api.lockout import ForceQuery, LockoutOf
 from api.problems import responses
 from api.representation import write_time
+from api.turns import InTurn, run_in_turn
 from netlimit.records import Difference, Revision
-from netlimit.rules import Rule
 from netlimit.store import changed_fields
 
-router = APIRouter(prefix="/revisions", tags=["undo"])
+router = APIRouter(prefix="/revisions", tags=["undo"], route_class=InTurn)
 _LARGEST = 2**63 - 1
 
 Number = Annotated[int, Path(ge=0, le=_LARGEST, description="A revision.", examples=[1])]
@@ -108,14 +107,10 @@ async def roll_back(
 ) -> Response:
     """Bring back the rules of a revision under their ids, as one change, which can be undone like any other. When they
     are as they were, there is no new revision. Refused where a rule that comes back would hit who is safe
-    by now."""
+    by now, or was forced, or where rules would close a whole gateway."""
     now = datetime.now(UTC)
-    await run_in_threadpool(lockout.look)  # not while the database is written
-
-    def check(rule: Rule, before: Rule | None) -> None:
-        lockout.check(rule, query.force, before)
-
-    after = await run_in_threadpool(store.rollback, revision, caller.actor, now, check)
+    judge = await run_in_turn(lockout.judge, query.force)
+    after = await run_in_turn(store.rollback, revision, caller.actor, now, judge)
     if wait is not None:
         await waiting.applied(after, wait)
     return JSONResponse({"returned_to": revision, "revision": after}, headers=preference_applied(wait))

@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import UTC, datetime
-from functools import partial
 from heapq import nsmallest
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
@@ -26,12 +24,14 @@ from api.preview import preview
 from api.problems import Problem, responses
 from api.representation import merge, read_rule, without_read_only, write_kept
 from api.standing import find_state, judge
+from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
+from netlimit.judgement import Change, Judge
 from netlimit.records import Actor, State
 from netlimit.rules import Action, Rule
 from netlimit.store import Kept, Store
 
-router = APIRouter(prefix="/rules", tags=["rules"])
+router = APIRouter(prefix="/rules", tags=["rules"], route_class=InTurn)
 MOST = 1000
 """The most rules on one page."""
 _KEY = re.compile(r"[0-9]{1,18}|[a-z][a-z0-9._-]{0,62}")
@@ -95,11 +95,13 @@ async def add_rule(
 ) -> Response:
     """Keep a rule. The controllers hear of it at once; `Prefer: wait=5` waits until the kernel holds it."""
     now = datetime.now(UTC)
-    rule = read_rule(sent, now)
-    await run_in_threadpool(lockout.check, rule, query.force)
+    rule = lockout.claim(read_rule(sent, now), query.force)
+    judge = await run_in_turn(lockout.judge, query.force)
+    await run_in_turn(lockout.make_room, [rule])
     if query.dry_run:
+        rule = await run_in_turn(_judge, store, judge, None, rule)
         return JSONResponse(await _preview(rule, store, waiting, now, lockout))
-    (kept,) = await run_in_threadpool(store.add, [rule], caller.actor, now)
+    (kept,) = await run_in_turn(store.add, [rule], caller.actor, now, judge)
     where = {"Location": f"/api/v1/rules/{kept.id}"}
     return await _answer(Kept(kept, now, now), store, waiting, wait, lockout, 201, where)
 
@@ -165,15 +167,22 @@ async def replace_rule(
     wait: Wait,
     if_match: IfMatch = None,
 ) -> Response:
-    """Put a rule in the place of one that is kept. Fields that are left out go back to their defaults."""
+    """Put a rule in the place of one that is kept. Fields that are left out go back to their defaults, but for
+    `forced_by`."""
     now = datetime.now(UTC)
-    before = await run_in_threadpool(find_kept, store, key)
+    before = await run_in_turn(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
     expected = expect_revision(if_match, before.rule)
-    await run_in_threadpool(lockout.check, rule, query.force, before.rule)
+    judge = await run_in_turn(lockout.judge, query.force)
+
+    def alter(kept: Rule) -> Rule:
+        forced_by = rule.forced_by if "forced_by" in sent else kept.forced_by
+        return lockout.claim(with_changes(rule, id=kept.id, forced_by=forced_by), query.force, kept)
+
     if query.dry_run:
-        return JSONResponse(await _preview(with_changes(rule, id=before.rule.id), store, waiting, now, lockout))
-    kept = await run_in_threadpool(store.replace, before.rule.id, rule, caller.actor, now, expected)
+        draft = await run_in_turn(_judge, store, judge, before.rule, alter(before.rule))
+        return JSONResponse(await _preview(draft, store, waiting, now, lockout))
+    kept = await run_in_turn(store.change, before.rule.id, alter, caller.actor, now, expected, judge)
     return await _answer(kept, store, waiting, wait, lockout)
 
 
@@ -200,15 +209,19 @@ async def change_rule(
     if_match: IfMatch = None,
 ) -> Response:
     """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
+    judge = await run_in_turn(lockout.judge, query.force)
+    now = datetime.now(UTC)
+
+    def alter(rule: Rule) -> Rule:
+        altered = read_rule(merge(rule, changes), now)
+        expect_revision(if_match, rule)
+        return lockout.claim(with_changes(altered, id=rule.id), query.force, rule)
+
     if query.dry_run:
-        now, before = datetime.now(UTC), await run_in_threadpool(find_kept, store, key)
-        rule = read_rule(merge(before.rule, changes), now)
-        expect_revision(if_match, before.rule)
-        await run_in_threadpool(lockout.check, rule, query.force, before.rule)
-        return JSONResponse(await _preview(with_changes(rule, id=before.rule.id), store, waiting, now, lockout))
-    await run_in_threadpool(lockout.look)  # not while the database is written
-    check = partial(lockout.check, force=query.force)
-    kept = await run_in_threadpool(_change, store, key, changes, caller.actor, if_match, check)
+        before = await run_in_turn(find_kept, store, key)
+        draft = await run_in_turn(_judge, store, judge, before.rule, alter(before.rule))
+        return JSONResponse(await _preview(draft, store, waiting, now, lockout))
+    kept = await run_in_turn(_change, store, key, alter, caller.actor, now, judge)
     return await _answer(kept, store, waiting, wait, lockout)
 
 
@@ -216,19 +229,27 @@ async def change_rule(
     "/{key}",
     status_code=204,
     summary="Remove a rule",
-    dependencies=[Depends(no_query)],
-    responses={204: {"description": "The rule is gone."}, **responses(401, 403, 404, 412, 422, 503)},
+    responses={204: {"description": "The rule is gone."}, **responses(401, 403, 404, 409, 412, 422, 503)},
 )
 async def remove_rule(
-    key: Key, caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait, if_match: IfMatch = None
+    key: Key,
+    query: Annotated[ForceQuery, Query()],
+    caller: CallerOf,
+    lockout: LockoutOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
+    if_match: IfMatch = None,
 ) -> Response:
-    """Remove a rule. With `Prefer: wait=5` the kernel has forgotten it, too, when the answer comes in time."""
+    """Remove a rule. With `Prefer: wait=5` the kernel has forgotten it, too, when the answer comes in time. Refused for
+    one that allows what a rule that was forced would hit."""
     now = datetime.now(UTC)
-    kept = await run_in_threadpool(find_kept, store, key)
+    kept = await run_in_turn(find_kept, store, key)
     expected = expect_revision(if_match, kept.rule)
-    await run_in_threadpool(store.remove, kept.rule.id, caller.actor, now, expected)
+    judge = await run_in_turn(lockout.judge, query.force)
+    await run_in_turn(store.remove, kept.rule.id, caller.actor, now, expected, judge)
     if wait is not None:
-        await waiting.applied(await run_in_threadpool(store.revision), wait)
+        await waiting.applied(await run_in_turn(store.revision), wait)
     return Response(status_code=204, headers=preference_applied(wait))
 
 
@@ -266,34 +287,24 @@ async def _answer(
     """Answer with a rule that was changed, as soon as the client wants."""
     if wait is not None:
         await waiting.applied(kept.rule.revision, wait)
-    (described,) = await run_in_threadpool(describe, [kept], store)
-    described["warnings"] = await run_in_threadpool(lockout.warn, kept.rule)
+    (described,) = await run_in_turn(describe, [kept], store)
+    described["warnings"] = await run_in_turn(lockout.warn, kept.rule)
     return JSONResponse(described, status, {**(headers or {}), "ETag": etag(kept.rule), **preference_applied(wait)})
 
 
 async def _preview(rule: Rule, store: Store, waiting: WaitingOf, now: datetime, lockout: Lockout) -> dict[str, object]:
     """The draft of a rule, with what somebody should know who keeps it."""
-    return {**await preview(rule, store, waiting, now), "warnings": await run_in_threadpool(lockout.warn, rule)}
+    return {**await preview(rule, store, waiting, now), "warnings": await run_in_turn(lockout.warn, rule)}
 
 
-def _change(
-    store: Store,
-    key: str,
-    changes: Mapping[str, object],
-    actor: Actor,
-    if_match: str | None,
-    check: Callable[..., None],
-) -> Kept:
+def _judge(store: Store, judge: Judge, before: Rule | None, after: Rule) -> Rule:
+    """The rule as it would be kept. Raises NeedsForce."""
+    return store.judge([Change(before, after)], judge)[0] or after
+
+
+def _change(store: Store, key: str, alter: Callable[[Rule], Rule], actor: Actor, now: datetime, judge: Judge) -> Kept:
     """Merge and write, with nobody in between."""
-    now = datetime.now(UTC)
-
-    def alter(rule: Rule) -> Rule:
-        altered = read_rule(merge(rule, changes), now)
-        expect_revision(if_match, rule)
-        check(altered, before=rule)
-        return altered
-
-    return store.change(find_kept(store, key).rule.id, alter, actor, now)
+    return store.change(find_kept(store, key).rule.id, alter, actor, now, judge=judge)
 
 
 def _select_named(store: Store, name: str, state: State | None, wanted: Mapping[str, Any]) -> list[Kept]:

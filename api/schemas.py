@@ -138,6 +138,11 @@ class RuleFields(Strict):
     comment: Annotated[str, Field(max_length=1000)] | None = Field(
         None, description="A note; no control characters but line ends and tabs."
     )
+    forced_by: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
+        None,
+        description="Who has forced the rule (`force=true`): then it comes before who is safe, where its target is one "
+        "such address, or the gateway's own. Only an admin can bring in a rule that has it; `null` takes it away.",
+    )
 
 
 TargetText = Annotated[
@@ -223,6 +228,7 @@ class Rule(Strict):
     hosts: list[str]
     labels: dict[str, str]
     comment: str
+    forced_by: str | None = Field(description="Who has forced it; without that it spares who is safe.")
     revision: int = Field(description="Of the rule set, when this rule last changed; also its `ETag`.")
     created_at: datetime
     updated_at: datetime
@@ -233,7 +239,8 @@ class Rule(Strict):
     )
     warnings: list[str] = Field(
         [],
-        description="In answers to changes: whom the rule spares although they are in its target, for they are safe.",
+        description="In answers to changes: whom the rule spares although they are in its target, for they are safe; "
+        "which connections it does not count.",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from api.representation import write_time
+from netlimit.malformed import Malformed
 from netlimit.records import Exceptional, HostStatus, State
 from netlimit.rules import Action, Rule
 
@@ -25,6 +26,8 @@ def is_live(host: HostStatus, now: datetime) -> bool:
 
 def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> Standing:
     """How a rule stands: the worst of its gateways, and each of them."""
+    if isinstance(rule, Malformed):
+        return _say(State.ERROR, rule.reason) | {"hosts": {}}
     if not rule.enabled:
         return _say(State.DISABLED, "It is switched off.") | {"hosts": {}}
     if rule.expired(now):

@@ -15,9 +15,10 @@ from api.problems import responses
 from api.representation import write_time
 from api.standing import is_live
 from api.tally import count_states
+from api.turns import InTurn
 from netlimit.records import DISPENSABLE, HostStatus, Repair
 
-router = APIRouter(tags=["kernel"])
+router = APIRouter(tags=["kernel"], route_class=InTurn)
 REPAIRS = 5
 """So many of the newest repairs of each gateway are told."""
 

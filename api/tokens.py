@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from api import bodies, schemas
@@ -16,6 +15,7 @@ from api.context import StoreOf, no_query
 from api.openapi import body_of
 from api.problems import Problem, responses
 from api.representation import LONGEST_TEXT, write_time
+from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.roles import Role, parse_role
 from netlimit.rules import parse_ttl
@@ -23,7 +23,7 @@ from netlimit.store import Store, Token
 from netlimit.tokens import NAME, check_name
 
 T = TypeVar("T")
-router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(for_admins)])
+router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(for_admins)], route_class=InTurn)
 _EXAMPLES = {
     "for a program that adds rules": {"name": "ci", "role": "operator"},
     "for a guest, for a month": {"name": "auditor", "role": "viewer", "ttl": "30d"},
@@ -53,7 +53,7 @@ async def create_token(
     """Make a token. Only its hash is kept: whoever loses the text makes another."""
     now = datetime.now(UTC)
     name, role, expires_at = _read_token(sent, now)
-    token, text = await run_in_threadpool(store.issue_token, name, role, now, expires_at, caller.actor)
+    token, text = await run_in_turn(store.issue_token, name, role, now, expires_at, caller.actor)
     return JSONResponse({**_write(token), "token": text}, 201, {"Cache-Control": "no-store"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 
 from netlimit.errors import StoreError
+from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store import Store
 
 EVERY_SECONDS = 60.0
@@ -39,6 +41,10 @@ class Visitors:
         if len(self._seen) > _MOST:
             self._seen.popitem(last=False)
         self._writer.submit(self._keep, address)
+
+    def knows(self, address: str) -> bool:
+        """Whether an address has shown a good token lately."""
+        return time.monotonic() - self._seen.get(address, -math.inf) < REMEMBERED_SECONDS
 
     def _keep(self, address: str) -> None:
         try:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +17,18 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.problems import Problem
 from api.standing import is_live
+from api.turns import lay_down_turn, run_in_turn
 from netlimit.errors import StoreError
 from netlimit.records import HostStatus
 from netlimit.store import Store
 
 POLL_SECONDS = 0.01
+MOST_ASKING = 16
+"""Requests of one token (or address) that may wait for answers of controllers at once."""
+REFUSAL_SECONDS = 1.0
+"""How long who asks more is kept: one who asks again at once keeps the API busy with refusals."""
+CLIENT: ContextVar[object] = ContextVar("client", default=None)
+"""Whose request this is."""
 Answers = dict[str, dict[str, Any]]
 _log = logging.getLogger(__name__)
 
@@ -31,6 +40,7 @@ class Waiting:
         self._store = store
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._asking: Counter[object] = Counter()
 
     async def applied(self, revision: int, seconds: float) -> bool:
         """Wait until every live gateway has applied `revision`, at most so long; whether they have.
@@ -40,6 +50,7 @@ class Waiting:
         """
         if seconds <= 0:
             return False
+        lay_down_turn()
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = revision
         if self._poller is None or self._poller.done():
@@ -53,21 +64,55 @@ class Waiting:
         return True
 
     async def ask(self, hosts: Sequence[str], kind: str, argument: Mapping[str, object], seconds: float) -> Answers:
-        """Ask the controllers of these gateways; what those answered that did so in time, in the order of `hosts`."""
-        asked = {host: await run_in_threadpool(self._store.ask, host, kind, argument) for host in hosts}
+        """Ask the controllers of these gateways; what those answered that did so in time, in the order of `hosts`.
+
+        Questions that have no answer by then are withdrawn: no controller works for somebody who has gone. Raises
+        Problem 429.
+        """
+        client = CLIENT.get()
+        if self._asking[client] >= MOST_ASKING:
+            await asyncio.sleep(REFUSAL_SECONDS)
+            raise Problem(
+                429,
+                f"You have {MOST_ASKING} requests waiting for controllers, the most for one; await some answers.",
+                headers={"Retry-After": "1"},
+            )
+        self._asking[client] += 1
+        lay_down_turn()
+        try:
+            return await self._ask(hosts, kind, argument, seconds)
+        finally:
+            self._asking[client] -= 1
+            if not self._asking[client]:
+                del self._asking[client]
+
+    async def _ask(self, hosts: Sequence[str], kind: str, argument: Mapping[str, object], seconds: float) -> Answers:
+        asked: dict[str, int] = {}
         answers: Answers = {}
-        end = asyncio.get_running_loop().time() + seconds
-        while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(POLL_SECONDS)
-            for host, question in asked.items():
-                answer = None if host in answers else await run_in_threadpool(self._store.answered, question)
-                if answer is not None:
-                    answers[host] = answer
+        try:
+            for host in hosts:
+                asked[host] = await run_in_threadpool(self._store.ask, host, kind, argument)
+            end = asyncio.get_running_loop().time() + seconds
+            while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
+                await asyncio.sleep(POLL_SECONDS)
+                for host, question in asked.items():
+                    answer = None if host in answers else await run_in_threadpool(self._store.answered, question)
+                    if answer is not None:
+                        answers[host] = answer
+        finally:
+            if left := [question for host, question in asked.items() if host not in answers]:
+                await self._withdraw(left)
         return {host: answers[host] for host in hosts if host in answers}
+
+    async def _withdraw(self, questions: Sequence[int]) -> None:
+        try:
+            await run_in_threadpool(self._store.withdraw, questions)
+        except StoreError as error:  # they are forgotten a minute later
+            _log.warning("Questions that nobody waits for stay open: %s", error)
 
     async def live_hosts(self, host: str | None = None) -> list[str]:
         """The gateways whose controllers have reported lately, or only this one. Raises Problem 404 and 503."""
-        now, hosts = datetime.now(UTC), await run_in_threadpool(self._store.hosts)
+        now, hosts = datetime.now(UTC), await run_in_turn(self._store.hosts)
         wanted = choose_hosts(hosts, host)
         live = [each.host for each in wanted if is_live(each, now)]
         if not live:

@@ -17,7 +17,7 @@ from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree,
 from netlimit.rates import format_rate
 from netlimit.rules import HOST, TARGET, Action, Rule, Target
 from netlimit.state import CHAIN_PREFIX, SET_PREFIX, ChainId, Entry, State
-from netlimit.tree import QueueClass, classid
+from netlimit.tree import QueueClass
 from netlimit.wording import say_changes, say_comes, say_goes, title
 
 MOST_NAMED = 20
@@ -191,11 +191,7 @@ class _Account:
         shaping = self.wanted.shaping
         classes = shaping.classes()
         owners = {place: rule_id for rule_id, places in classes.items() for place in places}
-        held = {
-            (device, number)
-            for device, tree in self.found.trees.items()
-            for number in (tree.classes if tree.cap is None else [classid(tree.handle, 0)])
-        }
+        held = {(device, number) for device, tree in self.found.trees.items() for number in tree.classes}
         for step in self.plan.steps:
             if isinstance(step, WriteTree):
                 self._sort_tree(step, owners, held)
@@ -217,11 +213,8 @@ class _Account:
             back = ", and what others had there comes back" if step.put_back else ""
             self.devices.append(f"{device} loses its queue tree{back}.")
         elif step.root is not None and (before is None or before.handle != step.root.handle):
-            kind = f"a queue of {_say_rate(step.root.cap.rate)}" if step.root.cap else "a queue tree"
             instead = " in the place of somebody else's" if step.put_back else ""
-            self.devices.append(f"{device} gets {kind}{instead}.")
-        elif step.root is not None:
-            self.devices.append(f"The queue of {device} is put right: {step.root.cap}.")
+            self.devices.append(f"{device} gets a queue tree{instead}.")
         count: Counter[str] = Counter()
         for number, each in step.classes.items():
             rule_id = owners.get((device, number))

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from netlimit.htb import LARGEST_QUANTUM, MTU, size_class
-from netlimit.tree import FIRST_CHILD, LINE, TOP, LeafKind, QueueClass, Tree, classid
+from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class
+from netlimit.tree import BESIDE, FIRST_CHILD, LINE, TOP, LeafKind, QueueClass, Tree, classid
 
 SHARD_HOSTS = 1000
 """The most hosts of one child HTB."""
@@ -75,7 +75,7 @@ class Branches:
     classes of hosts that went, which nobody else may have while the kernel leads packets there."""
 
     def __init__(self, handle: int, hz: int, leaf: LeafKind) -> None:
-        self.tree = Tree(handle, None, {}, {})
+        self.tree = Tree(handle, {}, {})
         self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
         self.touched: set[int] = set()
         self.spent: set[int] = set()
@@ -106,7 +106,14 @@ class Branches:
         self._stale |= {parent} if leaf else {parent, number}
 
     def limit(self, rate: int | None, burst: int | None = None) -> None:
-        """Give the whole device a rate, or none."""
+        """Give the whole device a rate, or none. Where there is one, there are classes beside it."""
+        handle = self.tree.handle
+        beside = size_beside(classid(handle, 0), rate, self._hz, self._leaf) if rate else {}
+        for minor in BESIDE:
+            if minor in beside:
+                self._write(classid(handle, minor), beside[minor])
+            else:
+                self._drop(classid(handle, minor))
         wish = Wish(rate or LINE, rate or LINE, burst)
         if self._branches[self.top].wish != wish:
             self._branches[self.top].wish = wish

@@ -1,20 +1,27 @@
 """From limits to chains: where packets meet which limit, in which order.
 
 Every hook of ours reads the same way, top to bottom: what is never touched (loopback, neighbour discovery, open
-connections by which this host is managed), rules that name a protected address, the safe set, allow and block from the
-longest prefix to the shortest, then the limits: hosts before the budgets that they share, the smaller budget before the
-larger. Few packets have an end that is safe, allowed or blocked: one look for each end tells, and the others go to the
-limits at once.
+connections by which this host is managed), rules that were forced and name a protected address, the safe set, allow and
+block from the longest prefix to the shortest, then the limits: hosts before the budgets that they share, the smaller
+budget before the larger. Few packets have an end that is safe, allowed or blocked: one look for each end tells, and the
+others go to the limits at once.
+
+Marks carry what a set says to the rule behind it. Others write marks too: where ours are looked at they are cleared
+first, so a mark that a packet brings is never taken for one of ours, and they are zero again when it leaves. Only a
+packet to be rejected bears all of them, from mangle to filter in the same hook, past the rules of others in mangle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
-from netlimit.hashlimit import fit_bucket
+from netlimit import adverts, dying, management
+from netlimit.dispatch import Ask, Dispatch
+from netlimit.fragments import DEFRAG, join
+from netlimit.hashlimit import TABLE_SIZES, fit_bucket
 from netlimit.lanes import Lane, OpenLane, seen_name
 from netlimit.limits import (
     Facts,
@@ -31,27 +38,29 @@ from netlimit.limits import (
     side_of,
 )
 from netlimit.packet import Side
+from netlimit.peers import block_of, find_peer_slots, fit_peer_bucket, peer_set
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
 from netlimit.state import (
     CHAIN_PREFIX,
     OFFENDER_PREFIX,
     OFFENDER_SECONDS,
+    ROLLING_SLOTS,
     SET_PREFIX,
     Above,
     AddTo,
     ChainId,
     ChainRule,
-    Continues,
     Crowded,
     Effect,
+    Ended,
     Enters,
     Has,
-    HasSocket,
-    Icmp6,
+    Hook,
     InSet,
     IpSet,
     Is,
+    IsOwn,
     Jump,
     Leaves,
     MapMark,
@@ -68,33 +77,47 @@ from netlimit.state import (
     Verdict,
     chain_rule,
 )
+from netlimit.untouched import open_set, spare
 
-Hook = Literal["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]
 Numbers = Mapping[Group, Mapping[Profile, int]]
 Few = Mapping[str, tuple[str, ...]]
 """The keys of sets that have so few that asking for each costs less than a look into the set."""
 
-MOST_PORTS = 15
-"""So many ports fit into one rule (xt_multiport)."""
-
-RETURN, DROP = Verdict("RETURN"), Verdict("DROP")
-_NEIGHBOUR_DISCOVERY = range(133, 138)
+RETURN, DROP, ACCEPT = Verdict("RETURN"), Verdict("DROP"), Verdict("ACCEPT")
 _FANOUT = 2
 # After two branches three of four packets that have a limit are gone, and those without one have lost little.
 _ASKED_FIRST = 2
+_BITS = re.compile(r"^(?:-j MARK --set-xmark 0x0|-m mark --mark 0x[0-9a-f]+)/(0x[0-9a-f]+)(?: -j NL-REJECT)?$")
+_TOLD = re.compile(rf"^-m set --match-set ({SET_PREFIX}d\S+) (src|dst) ! --update-counters -g {CHAIN_PREFIX}REFUSE$")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_COUNTING: tuple[Table, ...] = ("filter", "security")
+"""Where connections at once are counted. A commit to such a table begins its counts anew, and what is open by then is
+never counted again: nothing stands there that comes and goes with what does not concern them."""
+_FORESEEN = {4: (8, 16, 24, 32), 6: (32, 48, 56, 64, 128)}
+"""Prefix lengths of what is allowed that are asked there from the beginning, while nothing is in their sets, too."""
 
 
 def offender_set(family: int) -> IpSet:
     """Who was limited in the last minute, with the packets dropped."""
-    return IpSet(f"{OFFENDER_PREFIX}{family}", family, "ip", timeout=OFFENDER_SECONDS, rolling=True)
+    return IpSet(
+        f"{OFFENDER_PREFIX}{family}", family, "ip", timeout=OFFENDER_SECONDS, rolling=True, slots=ROLLING_SLOTS
+    )
 
 
 def assemble(
-    limits: Numbers, verdicts: Iterable[VerdictGroup], facts: Facts, few: Few, lanes: Iterable[OpenLane] = ()
+    limits: Numbers,
+    verdicts: Iterable[VerdictGroup],
+    facts: Facts,
+    few: Few,
+    lanes: Iterable[OpenLane] = (),
+    capped: bool = False,
+    slots: Mapping[Group, int] | None = None,
+    former: tuple[int, ...] = (),
 ) -> Structure:
     """Build sets, chains and hooks for the limits in use (each profile with its number), the verdicts, and the lanes of
-    what is shaped."""
+    what is shaped; and, where a device is `capped`, for what stands beside the cap. `slots` are the sizes of tables of
+    buckets (of groups `per: peer`, of sets of peers), by group, where they are not the usual ones; `former` are bits of
+    the packet mark that chains and entries of ours may still write, besides those that are ours now."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
     hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
@@ -108,9 +131,16 @@ def assemble(
             [each for each in leaving if each.lane.family == family],
             facts,
             few,
+            slots or {},
+            former,
         )
         if part.limits or part.verdicts or part.lanes:
             part.build(sets, chains, hooks)
+        if capped and management.find_lack(family, facts) is None:
+            safe, hook = safe_set(family, facts), ChainId(family, "mangle", "OUTPUT")
+            sets[safe.name] = safe
+            chains[ChainId(family, "mangle", management.CHAIN)] = tuple(management.classify(family, facts))
+            hooks[hook] = (chain_rule(Jump(management.CHAIN)), *hooks.get(hook, ()))
     return Structure(sets, chains, hooks)
 
 
@@ -124,6 +154,9 @@ class _Family:
     lanes: list[OpenLane]
     facts: Facts
     few: Few
+    slots: Mapping[Group, int]
+    former: tuple[int, ...] = ()
+    trees: dict[Table, Dispatch] = field(default_factory=dict)
 
     def build(
         self,
@@ -141,12 +174,26 @@ class _Family:
                 chains[ChainId(self.family, table, _base_name(hook))] = tuple(base)
                 chains[ChainId(self.family, table, _close_name(hook))] = tuple(close)
                 hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
-        if self._rejects():
-            chains[ChainId(self.family, "filter", f"{CHAIN_PREFIX}REJECT")] = tuple(self._reject_chain())
-            jump = chain_rule(Jump(f"{CHAIN_PREFIX}REJECT"), self._rejected())
-            for hook in ("INPUT", "FORWARD", "OUTPUT"):
+                near = ChainId(self.family, table, adverts.near_name(hook))
+                if any(isinstance(rule.effect, Jump) and rule.effect.chain == near.name for rule in base):
+                    chains[near] = tuple(self._near(table, hook))
+        if self._hears_ends and any(dying.lead(self.family, self.facts)):
+            chains[ChainId(self.family, "raw", dying.CHAIN)] = tuple(dying.silence(self.family, self.facts))
+        for table, dispatch in self.trees.items():
+            chains.update({ChainId(self.family, table, name): rules for name, rules in dispatch.chains.items()})
+        # In every table of ours: fragments are put together from the very moment in which its rules begin to hold.
+        for table in {where.table for where in hooks if where.family == self.family}:
+            rules = join(self.family, self._selectors_in(table), self.facts.capabilities)
+            if rules:
+                chains[ChainId(self.family, table, DEFRAG)] = rules
+        if self._any_rejects:
+            chains[ChainId(self.family, "filter", f"{CHAIN_PREFIX}REJECT")] = tuple(self._find_rejected())
+            chains[ChainId(self.family, "filter", f"{CHAIN_PREFIX}REFUSE")] = tuple(self._reject_chain())
+            masks = (self.facts.mark_mask, *self.former)
+            jumps = [chain_rule(Jump(f"{CHAIN_PREFIX}REJECT"), Marked(mask, mask)) for mask in masks]
+            for hook in self._rejecting_hooks():
                 where = ChainId(self.family, "filter", hook)
-                hooks[where] = (jump, *hooks.get(where, ()))
+                hooks[where] = (*jumps, *hooks.get(where, ()))
 
     # -- sets
 
@@ -155,18 +202,23 @@ class _Family:
         packet is dropped that is allowed before and after, nor one passes that is not: verdicts from the longest prefix
         to the shortest, allow first, then what makes a packet be looked at closely, limits, and what is safe.
         """
-        for verdict in sorted(self.verdicts, key=_by_weight):
+        for verdict in sorted([*self.verdicts, *self._foreseen], key=_by_weight):
             yield matched_set(verdict, self.facts)
         for direction in Direction:
             yield exempt_set(self.family, direction, self.facts)
             yield blocked_set(self.family, direction, self.facts)
         for group, profiles in self.limits.items():
             for profile in profiles:
-                yield matched_set(Limit(group, profile), self.facts)
+                # Who is led to a limit that rejects must be known in filter, which asks the former.
                 yield dropped_set(Limit(group, profile), self.facts)
+                yield matched_set(Limit(group, profile), self.facts)
+            if group.gated:
+                yield peer_set(group, profiles, self._slots_of(group))
         for each in self.lanes:
             yield from each.sets(self.facts)
         yield offender_set(self.family)
+        if self.facts.management:
+            yield open_set(self.family)
         yield safe_set(self.family, self.facts)
 
     # -- hooks
@@ -174,19 +226,46 @@ class _Family:
     def _base(self, table: Table, hook: Hook) -> tuple[list[ChainRule], list[ChainRule]]:
         """The rules of one hook, and those for a packet that must be looked at closely; empty where nothing is to be
         done."""
-        groups = [group for group in self._groups(table) if self._meets(group, table, hook)]
+        groups = self._groups_at(table, hook)
         exact = [group for group in groups if group.exact]
-        general = [group for group in groups if not group.exact and not _only_named(group.direction, hook)]
+        general = [group for group in groups if not group.exact]
         lanes = self._lanes_at(table, hook)
         blocks = self._blocks(table, hook)
+        early = self._asked_early(table) if hook == "FORWARD" else []
+        again = list(adverts.ask_again(self.family, self.facts)) if early else []
         limited = bool(exact or general or lanes)
-        if not (limited or blocks):
-            return [], []
-        base = list(self._untouched(table, hook))
+        untracked = (table, hook) == ("raw", "PREROUTING")
+        unheard = list(dying.lead(self.family, self.facts)) if untracked and self._hears_ends else []
+        if not (limited or blocks or again):
+            return unheard, []
+        looks = any(group.marked for group in groups) or any(each.newcomers for each in lanes)
+        base = [self._clear] if looks else []
+        base += unheard
+        base += spare(self.family, hook, self.facts, opening=table in _COUNTING)
+        base += adverts.lead(self.family, hook, self.facts)
+        base += again
         base += self._find_special(table, hook, limited, blocks)
         base += self._ask([*exact, *general], table, hook)
         base += self._queue(lanes)
         return base, list(self._look_closely(table, hook, exact, general, blocks))
+
+    def _near(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
+        """The rules for what may be spared; and for what was in PREROUTING and is forwarded now all the same, for its
+        destination was translated."""
+        if hook != "FORWARD":
+            yield from adverts.spare(self.family, hook, self.facts, _close_name(hook))
+            return
+        early, here = self._asked_early(table), self._groups_at(table, hook)
+        if any(group.marked for group in early):
+            yield self._clear  # not in the hook itself, where all that is forwarded would pay for it
+        yield from self._ask([group for group in early if group.exact], table, hook)
+        exact = [group for group in here if group.exact]
+        general = [group for group in (*early, *here) if not group.exact]
+        yield from self._look_closely(table, hook, exact, general, self._blocks(table, hook))
+
+    def _asked_early(self, table: Table) -> list[Group]:
+        """The groups that packets meet in PREROUTING."""
+        return self._groups_at(table, "PREROUTING") if table == "mangle" else []
 
     def _find_special(self, table: Table, hook: Hook, limited: bool, blocks: list[VerdictGroup]) -> Iterator[ChainRule]:
         """Send what is exempt or blocked to be looked at closely. Where nothing is limited, only what is blocked."""
@@ -207,75 +286,90 @@ class _Family:
         broad = [block for block in blocks if not block.exact]
         lanes = self._lanes_at(table, hook)
         named = [each for each in lanes if each.lane.exact]
-        yield from self._levels([block for block in blocks if block.exact], hook, self._longest)
+        yield from self._levels(table, [block for block in blocks if block.exact], hook, self._longest)
         if exact or named:
             yield chain_rule(Jump(_exact_name(hook)))
-            if table == "mangle" and self._rejects(exact):
-                yield chain_rule(RETURN, self._rejected())
         if general or broad or len(named) < len(lanes):
-            safe = safe_set(self.family, self.facts).name
-            yield chain_rule(RETURN, InSet(safe, "src"))
-            yield chain_rule(RETURN, InSet(safe, "dst"))
+            yield from self._spare_safe(hook)
             limited = general or lanes
-            yield from self._levels(broad, hook, 0 if limited else min(block.length for block in broad))
+            yield from self._levels(table, broad, hook, 0 if limited else min(block.length for block in broad))
             yield from self._ask(general, table, hook)
             yield from self._queue(each for each in lanes if not each.lane.exact)
 
-    def _untouched(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
-        if hook in ("PREROUTING", "INPUT"):
-            yield chain_rule(RETURN, Enters("lo"))
+    def _spare_safe(self, hook: Hook) -> Iterator[ChainRule]:
+        """Let pass who is safe. Nobody is by talking with this host itself, or by feigning to be it: a network that is
+        safe may hold addresses of its own."""
+        safe = safe_set(self.family, self.facts).name
         if hook == "OUTPUT":
-            yield chain_rule(RETURN, Leaves("lo"))
-        if self.family == 6:
-            for number in _NEIGHBOUR_DISCOVERY:
-                yield chain_rule(RETURN, Is("ipv6-icmp"), Icmp6(number))
-        yield from self._keep_managed(hook)
-        if table == "mangle" and hook in ("INPUT", "FORWARD") and self._rejects():
-            yield chain_rule(RETURN, self._rejected())
-
-    def _keep_managed(self, hook: Hook) -> Iterator[ChainRule]:
-        """Let pass what belongs to an open connection by which this host is managed: by its socket, for a `block from`
-        stands where connections are not tracked yet. No packet that opens a connection has one, so whoever is blocked
-        stays out; and it is the connection alone that passes, for it does not prove who is at its other end."""
-        six = "6" if self.family == 6 else ""
-        if any(self.facts.capabilities.get(f"{name}{six}") for name in ("socket", "multiport")):
+            yield chain_rule(RETURN, InSet(safe, "dst"))
             return
-        ports = tuple((port, port) for port in self.facts.management[:MOST_PORTS])
-        if ports and hook in ("PREROUTING", "INPUT"):
-            yield chain_rule(RETURN, Is("tcp"), Continues(), Ports(ports), HasSocket())
-        if ports and hook == "OUTPUT":
-            yield chain_rule(RETURN, Is("tcp"), Continues(), Ports(ports, "src"))
+        yield chain_rule(RETURN, InSet(safe, "src"), IsOwn("src", inverted=True))
+        if hook == "FORWARD":
+            yield chain_rule(RETURN, InSet(safe, "dst"))
+        else:
+            yield chain_rule(RETURN, InSet(safe, "dst"), IsOwn("dst", inverted=True, broadcast=self.family == 4))
 
-    def _levels(self, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
+    def _levels(self, table: Table, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
         """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""
         if not blocks and shortest:
             return
-        allows = [verdict for verdict in self.verdicts if verdict.action is Action.ALLOW]
-        levels = [verdict for verdict in allows if verdict.length >= shortest] + blocks
+        levels = [verdict for verdict in self._allows_in(table) if verdict.length >= shortest] + blocks
         for verdict in sorted(levels, key=_by_weight):
             for where in _conditions(verdict.selector, verdict.direction, hook, self.family):
                 effect = RETURN if verdict.action is Action.ALLOW else DROP
                 yield chain_rule(effect, *where, InSet(matched_set(verdict, self.facts).name, verdict.side))
 
+    def _allows_in(self, table: Table) -> list[VerdictGroup]:
+        """What is allowed, by key; where connections are counted, what may concern those limits."""
+        allows = [verdict for verdict in self.verdicts if verdict.action is Action.ALLOW]
+        if table not in _COUNTING:
+            return allows
+        limited = {group.selector for group in self._groups.get(table, ())}
+        met = [each for each in (*allows, *self._foreseen) if any(map(each.selector.meets, limited))]
+        return sorted(met, key=lambda verdict: verdict.key)
+
+    @cached_property
+    def _foreseen(self) -> list[VerdictGroup]:
+        """What nothing is allowed by yet, and is asked all the same where connections are counted."""
+        if all(group.kind is not Kind.CONCURRENT for group in self.limits):
+            return []
+        usual = (
+            VerdictGroup(self.family, direction, Selector(), Action.ALLOW, length)
+            for direction in Direction
+            for length in _FORESEEN[self.family]
+        )
+        return [each for each in usual if each not in self.verdicts]
+
+    def _selectors_in(self, table: Table) -> set[Selector]:
+        """What selects packets in a table; in one that others may follow, in any."""
+        if table in _COUNTING:
+            limited = {group.selector for group in self._groups.get(table, ())}
+            return limited | {verdict.selector for verdict in self._allows_in(table)}
+        found = {group.selector for group in self.limits} | {verdict.selector for verdict in self.verdicts}
+        return found | {each.lane.selector for each in self.lanes}
+
     def _blocks(self, table: Table, hook: Hook) -> list[VerdictGroup]:
         """Which blocks stand here.
 
         `from` belongs into raw, so that a flood dies before it is tracked. But there nobody can know yet whether an
-        `allow to` that is as specific will apply, for the address may be translated: such blocks wait until it is.
+        `allow to` that is as specific will apply, for the address may be translated: such blocks wait until it is. Nor
+        whether what is for this host, and so may be spared, is led on to another: what is forwarded is asked again.
         """
         blocks = [verdict for verdict in self.verdicts if verdict.action is Action.BLOCK]
         waits = self._waits
         if table == "raw" and hook == "PREROUTING":
-            return [block for block in blocks if block.direction is Direction.FROM and block.length > waits]
+            early = (block for block in blocks if block.length > waits and not self._is_of_vrf(block))
+            return [block for block in early if block.direction is Direction.FROM]
         if table != "mangle" or hook == "PREROUTING":
             return []
         here = []
         for block in blocks:
-            if block.direction is Direction.TO and (block.exact or hook != "INPUT"):
+            if block.direction is Direction.TO and (block.stands_here or hook != "INPUT"):
                 here.append(block)
-            if block.direction is Direction.FROM and hook == "OUTPUT" and block.exact:
+            if block.direction is Direction.FROM and hook == "OUTPUT" and block.stands_here:
                 here.append(block)
-            if block.direction is Direction.FROM and hook in ("INPUT", "FORWARD") and block.length <= waits:
+            late = block.length <= waits or self._is_of_vrf(block)
+            if block.direction is Direction.FROM and (hook == "FORWARD" or (hook == "INPUT" and late)):
                 here.append(block)
         return here
 
@@ -285,14 +379,29 @@ class _Family:
         """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
 
         `from` as early as it can be told what is exempt: only behind routing and translation is it known whether an
-        `allow to` applies. Connections are counted behind both anyway, and so is all that goes `to` somewhere.
+        `allow to` applies. Connections are counted behind both anyway, and so is all that goes `to` somewhere. What
+        reaches this host itself, or what it sends, is limited at that end only by a rule that names the address. Where
+        one rejects, all of `from` wait: what tells filter to do it must not pass a hook in which others could write it.
+        And who can be feigned waits until the kernel has thrown away what is.
         """
         if group.direction is Direction.TO:
-            return hook != "PREROUTING"
+            return hook != "PREROUTING" and (hook != "INPUT" or group.stands_here)
         if hook == "OUTPUT":
-            return group.exact
-        early = table == "mangle" and self._waits < 0
+            return group.stands_here
+        late = self._any_rejects or self._is_of_vrf(group) or self._is_feignable(group)
+        early = table == "mangle" and self._waits < 0 and not late
         return hook == "PREROUTING" if early else hook != "PREROUTING"
+
+    def _is_feignable(self, group: Group) -> bool:
+        """Whether packets with feigned sources could use up its buckets, which the kernel throws away with the routing
+        (rp_filter). What comes in by a device that the rule names is feigned by few. Ports and peers are asked for
+        before they may be translated."""
+        told = group.selector.interface or group.selector.ports or group.scope == PEER
+        return self.family == 4 and not told and self.facts.filters_sources
+
+    def _is_of_vrf(self, each: Group | VerdictGroup) -> bool:
+        """Whether it names a VRF, which packets have come in by only once they are routed."""
+        return each.selector.interface in self.facts.vrfs
 
     @cached_property
     def _waits(self) -> int:
@@ -300,8 +409,17 @@ class _Family:
         exempt = (v for v in self.verdicts if v.action is Action.ALLOW and v.direction is Direction.TO)
         return max((verdict.length for verdict in exempt), default=-1)
 
-    def _groups(self, table: Table) -> list[Group]:
-        return sorted((group for group in self.limits if self._table(group) == table), key=precedence)
+    def _groups_at(self, table: Table, hook: Hook) -> list[Group]:
+        """The groups that packets meet here, in order."""
+        return [group for group in self._groups.get(table, ()) if self._meets(group, table, hook)]
+
+    @cached_property
+    def _groups(self) -> Mapping[Table, list[Group]]:
+        """The groups of each table, in order."""
+        found: dict[Table, list[Group]] = {}
+        for group in sorted(self.limits, key=precedence):
+            found.setdefault(self._table(group), []).append(group)
+        return found
 
     def _table(self, group: Group) -> Table:
         """Concurrent connections are counted where little is written, for every commit to a table begins the count
@@ -312,17 +430,37 @@ class _Family:
 
     def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Lead packets to the groups that concern them, and leave no mark behind."""
-        marked = False
-        for group in groups:
-            if group.marked and marked:
-                yield chain_rule(SetMark(0, self.facts.mark_mask))
-            marked |= group.marked
-            for where in _conditions(group.selector, group.direction, hook, self.family, group.kind):
-                yield chain_rule(Jump(_group_name(group)), *where)
-            if table == "mangle" and self._rejects([group]):
-                yield chain_rule(RETURN, self._rejected())
-        if marked:
-            yield chain_rule(SetMark(0, self.facts.mark_mask))
+        asks = [ask for group in groups if (ask := self._ask_of(group, hook)).rules]
+        yield from self._line_up(asks, table)
+        if any(ask.marks for ask in asks):
+            yield self._clear
+
+    def _ask_of(self, group: Group, hook: Hook) -> Ask:
+        rank = not group.exact, *precedence(group)[:-1], group.direction is Direction.TO
+        enters = group.direction is Direction.FROM
+        return Ask(group.selector, enters, rank, _lead_to(group, hook), group.marked)
+
+    def _line_up(self, asks: Sequence[Ask], table: Table) -> list[ChainRule]:
+        if table not in self.trees:
+            self.trees[table] = Dispatch(self._clear)
+        return self.trees[table].line_up(asks)
+
+    @property
+    def _clear(self) -> ChainRule:
+        return chain_rule(SetMark(0, self.facts.mark_mask | self._former_bits))
+
+    @property
+    def _former_bits(self) -> int:
+        """Those of the former bits that are not ours now."""
+        bits = 0
+        for mask in self.former:
+            bits |= mask
+        return bits & ~self.facts.mark_mask
+
+    @cached_property
+    def _hears_ends(self) -> bool:
+        """Whether it matters which connections connection tracking takes for over."""
+        return any(group.kind is Kind.CONCURRENT for group in self.limits)
 
     # -- lanes
 
@@ -332,19 +470,22 @@ class _Family:
         if table != "mangle" or hook not in ("FORWARD", "OUTPUT"):
             return []
         here = [
-            each for each in self.lanes if hook == "FORWARD" or each.lane.exact or each.lane.direction is Direction.TO
+            each
+            for each in self.lanes
+            if hook == "FORWARD" or each.lane.stands_here or each.lane.direction is Direction.TO
         ]
-        return sorted(here, key=lambda each: (not each.lane.exact, each.lane.name))
+        return sorted(here, key=lambda each: (each.lane.rank, each.lane.name))
 
     def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
-        for each in lanes:
-            for where in _ways_out(each.lane):
-                yield chain_rule(_find_class(each), *where)
+        asks = [Ask(_way_out(each.lane), False, (not each.lane.exact,), _find_way_out(each)) for each in lanes]
+        yield from self._line_up(asks, "mangle")
 
     def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:
         """Who is new and has no class yet is remembered; the mark tells."""
         mask = self.facts.mark_mask
         yield chain_rule(MapPriority(each.lane.name, each.lane.side))
+        if self._former_bits:
+            yield chain_rule(SetMark(0, self._former_bits))
         yield chain_rule(RETURN, Marked(0, mask))
         for number, length in each.newcomers:
             here = Marked(number << self.facts.shift, mask)
@@ -353,21 +494,22 @@ class _Family:
 
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
-            table = self._table(group)
-            yield from ((table, name, rules) for name, rules in self._group_chains(group, profiles))
+            table, slots = self._table(group), self._slots_of(group)
+            about = tuple(profiles.items()), slots, self.facts.mark_mask, self.facts.set_size
+            yield from ((table, name, rules) for name, rules in _chains_of(group, *about))
         for each in self.lanes:
             if each.newcomers:
                 yield "mangle", _lane_name(each.lane), self._lane_chain(each)
         for table, hook in _places():
-            exact = [group for group in self._groups(table) if group.exact and self._meets(group, table, hook)]
+            exact = [group for group in self._groups_at(table, hook) if group.exact]
             named = [each for each in self._lanes_at(table, hook) if each.lane.exact]
             if exact or named:
-                rules = [*self._levels([], hook, 0), *self._ask(exact, table, hook), *self._queue(named)]
+                rules = [*self._levels(table, [], hook, 0), *self._ask(exact, table, hook), *self._queue(named)]
                 yield table, _exact_name(hook), rules
 
-    def _group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
+    def group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:
-            yield _group_name(group), [self._watch(group, profile) for profile in profiles]
+            yield _group_name(group), [rule for profile in profiles for rule in self._watch(group, profile)]
             return
         if group.kind is Kind.CONCURRENT:
             yield from self._crowd_chains(group, profiles)
@@ -376,10 +518,12 @@ class _Family:
         by_number = {number: profile for profile, number in sorted(profiles.items(), key=lambda item: item[1])}
         chains = dict(self._dispatch(group, _group_name(group), by_number))
         first, rest = chains[_group_name(group)][:_ASKED_FIRST], chains[_group_name(group)][_ASKED_FIRST:]
-        if len(profiles) <= 2 * _FANOUT:
+        unknown = [chain_rule(RETURN, Marked(0, self.facts.mark_mask))]
+        if group.gated:
+            unknown += self._admit(group, profiles)
+        if group.gated or len(profiles) <= 2 * _FANOUT:
             first, rest = [], [*first, *rest]
-        unknown = chain_rule(RETURN, Marked(0, self.facts.mark_mask))
-        chains[_group_name(group)] = [chain_rule(MapMark(main, group.side)), *first, unknown, *rest]
+        chains[_group_name(group)] = [chain_rule(MapMark(main, group.side)), *first, *unknown, *rest]
         yield from chains.items()
         for action in sorted({profile.action for profile in profiles}):
             limit = Limit(group, next(profile for profile in profiles if profile.action is action))
@@ -408,15 +552,13 @@ class _Family:
     def _leaf(self, group: Group, number: int, profile: Profile) -> Iterator[ChainRule]:
         here = Marked(number << self.facts.shift, self.facts.mark_mask)
         yield chain_rule(Jump(_end_name(group, profile.action), goto=True), here, self._above(group, profile))
-        if number == self.facts.most_limits:
-            # This number is also how a rejected packet is marked; one that passes must not look like it.
-            yield chain_rule(SetMark(0, self.facts.mark_mask), here)
 
     def _end(self, limit: Limit) -> Iterator[ChainRule]:
         """What happens to a packet over its limit: counted by rule, its address remembered, then dropped."""
         yield self._remember(limit)
         if limit.profile.action is Action.REJECT and limit.group.kind is not Kind.CONCURRENT:
             yield chain_rule(SetMark(self.facts.mark_mask, self.facts.mark_mask))
+            yield chain_rule(ACCEPT)
         elif limit.profile.action is Action.REJECT:
             yield from self._reject_chain()
         else:
@@ -427,7 +569,13 @@ class _Family:
         twin = InSet(dropped_set(limit, self.facts).name, limit.group.side)
         return chain_rule(AddTo(known, side), twin, InSet(known, side, inverted=True))
 
-    def _watch(self, group: Group, profile: Profile) -> ChainRule:
+    def _admit(self, group: Group, profiles: Iterable[Profile]) -> Iterator[ChainRule]:
+        """Ask no more of a peer for whom there is no room: a table of buckets that is full would drop him."""
+        peers = peer_set(group, profiles, self._slots_of(group)).name
+        yield chain_rule(AddTo(peers, group.bucket_side, refresh=True))
+        yield chain_rule(RETURN, InSet(peers, group.bucket_side, inverted=True))
+
+    def _watch(self, group: Group, profile: Profile) -> Iterator[ChainRule]:
         limit = Limit(group, profile)
         main, twin = matched_set(limit, self.facts).name, dropped_set(limit, self.facts).name
         over: Match = (
@@ -435,7 +583,10 @@ class _Family:
             if group.kind is Kind.CONCURRENT
             else self._above(group, profile)
         )
-        return chain_rule(RETURN, InSet(main, group.side), over, InSet(twin, group.side))
+        if group.gated:
+            yield chain_rule(RETURN, InSet(main, group.side, inverted=True, quiet=True))
+            yield from self._admit(group, [profile])
+        yield chain_rule(RETURN, InSet(main, group.side), over, InSet(twin, group.side))
 
     def _crowd_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         """Sets from the longest prefix to the shortest; `goto` lets the first that matches be the last."""
@@ -445,18 +596,21 @@ class _Family:
             leaf = f"{CHAIN_PREFIX}C{digest(f'{group.key} {profile.key}')}"
             rules.append(chain_rule(Jump(leaf, goto=True), InSet(matched_set(limit, self.facts).name, group.side)))
             crowded = Crowded(profile.rate.amount, self._bucket_length(group), group.bucket_side)
-            yield leaf, [chain_rule(Jump(f"{leaf}-over", goto=True), crowded)]
+            # What is over counts no more, until the server has answered a SYN within it: many at once would not count.
+            yield leaf, [chain_rule(Jump(f"{leaf}-over", goto=True), over) for over in (Ended(), crowded)]
             yield f"{leaf}-over", self._end(limit)
         yield _group_name(group), rules
 
     def _above(self, group: Group, profile: Profile) -> Above:
-        bucket = fit_bucket(profile.rate, profile.burst)
         if group.scope == PEER:
-            lengths = {group.side: profile.length, group.bucket_side: group.longest}
+            bucket, slots = fit_peer_bucket(profile), TABLE_SIZES[-1]
+            lengths = {group.side: profile.length, group.bucket_side: block_of(group.family)}
         else:
+            bucket, slots = fit_bucket(profile.rate, profile.burst), self._slots_of(group)
             lengths = {group.side: self._bucket_length(group)}
+        block = f" /{block_of(6)}" if group.scope == PEER and group.family == 6 else ""
         return Above(
-            name=SET_PREFIX + digest(f"{group.key} {profile.key} {bucket} {Above.BUCKETS} {Above.COLLECT_MS}"),
+            name=SET_PREFIX + digest(f"{group.key} {profile.key} {bucket} {slots} {Above.COLLECT_MS}{block}"),
             above=bucket.above,
             above_shown=bucket.shown,
             burst=bucket.burst,
@@ -466,20 +620,42 @@ class _Family:
             depth=bucket.depth,
             bytes=group.kind is Kind.BYTES,
             longest=group.longest,
+            slots=slots,
         )
 
+    def _slots_of(self, group: Group) -> int:
+        usual = find_peer_slots(1, self.facts.set_size) if group.scope == PEER else TABLE_SIZES[-1]
+        return self.slots.get(group, usual)
+
     def _bucket_length(self, group: Group) -> int:
-        return group.longest if group.scope in (HOST, PEER) else group.bucket_length
+        if group.scope == PEER:
+            return block_of(group.family)
+        return group.longest if group.scope == HOST else group.bucket_length
 
     # -- reject
 
-    def _rejects(self, groups: Iterable[Group] | None = None) -> bool:
-        """Whether any of the groups (all metered ones, if none are given) rejects rather than drops."""
-        asked = [group for group in self.limits if group.marked] if groups is None else groups
-        return any(profile.action is Action.REJECT for group in asked for profile in self.limits[group])
+    def _rejects(self, groups: Iterable[Group]) -> bool:
+        """Whether any of the groups rejects rather than drops."""
+        return any(profile.action is Action.REJECT for group in groups for profile in self.limits[group])
 
-    def _rejected(self) -> Marked:
-        return Marked(self.facts.mark_mask, self.facts.mark_mask)
+    @cached_property
+    def _any_rejects(self) -> bool:
+        """Whether any of all that are metered rejects."""
+        return self._rejects(group for group in self.limits if group.marked)
+
+    def _rejecting_hooks(self) -> list[Hook]:
+        """Where a limit in mangle may mark a packet to be rejected; elsewhere such a mark is not ours."""
+        hooks: tuple[Hook, ...] = ("INPUT", "FORWARD", "OUTPUT")
+        here = {hook: [group for group in self._groups_at("mangle", hook) if group.marked] for hook in hooks}
+        return [hook for hook in hooks if self._rejects(here[hook])]
+
+    def _find_rejected(self) -> Iterator[ChainRule]:
+        """Whose packets may be rejected: others may write such a mark between mangle and here, or while one of the two
+        is switched before the other."""
+        for group in sorted(self.limits, key=precedence):  # in whatever order rules came: another is no drift
+            if group.marked and self._rejects([group]):
+                named = dropped_set(Limit(group, next(iter(self.limits[group]))), self.facts).name
+                yield chain_rule(Jump(f"{CHAIN_PREFIX}REFUSE", goto=True), InSet(named, group.side, quiet=True))
 
     def _reject_chain(self) -> Iterator[ChainRule]:
         yield chain_rule(Reject("tcp-reset"), Is("tcp"))
@@ -488,6 +664,22 @@ class _Family:
     @property
     def _longest(self) -> int:
         return 32 if self.family == 4 else 128
+
+
+@lru_cache(maxsize=16_384)
+def _chains_of(
+    group: Group, profiles: tuple[tuple[Profile, int], ...], slots: int, mark_mask: int, set_size: int
+) -> tuple[tuple[str, tuple[ChainRule, ...]], ...]:
+    """The chains of a group: most stay as they are when something changes."""
+    numbers, facts = {group: dict(profiles)}, Facts(mark_mask=mark_mask, set_size=set_size)
+    alone = _Family(group.family, numbers, [], [], facts, {}, {group: slots})
+    return tuple((name, tuple(rules)) for name, rules in alone.group_chains(group, numbers[group]))
+
+
+@lru_cache(maxsize=16_384)
+def _lead_to(group: Group, hook: Hook) -> tuple[ChainRule, ...]:
+    ways = _conditions(group.selector, group.direction, hook, group.family, group.kind)
+    return tuple(chain_rule(Jump(_group_name(group)), *where) for where in ways)
 
 
 def _unevenness(numbers: Iterable[int], bit: int) -> int:
@@ -533,10 +725,14 @@ def _find_class(each: OpenLane) -> Effect:
     return Jump(_lane_name(each.lane)) if each.newcomers else MapPriority(each.lane.name, each.lane.side)
 
 
-def _ways_out(lane: Lane) -> Iterator[tuple[Match, ...]]:
+def _way_out(lane: Lane) -> Selector:
     """What selects the packets of a lane where they leave."""
-    way = Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
-    yield from _conditions(way, Direction.TO, "FORWARD", lane.family)
+    return Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
+
+
+def _find_way_out(each: OpenLane) -> tuple[ChainRule, ...]:
+    ways = _conditions(_way_out(each.lane), Direction.TO, "FORWARD", each.lane.family)
+    return tuple(chain_rule(_find_class(each), *where) for where in ways)
 
 
 def _end_name(group: Group, action: Action) -> str:
@@ -555,15 +751,31 @@ def asked_keys(structure: Structure) -> dict[tuple[int, Direction], set[str]]:
     return asked
 
 
+def find_former_bits(structure: Structure, mask: int) -> tuple[int, ...]:
+    """The bits of the packet mark, other than those under `mask`, by which chains tell whom to reject or that they
+    clear."""
+    texts = (rule.text for rules in (*structure.chains.values(), *structure.hooks.values()) for rule in rules)
+    found = {int(bits, 16) for text in texts for bits in _BITS.findall(text)}
+    return tuple(sorted(found - {mask}))
+
+
+def keep_rejecting(between: Structure, known: Structure) -> Structure:
+    """Let filter still reject by the sets by which it is `known` to: while the bits of the mark change, packets that
+    met the old ones come there, too."""
+    kept = {}
+    for where in (ChainId(family, "filter", f"{CHAIN_PREFIX}REJECT") for family in (4, 6)):
+        told = (_TOLD.match(rule.text) for rule in known.chains.get(where, ()))
+        # What is read from a kernel is text alone.
+        asked = ((found[1], _SIDES[found[2] == "dst"]) for found in told if found and found[1] in known.sets)
+        rules = (chain_rule(Jump(f"{CHAIN_PREFIX}REFUSE", goto=True), InSet(*each, quiet=True)) for each in asked)
+        kept[where] = tuple(dict.fromkeys((*between.chains.get(where, ()), *rules)))
+    return replace(between, chains={**between.chains, **{where: kept[where] for where in kept if kept[where]}})
+
+
 def precedence(group: Group) -> tuple[bool, int, int, int, str]:
     """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
     rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
     return not group.watch, rank, -group.bucket_length, -group.target_length, group.key
-
-
-def _only_named(direction: Direction, hook: Hook) -> bool:
-    """What reaches this host itself is limited only by a rule that names the address."""
-    return direction is Direction.TO and hook == "INPUT"
 
 
 def _conditions(
@@ -580,14 +792,18 @@ def _conditions(
         ports.append(Ports(selector.ports))
     if selector.source_ports:
         ports.append(Ports(selector.source_ports, "src"))
-    opens: list[Match] = [Opens()] if kind in (Kind.CONNECTIONS, Kind.CONCURRENT) else []
+    counted = kind in (Kind.CONNECTIONS, Kind.CONCURRENT)
+    # Every SYN, whatever connection tracking takes it for: it ignores one where it believes the connection open, or
+    # over for less than ten seconds, and what ends a connection for the peer need not end it for connection tracking.
+    # No honest connection has a SYN later.
+    tcp: list[Match] = [Syn()] if counted else []
+    opens: list[Match] = [Opens()] if counted else []
     if selector.protocol is Protocol.ANY:
         if not opens:
             yield tuple(matches)
             return
-        yield (*matches, Is("tcp"), Syn(), *opens)
+        yield (*matches, Is("tcp"), *tcp)
         yield (*matches, Is("tcp", inverted=True), *opens)
         return
     name = "ipv6-icmp" if selector.protocol is Protocol.ICMP and family == 6 else selector.protocol.value
-    syn = [Syn()] if opens and selector.protocol is Protocol.TCP else []
-    yield (*matches, Is(name), *ports, *syn, *opens)
+    yield (*matches, Is(name), *ports, *(tcp if selector.protocol is Protocol.TCP else opens))

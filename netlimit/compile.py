@@ -10,8 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from netlimit.chains import asked_keys, assemble
+from netlimit.addresses import explain_unused, read_network, unmap
+from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
+from netlimit.conflicts import Finding, Spoiled
+from netlimit.crowding import Kinds
+from netlimit.fragments import find_leak
+from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
+from netlimit.interfaces import Miss, find_miss
 from netlimit.lanes import OpenLane
 from netlimit.limits import (
     Facts,
@@ -31,12 +37,16 @@ from netlimit.limits import (
     purpose_sets,
     safe_set,
     set_keys,
+    stands_under_mark,
 )
-from netlimit.numbers import Numbering, Numbers, PurposeKey
-from netlimit.rules import Action, Direction, Rule
+from netlimit.numbers import MARK_BITS, Numbering, Numbers, PurposeKey
+from netlimit.peers import find_crowded, find_peer_slots, peer_set
+from netlimit.rates import Kind
+from netlimit.rules import PEER, Action, Direction, Rule, format_target
 from netlimit.shaping import Shaping
-from netlimit.state import Entry, IpSet, State, Structure
+from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure
 from netlimit.tree import Tree
+from netlimit.untouched import open_set
 
 MOST_FEW = 16
 """Up to so many exempt or blocked targets are asked for one by one: at about 5 ns each against 170 for a look into a
@@ -47,7 +57,8 @@ set (measured)."""
 class _Slot:
     """What a purpose comes to on this host: the sets that must have room for its rules, the names of those that are
     its own, the entry that its rules have there (without an end), or the reason why it cannot be enforced. `special` is
-    the set that its rules have their keys in beside others'; `users` counts its rules."""
+    the set that its rules have their keys in beside others'; `users` counts its rules, `buckets` those that they can
+    come to in the table of hashlimit that they share."""
 
     sets: tuple[IpSet, ...]
     names: tuple[str, ...]
@@ -55,6 +66,7 @@ class _Slot:
     problem: str | None
     special: str | None = None
     users: int = 0
+    buckets: int = 0
 
 
 class Compilation:
@@ -68,18 +80,24 @@ class Compilation:
 
     def __init__(self, facts: Facts, numbering: Mapping[PurposeKey, int] | None = None) -> None:
         self.facts = facts
-        self.numbers = Numbers(numbering)
+        self.numbers = Numbers(_find_fitting(numbering or {}, facts))
+        self.numbers.keep(MARK_BITS, facts.mark_mask)
         self.shaping = Shaping(facts, self.numbers)
         self.fragments: dict[int, Fragment] = {}
         self._problems: dict[int, str] = {}
+        self._bound: dict[int, tuple[str, Direction]] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
         self.touched_classes: dict[str, set[int]] = {}
         self.owners: dict[tuple[str, ...], dict[str, int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
+        self._rooms: dict[Group, int] = {}
+        self.kinds = Kinds()
         self._lanes: list[OpenLane] = []
+        self._capped = False
         self._settled_lanes: list[OpenLane] = []
+        self._settled_few: dict[str, tuple[str, ...]] = {}
         self._settled_trees: dict[str, Tree] = {}
         self._settled_ingress: Ingress | None = None
         self._structure: Structure | None = None
@@ -93,9 +111,14 @@ class Compilation:
         self.shaping.drop(rule.id)
         fragment = compile_rule(rule, self.facts)
         slot = self._slots.get(fragment.purpose) or self._prepare(fragment.purpose)
-        problem = slot.problem or self._find_lack(slot, fragment)
+        problem = slot.problem or _find_misfit(rule) or self._find_lack(slot, fragment)
+        if problem is None and not slot.users:
+            problem = self.kinds.refuse(fragment.purpose)
         before = self._enforced(rule.id)
         self.fragments[rule.id] = fragment
+        self._bound.pop(rule.id, None)
+        if rule.selector.interface:
+            self._bound[rule.id] = rule.selector.interface, rule.direction
         if problem is None:
             self._problems.pop(rule.id, None)
             self._add(slot, fragment)
@@ -111,6 +134,7 @@ class Compilation:
             self._remove(before, None)
         self._problems.pop(rule.id, None)
         self.fragments.pop(rule.id, None)
+        self._bound.pop(rule.id, None)
         return self.shaping.put(rule)
 
     def drop(self, rule_id: int) -> None:
@@ -119,6 +143,7 @@ class Compilation:
         before = self._enforced(rule_id)
         self._problems.pop(rule_id, None)
         self.fragments.pop(rule_id, None)
+        self._bound.pop(rule_id, None)
         if before is not None:
             self._remove(before, None)
 
@@ -138,6 +163,14 @@ class Compilation:
         """Why rules cannot be enforced, by their ids."""
         return {**self._problems, **self.shaping.problems}
 
+    @property
+    def misses(self) -> dict[int, Miss]:
+        """Why rules that are held hit nothing, or not all, by their ids: those for an interface by which no packet
+        seems to come or go."""
+        held = ((rule_id, bound) for rule_id, bound in self._bound.items() if rule_id not in self._problems)
+        found = ((rule_id, find_miss(*bound, self.facts.topology)) for rule_id, bound in held)
+        return {rule_id: miss for rule_id, miss in found if miss is not None}
+
     def sets_of(self, rule_id: int) -> tuple[str, ...]:
         """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that
         counts what was dropped. None for a rule that is not enforced."""
@@ -154,7 +187,9 @@ class Compilation:
         """Sets, chains and hooks for the limits in use."""
         self._work_out()
         if self._structure is None:
-            self._structure = assemble(self._limits(), self._verdicts(), self.facts, self._few(), self._lanes)
+            limits, verdicts = self._limits(), self._verdicts()
+            slots, few = self._slots_of(), self._few()
+            self._structure = assemble(limits, verdicts, self.facts, few, self._lanes, self._capped, slots)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
         return self._structure
@@ -202,8 +237,8 @@ class Compilation:
             if numbers:
                 self.touched_classes.setdefault(device, set()).update(numbers)
         lanes = self.shaping.open_lanes
-        if lanes != self._lanes:
-            self._lanes, self._structure = lanes, None
+        if (lanes, self.shaping.capped) != (self._lanes, self._capped):
+            self._lanes, self._capped, self._structure = lanes, self.shaping.capped, None
 
     def transition(self, known: Structure) -> Structure:
         """The desired structure and all that is to go with it, of what the kernel is `known` to hold.
@@ -215,9 +250,13 @@ class Compilation:
         few = self._few_still(known)
         current = {each.lane for each in self._lanes}
         leaving = [each for each in self._settled_lanes if each.lane not in current]
-        if not (retired or leaving) and few == self._few():
+        former = find_former_bits(known, self.facts.mark_mask)
+        if not (retired or leaving or former) and few == self._few():
             return self.structure
-        return assemble(self._limits(retired), self._verdicts(retired), self.facts, few, [*self._lanes, *leaving])
+        lanes, slots = [*self._lanes, *leaving], self._slots_of()
+        limits, verdicts = self._limits(retired), self._verdicts(retired)
+        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, slots, former)
+        return keep_rejecting(between, known) if former else between
 
     def settle(self) -> set[PurposeKey]:
         """Forget what changed, and the numbers of what no rule needs; returns their keys."""
@@ -228,8 +267,9 @@ class Compilation:
         for name in [name for name, held in self.entries.items() if not held and name not in live]:
             del self.entries[name]
         self._settled_lanes, self._settled_ingress = self._lanes, self._ingress
+        self._settled_few = self._few()
         self._settled_trees = {
-            name: Tree(tree.handle, tree.cap, {}, dict(tree.children)) for name, tree in self.shaping.trees.items()
+            name: Tree(tree.handle, {}, dict(tree.children)) for name, tree in self.shaping.trees.items()
         }
         self._slots = {purpose: slot for purpose, slot in self._slots.items() if slot.users}
         self._settled = self.structure
@@ -237,20 +277,86 @@ class Compilation:
 
     def protect(self, facts: Facts) -> None:
         """Take new facts; limits whose target is protected now, or no longer, must be put again by the caller."""
-        if facts.management != self.facts.management:
+        before = self.facts
+        if _place(facts) != _place(before):
             self._structure = None
         self.facts = facts
         self.shaping.relocate(facts)
         for family in (4, 6):
             self._protect(family)
 
+    def hold_open(self, connections: Mapping[int, Iterable[str]]) -> None:
+        """Note the open connections by which this host is managed, by family, for sets that are to be made."""
+        for family, keys in connections.items():
+            self.entries[open_set(family).name] = dict.fromkeys(keys, _PLAIN)
+
+    @property
+    def leaks(self) -> dict[int, str]:
+        """Why fragments pass rules, by their ids."""
+        if all(self.facts.capabilities.get(name) is None for name in ("conntrack", "conntrack6")):
+            return {}
+        found = {}
+        for rule_id, fragment in self.fragments.items():
+            purpose = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
+            reason = find_leak(purpose.family, purpose.selector, self.facts.capabilities)
+            if reason is not None:
+                found[rule_id] = reason
+        return found
+
+    def find_spoiled(self, spoiled: Mapping[Spoiled, Finding]) -> dict[int, str]:
+        """Why rules do not hold as they say, by their ids, where something `spoiled` all of their kind."""
+        if not spoiled:
+            return {}
+        kinds: dict[int, tuple[Spoiled, ...]] = dict.fromkeys(self.shaping.ids, (Spoiled.SHAPED,))
+        kinds |= {rule_id: _find_spoiled(fragment.purpose) for rule_id, fragment in self.fragments.items()}
+        if Spoiled.INCOMING in spoiled:
+            incoming = self.shaping.find_incoming(spoiled[Spoiled.INCOMING].devices)
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
+        found = {
+            rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
+            for rule_id, several in kinds.items()
+        }
+        return {rule_id: str(finding) for rule_id, finding in found.items() if finding}
+
+    def find_moved(self, before: Facts) -> list[int]:
+        """The rules that name an address which ends on this host now and did not before, or the other way round."""
+        if self.facts.topology.local == before.topology.local:
+            return []
+        single = {
+            i: each.keys[0] for i, each in self.fragments.items() if len(each.keys) == 1 and "/" not in each.keys[0]
+        }
+        targets = {key: read_network(key) for key in set(single.values())}
+        moved = {key for key, target in targets.items() if self.facts.is_here(target) != before.is_here(target)}
+        return [i for i, key in single.items() if key in moved]
+
+    @property
+    def peer_sets(self) -> tuple[str, ...]:
+        """The sets of the peers that have buckets."""
+        return tuple(name for name in self.structure.sets if name.startswith(PEER_PREFIX))
+
+    def find_crowded(self, counts: Mapping[str, int]) -> dict[int, str]:
+        """Why rules may miss peers that are new, by their ids; `counts` says how many entries sets have."""
+        crowded = find_crowded(self.structure.sets, counts)
+        if not crowded:
+            return {}
+        groups: dict[Group, str] = {}
+        for group, profiles in self._limits().items():
+            if group.gated:
+                name = peer_set(group, profiles, self._find_slots(group, self._rooms.get(group, 1))).name
+                groups |= {group: crowded[name]} if name in crowded else {}
+        held = ((i, fragment.purpose) for i, fragment in self.fragments.items())
+        limits = ((i, purpose.group) for i, purpose in held if isinstance(purpose, Limit))
+        return {i: groups[group] for i, group in limits if group in groups}
+
     # -- entries
 
     def _add(self, slot: _Slot, fragment: Fragment) -> None:
         if slot.users == 0:
             self._structure = None
+            self.kinds.add(fragment.purpose)
             self.numbers.used.add(purpose_key(fragment.purpose))
         slot.users += 1
+        slot.buckets += _count_buckets(fragment)
         owners = self.owners.setdefault(slot.names, {})
         main, *twins = slot.names
         entry, plain = slot.entry, _PLAIN
@@ -263,6 +369,8 @@ class Compilation:
             # for another rule, or at another rate, is written in all sets.
             if owners.get(key) == fragment.rule_id and self.entries[main].get(key) == entry:
                 continue
+            if key not in owners:
+                self._make_room(fragment.purpose, key, 1)
             owners[key] = fragment.rule_id
             for name, value in values.items():
                 self.entries.setdefault(name, {})[key] = value
@@ -279,6 +387,7 @@ class Compilation:
             if key in stays or owners.get(key) != fragment.rule_id:
                 continue
             del owners[key]
+            self._make_room(fragment.purpose, key, -1)
             for name in slot.names:
                 self.entries[name].pop(key, None)
                 self.touched.setdefault(name, set()).add(key)
@@ -287,9 +396,34 @@ class Compilation:
         if slot.special:
             self._unshare(slot.special, fragment.keys)
         slot.users -= 1
+        slot.buckets -= _count_buckets(fragment)
         if slot.users == 0:
             self._structure = None
+            self.kinds.remove(fragment.purpose)
             self.numbers.release(*purpose_key(fragment.purpose))
+
+    def _make_room(self, purpose: Purpose, key: str, sign: int) -> None:
+        """Count how many buckets the targets of a group can have; tables that are too small or too large get another
+        size."""
+        if not isinstance(purpose, Limit):
+            return
+        group = purpose.group
+        buckets = group.count_buckets(key)
+        if buckets is None:
+            return
+        before = self._rooms.get(group, 0)
+        after = self._rooms[group] = before + sign * buckets
+        if self._find_slots(group, before) != self._find_slots(group, after):
+            self._structure = None
+        if not after:
+            del self._rooms[group]
+
+    def _slots_of(self) -> dict[Group, int]:
+        return {group: self._find_slots(group, most) for group, most in self._rooms.items()}
+
+    def _find_slots(self, group: Group, most: int) -> int:
+        """The size of the table of buckets, or of the set of peers."""
+        return find_peer_slots(most, self.facts.set_size) if group.scope == PEER else find_table_size(most)
 
     def _share(self, name: str, keys: Iterable[str]) -> None:
         """Add to a set in which several may want the same key. Its entries do not end: one too many costs a packet a
@@ -349,9 +483,10 @@ class Compilation:
         for family in (4, 6):
             for direction in Direction:
                 names = [kind(family, direction, self.facts).name for kind in (exempt_set, blocked_set)]
-                going = asked[family, direction].difference(*(few.get(name, ()) for name in names))
+                gone = asked[family, direction].difference(*(few.get(name, ()) for name in names))
                 for name in names:
-                    if going and name in few:
+                    going = gone | (asked[family, direction] & {*self._settled_few.get(name, ())})
+                    if name in few and not going <= {*few[name]}:
                         few[name] = tuple(sorted({*few[name], *going}))
         return few
 
@@ -380,7 +515,7 @@ class Compilation:
         return slot
 
     def _find_lack(self, slot: _Slot, fragment: Fragment) -> str | None:
-        """Refuse what no set has room for."""
+        """Refuse what no set, and no table of hashlimit, has room for: a full table drops whoever is new to it."""
         for ipset in slot.sets:
             held = self.entries.get(ipset.name, {})
             if len(held) + len(fragment.keys) <= ipset.size:
@@ -390,6 +525,14 @@ class Compilation:
                     f"The set for this kind of limit is full: it holds {ipset.size} addresses. Name larger subnets, or "
                     "raise NETLIMIT_SET_SIZE."
                 )
+        before = self._enforced(fragment.rule_id)
+        replaced = _count_buckets(before) if before and before.purpose == fragment.purpose else 0
+        if (most := slot.buckets - replaced + _count_buckets(fragment)) > TABLE_MAX:
+            return (
+                f"With it, the rules of this kind that have the same rate would have {most} buckets, and their table "
+                f"in the kernel holds {TABLE_MAX}: a full one would drop every new address. Give it a slightly other "
+                "rate or burst, which has a table of its own, a smaller target, or `per: /n`."
+            )
         return None
 
     def _number(self, purpose: Purpose) -> int | None:
@@ -419,6 +562,31 @@ class Compilation:
         return limits
 
 
+def _place(facts: Facts) -> tuple[object, ...]:
+    """What decides, of what changes while rules stay the same, which chains stand where."""
+    return facts.management, facts.peers, facts.vrfs, facts.filters_sources
+
+
+def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:
+    """What can spoil a rule, what concerns fewer rules first."""
+    if not isinstance(purpose, Limit):
+        return ()
+    group = purpose.group
+    if group.kind is Kind.CONCURRENT:
+        return (Spoiled.OPEN,)
+    asked_as_sent = group.direction is Direction.TO or group.stands_here
+    opened = (Spoiled.OPENED,) if group.kind is Kind.CONNECTIONS else ()
+    return (*opened, Spoiled.SENT) if asked_as_sent else opened
+
+
+def _find_fitting(numbering: Mapping[PurposeKey, int], facts: Facts) -> Numbering:
+    """The numbers that may stay. Under other bits of the mark entries are in other sets, so those may be given anew for
+    which there is no room."""
+    if numbering.get(MARK_BITS, facts.mark_mask) == facts.mark_mask:
+        return dict(numbering)
+    return {key: n for key, n in numbering.items() if n < facts.most_limits or not stands_under_mark(key)}
+
+
 def compile_rules(
     rules: Iterable[Rule], facts: Facts, numbering: Mapping[PurposeKey, int] | None = None
 ) -> tuple[State, Numbering, dict[int, str]]:
@@ -430,6 +598,22 @@ def compile_rules(
     state = compilation.state
     compilation.settle()
     return state, compilation.numbers.kept, compilation.problems
+
+
+def _count_buckets(fragment: Fragment) -> int:
+    """How many buckets a rule can come to in a table that nothing else bounds: sets of peers bound theirs."""
+    limit = fragment.purpose
+    if not isinstance(limit, Limit) or limit.group.kind is Kind.CONCURRENT or limit.group.scope == PEER:
+        return 0
+    return sum(map(limit.group.count_places, fragment.keys))
+
+
+def _find_misfit(rule: Rule) -> str | None:
+    """Why no packet can be in the target of a rule that a former version has kept."""
+    unused, plain = explain_unused(rule.target), unmap(rule.target)
+    if unused is None and plain is not rule.target:
+        unused = f"{rule.target} is an IPv4 network written as one of IPv6; write {format_target(plain)}."
+    return f"The target {unused}" if unused else None
 
 
 _PLAIN = Entry()

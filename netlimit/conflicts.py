@@ -8,14 +8,40 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from netlimit.state import PEER_PREFIX
+
+UNKNOWN = "unknown"
+"""The name of the finding that tells what could not be found out."""
 NEARLY = 0.9
 """The share of a table from which on it counts as nearly full."""
+PEERS_NEARLY = 0.5
+"""Beyond it, some slots of a set of peers are full."""
 USUAL_HZ = 250
 _TABLE = re.compile(r"^(table ip6? (?:raw|mangle|filter|security|nat)) \{(.*?)^\}", re.MULTILINE | re.DOTALL)
 _TWIN = re.compile(r"chain (?:PREROUTING|INPUT|FORWARD|OUTPUT|POSTROUTING) \{")
 """What iptables-nft makes has chains in capitals."""
+_PRIORITY = re.compile(r"\bmeta priority set\b|-j (?:CLASSIFY|DSCP2PRIO)\b|xt target \"?(?:CLASSIFY|DSCP2PRIO)\b")
+_CHAIN = re.compile(r"^\s*chain (\S+) \{(.*?)^\s*\}", re.MULTILINE | re.DOTALL)
+_BEFORE = "-A PREROUTING ", "-A INPUT "
+_HOOK_BEFORE = re.compile(r"\bhook (?:prerouting|input|ingress)\b")
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_TARGET = re.compile(r'\bxt target "(\w+)"')
+"""A target of iptables-nft; nft of some versions writes its name in quotes."""
+_LOOPBACK = re.compile(r"(?: -[io] |\b[io]if(?:name)? )\"?lo\"?(?: |$)")
+_UNTRACKED = re.compile(r"-j NOTRACK\b|-j CT\b.* --notrack\b|\bnotrack\b|xt target \"?NOTRACK\b")
+_ZONED = re.compile(r"-j CT\b.* --zone|\bct (?:original |reply )?zone set\b|xt target \"?CT\b")
+"""What nft calls `xt target CT` may also be another use of it: only iptables-nft could tell."""
+_COPIED = re.compile(r"-j TEE\b|\bdup to (?!\")|xt target \"?TEE\b")
+"""With nftables a device stands in quotes: such a copy is the device's, and meets no rule any more."""
+_ANSWERED = re.compile(
+    r"-j SYNPROXY\b|(?<!jump )(?<!goto )\bsynproxy(?= (?:mss|wscale|timestamp|sack-perm|name)\b|$)"
+    r"|xt target \"?SYNPROXY\b"
+)
 _FLOWTABLE = re.compile(r"^\s*flowtable (\S+) \{(.*?)^\s*\}", re.MULTILINE | re.DOTALL)
 _DEVICES = re.compile(r"devices = \{ (.*?) \}")
+
+
+_SHOWN = 120
 
 
 class Severity(StrEnum):
@@ -26,14 +52,28 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+class Spoiled(StrEnum):
+    """The rules that something keeps from holding as they say."""
+
+    EVERY = "every rule"
+    SHAPED = "rules that shape"
+    INCOMING = "rules that shape what ends on this host"
+    SENT = "rates of what is sent to somebody"
+    OPENED = "rates of connections"
+    OPEN = "connections at once"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found: a short name, what it is, and what to do about it."""
+    """One thing that was found: a short name, what it is, what to do about it, and which rules it spoils; where there
+    are `devices`, only for what comes in by one of them."""
 
     name: str
     severity: Severity
     what: str
     advice: str
+    spoils: Spoiled | None = None
+    devices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -54,6 +94,36 @@ class Fill(NamedTuple):
         return f"{self.entries:,} of {self.most:,}"
 
 
+ROUTERS = "other routers"
+_ROUTERS = frozenset(
+    [
+        "keepalived",
+        "bird",
+        "bird6",
+        "vrrpd",
+        "zebra",
+        "ospfd",
+        "ospf6d",
+        "bgpd",
+        "bfdd",
+        "pimd",
+        "eigrpd",
+        "ripd",
+        "ripngd",
+        "ldpd",
+        "isisd",
+    ]
+)
+_ROUTERS_GROUPS = {
+    "VRRP": ("224.0.0.18", "ff02::12"),
+    "OSPF": ("224.0.0.5", "224.0.0.6", "ff02::5", "ff02::6"),
+    "PIM": ("224.0.0.13", "ff02::d"),
+    "RIP": ("224.0.0.9", "ff02::9"),
+    "EIGRP": ("224.0.0.10", "ff02::a"),
+}
+"""Programs of routers, and the multicast addresses at which they listen."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostReport:
     """What was found on a host.
@@ -61,9 +131,11 @@ class HostReport:
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables. `bridges` are
-    devices, `bridged` whether what they forward passes iptables (None: unknown). `foreign` are root qdiscs of others by
-    device, as tc says them, `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours
-    that refuse more when they are full, `buckets` the tables of hashlimit.
+    devices, `bridged` whether what they forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name
+    their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of others before ours
+    on the ingress of devices, `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours
+    that refuse more when they are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that
+    devices listen to, each with the device. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -77,22 +149,74 @@ class HostReport:
     sets: Mapping[str, Fill] = field(default_factory=dict)
     buckets: Mapping[str, Fill] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
+    ahead: Mapping[str, str] = field(default_factory=dict)
     offloading: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
     bridged: bool | None = None
+    source_routed: bool = False
     synchronized: bool = True
+    groups: frozenset[tuple[str, str]] = frozenset()
+    unknown: tuple[str, ...] = ()
 
 
 def find_conflicts(report: HostReport) -> list[Finding]:
     """Everything that there is to say of a host, the worst first."""
-    parts = (_find_firewalls, _find_flushes, _find_tables, _find_offload, _find_full, _find_queues, _find_ground)
-    found = [finding for part in parts for finding in part(report)]
+    parts = (
+        _find_firewalls,
+        _find_flushes,
+        _find_tables,
+        _find_offload,
+        _find_classifiers,
+        _find_uncounted,
+        _find_counted_twice,
+        _find_ahead,
+        _find_full,
+        _find_queues,
+        _find_ground,
+        _find_routers,
+    )
+    found = [finding for part in (*parts, _find_unknown) for finding in part(report)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
 
 def is_serious(finding: Finding) -> bool:
     """Whether it keeps rules from holding."""
     return finding.severity is Severity.SERIOUS
+
+
+def is_told(finding: Finding) -> bool:
+    """Whether the status of a gateway tells it too: what keeps rules from holding, and what is not known."""
+    return is_serious(finding) or finding.name == UNKNOWN
+
+
+def _find_unknown(report: HostReport) -> Iterator[Finding]:
+    if report.unknown:
+        yield Finding(
+            UNKNOWN,
+            Severity.NOTE,
+            f"What could get in the way of limits here is known in part only. Not known: {'; '.join(report.unknown)}.",
+            "Limits are in force all the same.",
+        )
+
+
+def _find_routers(report: HostReport) -> Iterator[Finding]:
+    running = sorted(report.programs & _ROUTERS)
+    spoken = [
+        f"{name} ({', '.join(sorted(where))})"
+        for name, addresses in _ROUTERS_GROUPS.items()
+        if (where := {device for address, device in report.groups if address in addresses})
+    ]
+    if not (running or spoken):
+        return
+    what = f"{', '.join(running) or 'Something'} runs here"
+    what += f", and devices listen to what routers say: {', '.join(spoken)}." if spoken else "."
+    yield Finding(
+        ROUTERS,
+        Severity.NOTE,
+        f"{what} What keeps gateways alive towards each other is spared by limits and blocks.",
+        "That of BGP, and of VRRP or BFD over other routers, is so only between gateways of one database: list other "
+        "neighbours in NETLIMIT_SAFE (docs/vrrp.md).",
+    )
 
 
 # -- who else writes rules ------------------------------------------------------------------------------------------
@@ -174,6 +298,7 @@ def _find_offload(report: HostReport) -> Iterator[Finding]:
             f"The flowtable {name} of nftables forwards what belongs to known flows{where} past all chains of ours: "
             "after the first packets of a flow no limit sees it.",
             f"Remove the rule `flow add @{name}`, or let it leave out whoever is limited.",
+            Spoiled.EVERY,
         )
     if any("FLOWOFFLOAD" in rule for rule in report.legacy):
         yield Finding(
@@ -182,6 +307,7 @@ def _find_offload(report: HostReport) -> Iterator[Finding]:
             "A rule with -j FLOWOFFLOAD forwards what belongs to known flows past all chains of ours: after the first "
             "packets of a flow no limit sees it.",
             "Remove that rule (on OpenWrt: `uci set firewall.@defaults[0].flow_offloading=0`).",
+            Spoiled.EVERY,
         )
     if report.offloading:
         yield Finding(
@@ -190,6 +316,92 @@ def _find_offload(report: HostReport) -> Iterator[Finding]:
             f"The hardware of {', '.join(report.offloading)} may take over tc filters (hw-tc-offload): what it "
             "forwards by itself passes no chain and no queue of ours.",
             "; ".join(f"ethtool -K {device} hw-tc-offload off" for device in report.offloading) + ".",
+        )
+
+
+def _find_classifiers(report: HostReport) -> Iterator[Finding]:
+    """Who writes the packet priority behind us. What is written before is overwritten by ours."""
+    rules = [rule for rule in report.legacy if _PRIORITY.search(rule) and not rule.startswith(_BEFORE)]
+    bodies = _CHAIN.findall(report.nftables)
+    chains = [name for name, body in bodies if _PRIORITY.search(body) and not _HOOK_BEFORE.search(body)]
+    if rules or chains:
+        named = [f"`{rules[0]}`"] if rules else [f"chain {chains[0]} of nftables"]
+        yield Finding(
+            "packet priority",
+            Severity.WARNING,
+            f"Others write the packet priority behind netlimit ({named[0]}): such packets wait in another class than "
+            "that of their rule, or in none.",
+            "Take that rule away, or let it leave out what is shaped.",
+            Spoiled.SHAPED,
+        )
+
+
+def _list_bare(report: HostReport) -> list[str]:
+    """The rules of others that do not speak of loopback, without what stands in quotes."""
+    rules = [rule for rule in (*report.legacy, *report.nftables.splitlines()) if not _LOOPBACK.search(rule)]
+    return [_QUOTED.sub('""', _TARGET.sub(r"xt target \1", rule)).strip() for rule in rules]
+
+
+def _find_counted_twice(report: HostReport) -> Iterator[Finding]:
+    """Who has the kernel send by itself what has come by already. In OUTPUT it looks like what IPVS leads on, which is
+    asked about nowhere else: so it cannot be spared there."""
+    bare = _list_bare(report)
+    if copied := next(filter(_COPIED.search, bare), None):
+        yield Finding(
+            "copied packets",
+            Severity.SERIOUS,
+            f"Packets are copied to another host (`{copied[:_SHOWN]}`): this gateway sends each copy itself, to the "
+            "same destination, and rates `to` it count copies too, also those of packets that they have dropped.",
+            "Mirror where packets leave (`tc filter add dev … egress … action mirred egress mirror dev …`) instead of "
+            "by that rule.",
+            Spoiled.SENT,
+        )
+    if answered := next(filter(_ANSWERED.search, bare), None):
+        yield Finding(
+            "SYNPROXY",
+            Severity.SERIOUS,
+            f"The kernel opens connections in the place of clients (`{answered[:_SHOWN]}`): rates `to` the server "
+            "count the SYN that it sends as well as the client's, each connection twice.",
+            "Take that rule away, or give rates `to` such servers twice as much.",
+            Spoiled.SENT,
+        )
+
+
+def _find_ahead(report: HostReport) -> Iterator[Finding]:
+    """Who may take what comes in before our program on the ingress is asked."""
+    if report.ahead:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.ahead.items()))
+        yield Finding(
+            "ingress filter",
+            Severity.SERIOUS,
+            f"Others have filters on the ingress of {named}: what they take, if only to copy it, never comes to ours, "
+            "and is not shaped where it ends on this gateway.",
+            "Take them away (`tc filter del dev … ingress pref …`), or limit what ends here instead (`action: drop`).",
+            Spoiled.INCOMING,
+            tuple(sorted(report.ahead)),
+        )
+
+
+def _find_uncounted(report: HostReport) -> Iterator[Finding]:
+    """Who keeps connections from being counted: one that is not tracked is none, and each zone counts for itself."""
+    bare = _list_bare(report)
+    if untracked := next(filter(_UNTRACKED.search, bare), None):
+        yield Finding(
+            "untracked packets",
+            Severity.SERIOUS,
+            f"The kernel does not track all packets (`{untracked[:_SHOWN]}`): what is not tracked passes limits of "
+            "connections at once. Rates of connections count each SYN of it, and each packet of anything but TCP.",
+            "Take that rule away, or limit packets or new connections (a rate with a period) instead.",
+            Spoiled.OPEN,
+        )
+    if zoned := next(filter(_ZONED.search, bare), None):
+        yield Finding(
+            "connection zones",
+            Severity.SERIOUS,
+            f"Connections are tracked in zones (`{zoned[:_SHOWN]}`): connections at once are counted in each zone by "
+            "itself, so that a limit allows so many in each.",
+            "Limit packets or new connections (a rate with a period) instead, or count in one zone.",
+            Spoiled.OPEN,
         )
 
 
@@ -215,7 +427,16 @@ def _find_full(report: HostReport) -> Iterator[Finding]:
                 "Limit blocks rather than hosts (`per` with a /24 or /64), or block what sends from so many addresses.",
             )
     for name, fill in report.sets.items():
-        if fill.share >= NEARLY:
+        if name.startswith(PEER_PREFIX):
+            if fill.share >= PEERS_NEARLY:
+                yield Finding(
+                    "peers",
+                    Severity.WARNING,
+                    f"The set {name} has room for hardly more peers ({fill}): a limit `per: peer` may miss those that "
+                    "are new, and holds for those that are known. A flood with feigned addresses may be the reason.",
+                    "Add a budget for all of them (`per: target`), or raise NETLIMIT_SET_SIZE.",
+                )
+        elif fill.share >= NEARLY:
             yield Finding(
                 "set size",
                 Severity.SERIOUS if fill.entries >= fill.most else Severity.WARNING,
@@ -264,6 +485,14 @@ def _find_ground(report: HostReport) -> Iterator[Finding]:
             f"What {', '.join(report.bridges)} forwards between ports passes iptables too (bridge-nf-call-iptables), "
             "and limits count it.",
             "If it shall not be limited: sysctl -w net.bridge.bridge-nf-call-iptables=0.",
+        )
+    if report.source_routed:
+        yield Finding(
+            "source routes",
+            Severity.SERIOUS,
+            "This gateway follows the source routes of IPv4 packets (net.ipv4.conf.all.accept_source_route is 1): such "
+            "packets are for the gateway itself until they are led on, and meet no rule `to` where they go.",
+            "sysctl -w net.ipv4.conf.all.accept_source_route=0",
         )
     if not report.synchronized:
         yield Finding(

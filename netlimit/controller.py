@@ -10,7 +10,7 @@ import heapq
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -19,24 +19,33 @@ from typing import TYPE_CHECKING
 
 from netlimit.account import tell
 from netlimit.compile import Compilation
+from netlimit.connections import OpenConnections
 from netlimit.counting import Tally
+from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import Histogram, Repairs, describe, find_kinds
-from netlimit.errors import KernelError, StoreError
+from netlimit.errands import Errands
+from netlimit.errors import Busy, KernelError, NetlimitError, StoreError
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
-from netlimit.kernel.base import Kernel, observe, read_entries
+from netlimit.kernel.base import Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
+from netlimit.malformed import Malformed
+from netlimit.mishaps import Mishaps
+from netlimit.numbers import find_mark_bits
 from netlimit.outage import Outage
+from netlimit.overdue import Overdue
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.premises import Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
-from netlimit.records import Changes, Exceptional, HostStatus, Request, RuleCounters, State, Window
+from netlimit.questions import Questions
+from netlimit.records import Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State, Window
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
 from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
+from netlimit.telling import Telling
 from netlimit.tree import SavedRoot
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
@@ -45,8 +54,10 @@ if TYPE_CHECKING:  # for the types alone: a controller is given its store
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+WINDOW_SECONDS = 1.0
+"""How often it is looked whether a window of confirmation is open, or overdue."""
 STRUCTURE_SECONDS = 0.85
-SURVEY_SECONDS = 300.0
+SURVEY_SECONDS = 30.0
 """How often the host is looked over for what gets in the way of limits."""
 SWEEP_SECONDS = 50.0
 """How long it may take to look at the entries of all sets in turn, unless it would cost too much."""
@@ -67,9 +78,19 @@ PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
 PROBE_SHARE = 50
 """A probe is followed by that many times the processor time it took of rest."""
+MARKS_SECONDS = 1.0
+"""How often it is looked who else uses packet marks."""
+FIRST_LOOK_SECONDS = 1.0
+"""How long the first pass waits to hear it; a look that takes longer counts when it ends."""
 HANDOVER_SECONDS = 5.0
 """How long a pass waits for limiters that run to load what the kernel cannot enforce; from then on it waits no more."""
 _HANDOVER_LOOK = 0.01
+MUCH = 500
+"""With more rules and entries of sets, plans and previews are worked out in another process."""
+_COSTLY = ("plan", "preview")
+_CHANGED_MEANWHILE = "The kernel was changed while this was worked out: what is told here may be done already."
+_TASKS = ("heartbeat", "window", "survey", "structure", "sweep", "newcomers", "queues", "probe", "marks")
+_GOES_ON = "The pass goes on without that part."
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
@@ -87,17 +108,18 @@ class Setup:
     """What a controller is told: the name of its host and back end, the mark mask, the safe set, the size of sets, how
     long a host that has appeared may be idle before it loses its class, after how many seconds without a database rules
     with `on_failure: open` are taken out of force, the hosts of servers that must stay in reach (each with what it is),
-    and the ports of its own by which it is managed, besides sshd's."""
+    where it is managed besides sshd's, and the ids of the users whose servers those are."""
 
     host: str
     backend: str = "iptables"
-    mark_mask: int = 0xFF000000
+    mark_mask: int | None = None
     safe: tuple[str, ...] = ()
     set_size: int = 2**20
     idle: timedelta = IDLE
     failure_seconds: float = 60.0
     servers: Mapping[str, str] = field(default_factory=dict)
-    ports: tuple[int, ...] = ()
+    doors: tuple[Door, ...] = ()
+    keepers: frozenset[int] = frozenset({0})
 
 
 class Controller:
@@ -119,8 +141,12 @@ class Controller:
         self._database = store
         self._replica = replica
         self._watch: Watch | None = None
+        self._quiet = False
+        """Whether nobody has written to the database since it was last asked."""
         self._outage: Outage | None = None
         self._undone: Window | None = None
+        self._overdue = Overdue(setup.host)
+        self._moving: int | None = None
         self._uncopied = False
         self._kernel = kernel
         self._setup = setup
@@ -128,10 +154,12 @@ class Controller:
         self._compilation: Compilation | None = None
         self._status = HostStatus(host=setup.host, backend=setup.backend)
         self._revision = -1
+        self._stamp = 0
         self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
         self._round = 0.0
         self._repairs = Repairs()
+        self._telling = Telling(setup.host)
         self._left: set[str] = set()
         self._passes = Histogram()
         self._tally = Tally()
@@ -140,12 +168,23 @@ class Controller:
         self._exceptional: dict[int, Exceptional] = {}
         self._fallback = Fallback(setup.host)
         self._in_step = False
+        self._paused = False
+        self._mishaps = Mishaps()
+        self._disputes = Disputes()
+        self._planned: Plan | None = None
+        self._unreadable: dict[int, str] = {}
         self._refused_drift: Drift = {}
+        self._crowded: dict[int, str] = {}
+        self._uncounted: tuple[str, ...] = ()
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
+        self._open = OpenConnections(kernel, setup.keepers)
         self._presence = Presence(setup.idle)
-        self._due = dict.fromkeys(("heartbeat", "survey", "structure", "sweep", "newcomers", "queues", "probe"), 0.0)
+        self._questions = Questions()
+        self._errands = Errands()
+        self._applied = self._applied_before = 0
+        self._due = dict.fromkeys(_TASKS, 0.0)
 
     # -- running
 
@@ -169,38 +208,103 @@ class Controller:
                 log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
                 self._in_step = False
                 self._premises.forget()
+                self._tell_refused(error)
                 self._try_report(last_error=str(error))
                 retry = self._back_off(retry, stopped)
+            except Exception as error:
+                self._begin_anew(error, retry)
+                retry = self._back_off(retry, stopped)
+        self._errands.stop()
         self._stop_watching()
+
+    def _tell_refused(self, error: KernelError) -> None:
+        """While the kernel refuses to have put right what somebody has changed, the rules concerned are in error."""
+        plan, self._planned = self._planned, None
+        if self._compilation is None or not self._refused_drift:
+            return
+        for kind in self._refused_drift:
+            self._disputes.note_refusal(kind, error.reason, find_concerned(kind, plan, self._compiled))
+        try:
+            self._exceptional = self._mark()
+        except StoreError as lost:
+            log.error("%s", lost)
+
+    def _begin_anew(self, error: Exception, retry: float) -> None:
+        """Nobody expected this error, and nobody knows what it has left half done: the next pass loads everything. What
+        is in the kernel stays meanwhile."""
+        follows = f"The pass was broken off; everything is loaded anew in {retry:.1f} s."
+        said = self._mishaps.note(error, follows, self._say())
+        self._compilation, self._in_step = None, False
+        self._premises.forget()
+        self._stop_watching()
+        self._try_report(last_error=said)
 
     def tick(self) -> None:
         """Do what is due: changes, expiries, questions, drift, counters, heartbeat. Raises StoreError, KernelError."""
         if self._outage is not None:
             self._look_for_database(self._outage)
+        elif self._telling.waits:
+            self._tell()
         self._heed_clock()
         if self._is_due("survey", SURVEY_SECONDS):
-            self._premises.look_for_conflicts()
-        self._answer_questions()
-        if self._store.paused(self._setup.host):
-            self._pause()
-        else:
-            self._probe_again()
-            self._follow()
-            self._greet()
-            self.sync()
-            self._check_drift()
+            self._survey()
+        if self._is_due("window", WINDOW_SECONDS):
+            self._look_at_window()
+        try:
+            self._keep_up()
+        except KernelError:
+            self._answer_question()  # such as what is the matter
+            raise
+        self._answer_question()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._protect()
+            self._follow_connections()
+            self._mishaps.survive(self._count_peers, _GOES_ON)
             self._doubt_roots()
             self._report()
             if self._uncopied:
                 self._copy()
 
+    def _keep_up(self) -> None:
+        """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
+        if not self._quiet:
+            self._paused = self._store.paused(self._setup.host)
+        if self._paused:
+            self._pause()
+            return
+        self._mishaps.survive(self._probe_again, _GOES_ON)
+        self._follow()
+        self._mishaps.survive(self._greet, _GOES_ON)
+        self.sync()
+        self._check_drift()
+        self._mishaps.survive(self._follow_marks, _GOES_ON)
+
     def sync(self) -> None:
         """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError.
 
-        What it cannot enforce the limiters of this host take over first, and give back last.
+        What it cannot enforce the limiters of this host take over first, and give back last. Once all is as it should
+        be, the bits of the packet mark are changed if others need them.
         """
+        self._pass()
+        if self._compilation is None or self._outage is not None or not self._in_step:
+            return
+        wanted, now = self._premises.wanted_mask, self._compilation.facts.mark_mask
+        if wanted != now:
+            log.warning("The bits of the packet mark that netlimit uses change from %#x to %#x.", now, wanted)
+            self._move_mask(wanted)
+
+    def _move_mask(self, wanted: int) -> None:
+        """Everything under other bits: the sets of limits are made anew, and filled before chains lead to them."""
+        if self._compilation is not None:
+            self._count(self._compilation.fragments)  # the new sets begin at nothing
+        self._moving = wanted
+        try:
+            self._load_all()
+            self._pass()
+        finally:
+            self._moving = None
+
+    def _pass(self) -> None:
         revision = self._load()
         self._expire()
         self._hand_over()
@@ -216,6 +320,7 @@ class Controller:
             began = time.monotonic()
             plan = self._enforce()
         if self._refused_drift:
+            self._disputes.end(kind for kind in self._refused_drift if not self._repairs.is_fight(kind))
             self._count_late(self._refused_drift, plan, began)
         self._settle()
 
@@ -229,6 +334,9 @@ class Controller:
         """The plan, and what it does in words. Raises as `sync`."""
         self._load()
         self._expire()
+        return self._tell_plan()
+
+    def _tell_plan(self) -> tuple[Plan, list[str]]:
         plan, found = self._compare()
         applied, former = find_former(self._store, self._setup.host) if plan else (None, [])
         words = tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
@@ -243,7 +351,10 @@ class Controller:
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
         failed = sum(not self._fallback.holds(rule_id) for rule_id in self._compiled.problems)
-        return len(self._compiled) - failed, failed
+        missing = {rule_id for rule_id, miss in self._compiled.misses.items() if not miss.partly}
+        disputed = self._disputes.judge().keys() - self._compiled.problems.keys()
+        failed += len(missing | {rule_id for rule_id in disputed if rule_id in self._compiled})
+        return len(self._compiled) - failed, failed + len(self._unreadable)
 
     # -- without the database
 
@@ -257,11 +368,11 @@ class Controller:
         except StoreError as another:
             log.error("%s", another)
             return False
-        status = self._status
         log.error("%s Going on without it: what was applied last is kept in force.", error)
         self._undone = self._replica.window()
-        self._outage = Outage(lambda: self._database.report(status))
+        self._outage = Outage(partial(self._database.try_host, self._status))
         self._store = self._replica
+        self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
         self._try_report(last_error=str(error))
         return True
 
@@ -285,6 +396,7 @@ class Controller:
             before.lifted = back
             raise
         self._status = replace(self._status, last_error=None)
+        self._due["window"] = 0.0  # one that is over must not come into force again
         if back is not None:
             log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
 
@@ -293,6 +405,13 @@ class Controller:
         confirmed."""
         before, self._undone = self._undone, self._store.window()
         return self._undone != before
+
+    def _look_at_window(self) -> None:
+        """Undo what nobody has confirmed, if the guard has not."""
+        if self._outage is None:
+            self._overdue.look(self._database, self._kernel, self._now())
+        elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel):
+            self._load_all()
 
     def _lift(self, gone: str) -> None:
         """Take rules that would rather not limit than go on unattended out of force."""
@@ -336,7 +455,9 @@ class Controller:
                 self._load_all()
             return self._revision
         if self._compilation is not None:
-            changes = self._store.changes(self._revision, self._setup.host)
+            if self._quiet and self._in_step:
+                return self._revision
+            changes = self._store.changes(self._revision, self._setup.host, self._stamp)
             if changes is not None:
                 self._take(changes)
                 return self._revision
@@ -355,13 +476,14 @@ class Controller:
     def _load_all(self) -> None:
         """Take in everything. If that cannot be had, what is known stays: the copy may be older."""
         known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
-        fallback = self._fallback
+        fallback, stamp = self._fallback, self._stamp
         try:
             with self._wholly():
                 self._load_anew()
         except StoreError:
             self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision = known
-            self._fallback = fallback
+            self._fallback, self._stamp = fallback, stamp
+            self._premises.keep_mask(self._compilation.facts.mark_mask if self._compilation else None)
             raise
 
     def _load_anew(self) -> None:
@@ -369,14 +491,18 @@ class Controller:
         self._premises.look(self._saved_roots())
         self._find_safe()
         self._numbered = self._store.numbering(self._setup.host)
+        self._premises.keep_mask(self._moving or find_mark_bits(self._numbered))
+        self._premises.look_at_marks(FIRST_LOOK_SECONDS if self._compilation is None and self._revision < 0 else 0.0)
         self._compilation = Compilation(self._premises.facts, self._numbered)
+        self._premises.keep_mask(self._compilation.facts.mark_mask)
         self._roster = Roster(self._setup.host, self._roster.lifted)
         self._exceptional = self._store.marked(self._setup.host)
         self._fallback = Fallback(self._setup.host, self._store.assigned(self._setup.host))
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
         self._rewritten.clear()
-        self._revision, rules = self._store.load(self._setup.host)
+        self._unreadable.clear()
+        self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
         for rule in rules:
             self._put(rule)
         self._adopt()
@@ -400,6 +526,7 @@ class Controller:
             self._fallback.forget(rule_id)
             self._roster.forget(rule_id)
             self._tally.forget(rule_id)
+            self._unreadable.pop(rule_id, None)
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
             self._put(rule)
@@ -408,9 +535,23 @@ class Controller:
         # There may be room for it now. Of those that are in each other's way, the oldest comes first.
         for rule_id in sorted(list(self._compiled.problems)[:_MOST_RETRIED]):
             self._look_again(rule_id)
-        self._revision = changes.revision
+        self._revision, self._stamp = changes.revision, changes.stamp
 
     def _put(self, rule: Rule) -> None:
+        """Take in a rule. One that cannot be read, or that nobody can make anything of, must not keep the others from
+        being enforced."""
+        self._unreadable.pop(rule.id, None)
+        try:
+            self._put_in(rule)
+        except NetlimitError:
+            raise
+        except Exception as error:
+            self._unreadable[rule.id] = self._mishaps.note(error, f"Rule {rule.id} is not enforced.", self._say())
+            self._compiled.drop(rule.id)
+        if isinstance(rule, Malformed):
+            self._unreadable[rule.id] = rule.reason
+
+    def _put_in(self, rule: Rule) -> None:
         self._news.add(rule.id)
         admitted = self._roster.admit(rule, self._now())
         self._fallback.forget(rule.id)
@@ -475,6 +616,23 @@ class Controller:
                 self._load_all()
             self._due["probe"] += PROBE_SHARE * (_spent() - before)
 
+    def _survey(self) -> None:
+        """Look for what gets in the way of limits; a host with much to read is looked at less often."""
+        began = time.monotonic()
+        self._premises.look_for_conflicts()
+        self._due["survey"] += PROBE_SHARE * (time.monotonic() - began)
+
+    def _follow_marks(self) -> None:
+        """See whether others use packet marks that they did not use before."""
+        if self._compilation is None or not self._is_due("marks", MARKS_SECONDS):
+            return
+        before = time.thread_time()
+        changed = self._premises.look_at_marks()
+        self._due["marks"] += PROBE_SHARE * (time.thread_time() - before)  # the tools rest by themselves
+        if changed and self._outage is None:
+            log.info("Who uses packet marks has changed: every rule is looked at again.", extra=self._say())
+            self._load_all()
+
     # -- enforcing
 
     def _enforce(self) -> Plan:
@@ -488,6 +646,7 @@ class Controller:
         self._hand_over()
         self._keep_numbers()
         compilation = self._compiled
+        compilation.hold_open(self._open.follow(compilation.facts, self._premises.doors))
         if self._in_step:
             desired, known = compilation.state, compilation.settled
             transition, touched = compilation.transition(known.structure), compilation.touched_classes
@@ -501,7 +660,11 @@ class Controller:
         if leaving:
             held = self._kernel.readings({name for _, names in leaving.values() for name in names})
             self._store_counts(self._tally.read_leaving(leaving.values(), held, self._now()))
+        self._planned = plan
         self._apply(plan)
+        self._planned = None
+        # Who was about to connect when the rules began to hold is connected now.
+        self._open.follow(compilation.facts, self._premises.doors)
         self._store_counts(self._tally.zero(leaving))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
@@ -546,6 +709,7 @@ class Controller:
         """Take the steps. A device that refuses its queues must not keep what others have, and what polices, from what
         they shall be: that error is raised at the end."""
         refusal: KernelError | None = None
+        self._applied += len(plan.steps)
         for step in plan.steps:
             try:
                 self._kernel.apply(step)
@@ -561,17 +725,22 @@ class Controller:
 
     def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
+        exceptional = self._mark()
+        self._take_back()
+        self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
+        self._report(applied_revision=self._revision, last_error=self._find_error())
+        self._uncopied = True
+        self._copy()
+
+    def _mark(self) -> dict[int, Exceptional]:
+        """Tell of rules that are not simply applied. Raises StoreError."""
         exceptional = self._find_exceptional()
         changed = [each for rule_id, each in exceptional.items() if self._exceptional.get(rule_id) != each]
         cleared = [rule_id for rule_id in self._exceptional if rule_id not in exceptional]
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
             self._tell_worse(changed)
-        self._take_back()
-        self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
-        self._report(applied_revision=self._revision, last_error=self._find_error())
-        self._uncopied = True
-        self._copy()
+        return exceptional
 
     def _tell_worse(self, changed: Iterable[Exceptional]) -> None:
         """Of rules that are not enforced as they say, one line for each reason."""
@@ -602,7 +771,15 @@ class Controller:
         """What must be said of rules: why they cannot be enforced, or not for all; or what an operator should know."""
         notes = self._compiled.shaping.notes.items()
         said = {i: Exceptional(i, State.DEGRADED if n.degraded else State.APPLIED, n.text) for i, n in notes}
-        return said | self._fallback.judge(self._compiled.problems)
+        said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._compiled.leaks.items()}
+        spoiled = self._compiled.find_spoiled(self._premises.spoiled)
+        said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in spoiled.items()}
+        said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._crowded.items() if i in self._compiled}
+        for i, miss in self._compiled.misses.items():
+            said[i] = Exceptional(i, State.DEGRADED if miss.partly else State.ERROR, miss.text)
+        disputed = {i: each for i, each in self._disputes.judge().items() if i in self._compiled}
+        unreadable = {i: Exceptional(i, State.ERROR, reason) for i, reason in self._unreadable.items()}
+        return said | disputed | self._fallback.judge(self._compiled.problems) | unreadable
 
     def _doubt_roots(self) -> None:
         """`netlimit apply --take-over` may have put a tree in another's place, and the rule that needs it may have gone
@@ -669,10 +846,11 @@ class Controller:
             self._leave(drift)
             return
         self._in_step = False
+        self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
         with self._kernel.exclusive():
             if self._store.paused(self._setup.host):
+                self._refused_drift = {}
                 return
-            self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
             plan = self._enforce()
         self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
@@ -686,8 +864,10 @@ class Controller:
             fight = self._repairs.note(kind, now)
             if fight is not None:
                 log.error("%s", fight, extra={"kinds": [kind]})
-            self._store.repaired(self._setup.host, kind, describe(plan), now - began, self._now())
+                self._disputes.note_fight(kind, find_concerned(kind, plan, self._compiled))
+            self._tell_repair(Repair(kind, describe(plan), now - began, self._now()))
         self._left.clear()
+        self._exceptional = self._mark()
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
 
@@ -698,7 +878,7 @@ class Controller:
         took = time.monotonic() - began
         for kind in drift:
             self._repairs.counts[kind] += 1
-            self._store.repaired(self._setup.host, kind, describe(plan), took, self._now())
+            self._tell_repair(Repair(kind, describe(plan), took, self._now()))
         log.warning(
             "Drift: %s differed from what was applied; repaired at the second try.", " and ".join(drift.values())
         )
@@ -714,6 +894,8 @@ class Controller:
         ended = self._repairs.calm(time.monotonic())
         if ended:
             self._left.difference_update(ended)
+            self._disputes.end(ended)
+            self._exceptional = self._mark()
             log.info("Nobody undoes the %s any more.", " and the ".join(ended))
             self._report(drifted=len(self._left), last_error=self._find_error())
 
@@ -723,9 +905,12 @@ class Controller:
         """Follow devices and routes: what is shaped moves to where it leaves now."""
         if self._compilation is None or not self._premises.has_moved():
             return
+        before = self._premises.facts
         self._premises.look(self._saved_roots())
         with self._wholly():
             self._compiled.protect(self._premises.facts)
+            for rule_id in self._compiled.find_moved(before):
+                self._look_again(rule_id)
         self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
 
     def _greet(self) -> None:
@@ -753,7 +938,8 @@ class Controller:
     def _find_safe(self) -> set[str] | None:
         now = self._now()
         clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
-        return self._premises.find_safe(clients, now.timestamp())
+        hosts, reached = self._store.hosts(), self._database.reached()
+        return self._premises.find_safe(clients, now.timestamp(), hosts, reached)
 
     def _protect(self) -> None:
         """Follow the host's own addresses and who is safe; rules that name one of them change their place."""
@@ -767,11 +953,34 @@ class Controller:
             for rule_id in named:
                 self._look_again(rule_id)
 
+    def _count_peers(self) -> None:
+        """Look whether there is room for new peers, before there is none; the rules concerned are told."""
+        if self._compilation is None or not self._in_step:
+            return
+        names = self._compilation.peer_sets
+        try:
+            counts = self._kernel.peers(names) if names else {}
+            self._uncounted = ()
+        except KernelError as error:
+            self._uncounted = (f"How many peers are remembered is unknown: {error.reason}.",)
+            return
+        crowded = self._compilation.find_crowded(counts)
+        if crowded.keys() != self._crowded.keys():
+            self._crowded = crowded
+            self._exceptional = self._mark()
+
+    def _follow_connections(self) -> None:
+        """Spare the connections that have opened since, and those that are gone no more."""
+        if self._compilation is not None and self._in_step:
+            with self._kernel.exclusive():
+                if not self._store.paused(self._setup.host):
+                    self._open.follow(self._compiled.facts, self._premises.doors)
+
     # -- pause
 
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, and begin anew afterwards."""
-        self._compilation, self._in_step = None, False
+        self._compilation, self._in_step, self._paused = None, False, True
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
@@ -780,32 +989,111 @@ class Controller:
 
     # -- questions
 
-    def _answer_questions(self) -> None:
-        for question in self._store.questions(self._setup.host):
-            try:
-                answer = self._answer(question)
-            except KernelError as error:
-                answer = {"error": str(error)}
-            self._store.answer(question.id, answer)
+    def _answer_question(self) -> None:
+        """Answer one question in each pass, after what enforces had its turn; where there is much to look through, plan
+        and preview are worked out beside this process. Where nothing was written and nobody waits, there is none."""
+        if self._quiet and self._questions.due is None and self._errands.due is None:
+            return
+        waiting = self._store.questions(self._setup.host)
+        aside = [each for each in waiting if each.kind in _COSTLY] if self._holds_much() else []
+        self._answer_aside(aside)
+        self._answer_here([each for each in waiting if each not in aside])
 
-    def _answer(self, question: Request) -> dict[str, object]:
-        if question.kind == "plan":
-            plan, words = self.account()
-            return {"words": words, "text": str(plan), "steps": list(plan.lines())}
-        if question.kind == "preview":
-            return self._preview(question.argument)
+    def _holds_much(self) -> bool:
+        """Whether a plan or a preview would keep changes and repairs waiting."""
+        compiled = self._compilation
+        return compiled is not None and len(compiled) + sum(map(len, compiled.entries.values())) > MUCH
+
+    def _answer_here(self, waiting: Sequence[Request]) -> None:
+        began = time.monotonic()
+        chosen = self._questions.choose(waiting, began)
+        if chosen:
+            self._give(chosen, self._attempt(partial(self._answer, chosen[0])))
+            self._questions.rest(began, time.monotonic())
+
+    def _answer_aside(self, waiting: Sequence[Request]) -> None:
+        ended = self._errands.end(waiting)
+        if ended is not None:
+            asked, found = ended
+            if found.get("steps") and asked[0].kind == "plan" and self._applied != self._applied_before:
+                found["words"] = [*found["words"], _CHANGED_MEANWHILE]
+            self._give(asked, found)
+            waiting = [each for each in waiting if each not in asked]
+        chosen = self._errands.choose(waiting)
+        if not chosen:
+            return
+        refusal = self._attempt(partial(self._prepare_answer, chosen[0]))
+        if refusal:
+            self._give(chosen, refusal)
+            return
+        self._applied_before = self._applied
+        self._close_databases()
+        try:
+            self._errands.start(chosen, partial(self._work_out_apart, chosen[0]))
+        except OSError as error:
+            self._give(chosen, {"error": f"No process could be started that works this out: {error.strerror}."})
+
+    def _close_databases(self) -> None:
+        """A copy of this process must not have what belongs to a connection of this one, not even the library's notes
+        of it. They are opened again when they are needed."""
+        self._stop_watching()
+        self._database.close()
+        if self._replica is not None:
+            self._replica.close()
+
+    def _attempt(self, work: Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
+        """What it gives, or in a sentence why there is nothing. Raises StoreError."""
+        try:
+            return work()
+        except KernelError as error:
+            return {"error": str(error)}
+        except NetlimitError:
+            raise
+        except Exception as error:
+            return {"error": self._mishaps.note(error, "A question stays without an answer.")}
+
+    def _give(self, asked: Iterable[Request], answer: Mapping[str, object]) -> None:
+        try:
+            for question in asked:
+                self._store.answer(question.id, answer)
+        except Busy as error:  # it stays open, and is looked at again
+            log.warning("%s A question waits for its answer.", error)
+
+    def _answer(self, question: Request) -> Mapping[str, object]:
+        if question.kind in _COSTLY:
+            return self._prepare_answer(question) or self._work_out(question)
         if question.kind == "offenders":
             return {"items": self._offenders()}
         if question.kind == "counters" and self._compilation is not None:
-            asked = question.argument["rules"]
+            asked = question.argument.get("rules")
             self._count(map(int, asked if isinstance(asked, list) else ()))
         return {}
 
-    def _preview(self, argument: Mapping[str, object]) -> dict[str, object]:
-        """What a rule would do; all that this may change is to take in what the next pass would."""
-        if self._store.paused(self._setup.host):
+    def _prepare_answer(self, question: Request) -> Mapping[str, object]:
+        """Take in what the next pass would; a refusal, if there is nothing to work out."""
+        if question.kind == "preview" and self._store.paused(self._setup.host):
             return {"error": "A teardown has paused the controller; `netlimit apply` goes on."}
         self._load()
+        if question.kind == "plan":
+            self._expire()
+        return {}
+
+    def _work_out_apart(self, question: Request) -> Mapping[str, object]:
+        """In a copy of this process: it shares no socket with it, and writes nothing anywhere."""
+        self._kernel = self._kernel.reopened()
+        try:
+            return self._attempt(partial(self._work_out, question))
+        except NetlimitError as error:
+            return {"error": str(error)}
+
+    def _work_out(self, question: Request) -> Mapping[str, object]:
+        if question.kind == "preview":
+            return self._preview(question.argument)
+        plan, words = self._tell_plan()
+        return {"words": words, "text": str(plan), "steps": list(plan.lines())}
+
+    def _preview(self, argument: Mapping[str, object]) -> dict[str, object]:
+        """What a rule would do."""
         compiled, (_, rules) = self._compiled, self._store.load(self._setup.host)
         numbering, lanes = dict(compiled.numbers.kept), (lane.name for lane in compiled.shaping.lanes)
         held = {name: dict(compiled.entries.get(name, {})) for name in lanes}
@@ -847,7 +1135,8 @@ class Controller:
 
     def _store_counts(self, counts: list[RuleCounters]) -> None:
         if counts:
-            self._store.count(self._setup.host, counts)
+            self._telling.count(counts)
+            self._tell()
 
     # -- reporting
 
@@ -862,11 +1151,26 @@ class Controller:
             enforced, failed = self.standing()
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
+            warning, left = self._compilation.kinds.warning, self._kernel.leftovers()
+            changes["notes"] = (*self._premises.notes, *((warning,) if warning else ()), *self._uncounted, *left)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
-        changes |= {"applying": self._passes.read()}
-        changes.setdefault("paused", self._compilation is None)
+        changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
+        changes.setdefault("paused", self._paused)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
-        self._store.report(self._status)
+        self._telling.report(self._status)
+        self._tell()
+
+    def _tell_repair(self, repair: Repair) -> None:
+        """Note a repair, which the report of it tells; without the database, who asks on this gateway hears of it."""
+        self._telling.repair(repair)
+        if self._outage is not None:
+            self._store.repaired(self._setup.host, repair.kind, repair.found, repair.took, repair.at)
+
+    def _tell(self) -> None:
+        if self._outage is not None:
+            self._telling.tell_copy(self._store)
+        else:
+            self._telling.tell(self._store)
 
     def _try_report(self, **changes: object) -> None:
         try:
@@ -885,27 +1189,33 @@ class Controller:
 
     def _rest(self) -> float:
         """Seconds until something is due."""
+        due = [each for each in (self._questions.due, self._errands.due) if each is not None]
+        asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None:  # paused: neither drift nor ends are looked at
-            return STRUCTURE_SECONDS
-        idle = {"probe"} if self._compilation.shaping.seen_sets else {"probe", "newcomers"}
+            return max(0.0, min(asked, STRUCTURE_SECONDS))
+        idle = {"probe", "marks", "window"} | (set() if self._compilation.shaping.seen_sets else {"newcomers"})
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._roster.next_look is not None:
             wake = min(wake, self._roster.next_look - self._now().timestamp())
-        return max(0.0, min(wake, STRUCTURE_SECONDS))
+        return max(0.0, min(wake, asked, STRUCTURE_SECONDS))
 
     def _wait(self) -> None:
         """Wait until something is due, or the database tells of a change."""
+        self._quiet = False
         if self._outage is not None:
             time.sleep(min(self._rest(), self._outage.wait))
         elif self._watch is not None:
-            self._watch.wait(self._rest())
+            # With each heartbeat all is asked, should a watch hear nothing any more.
+            self._quiet = not self._watch.wait(self._rest()) and time.monotonic() < self._due["heartbeat"]
 
     def _stop_watching(self) -> None:
+        self._quiet = False  # what is written until the next watch begins, nobody hears
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
     def _back_off(self, retry: float, stopped: Callable[[], bool]) -> float:
+        self._quiet = False
         end = time.monotonic() + retry
         while time.monotonic() < end and not stopped():
             time.sleep(0.05)

@@ -27,10 +27,13 @@ class Tally:
         self._counters = dict(counters or {})
         self._usages: dict[str, dict[int, Usage]] = {}
         self._known: set[int] = set()
+        self._classes: dict[int, list[tuple[str, int]]] = {}
+        """The classes of each rule, when they were read last."""
 
     def forget(self, rule_id: int) -> None:
         """The rule is gone."""
         self._counters.pop(rule_id, None)
+        self._classes.pop(rule_id, None)
         self._known.discard(rule_id)
 
     def restart(self, rule_id: int) -> None:
@@ -80,7 +83,7 @@ class Tally:
 
     def read_usages(
         self,
-        classes: Mapping[int, Iterable[tuple[str, int]]],
+        classes: Mapping[int, list[tuple[str, int]]],
         usages: Mapping[str, Mapping[int, Usage]],
         now: datetime,
         *,
@@ -97,6 +100,9 @@ class Tally:
             wanted = {number for held in classes.values() for where, number in held if where == device}
             self._usages[device] = {n: usage for n, usage in before_it.items() if n in there or n in wanted}
         for rule_id, held in classes.items():
+            if not fresh and self._is_idle(rule_id, held, usages):
+                continue
+            self._classes[rule_id] = held
             found = {each: usage for each in held if (usage := self._find_usage(*each, usages)) is not None}
             raw = sum((_as_counts(usage) for usage in found.values()), Counts())
             before = self._counters.get(rule_id)
@@ -118,6 +124,12 @@ class Tally:
             self._counters[rule_id] = counters
             changed.append(counters)
         return changed
+
+    def _is_idle(self, rule_id: int, held: list[tuple[str, int]], usages: Mapping[str, Mapping[int, Usage]]) -> bool:
+        """Whether none of a rule's classes has counted anything since they were read last, which is soon seen."""
+        if rule_id not in self._known or self._classes.get(rule_id) != held:
+            return False
+        return all(usages.get(device, {}).get(n) == self._usages.get(device, {}).get(n) for device, n in held)
 
     def _find_usage(self, device: str, number: int, usages: Mapping[str, Mapping[int, Usage]]) -> Usage | None:
         """What a class has counted; where it was not seen, what it had last: a reading can miss some that are there."""

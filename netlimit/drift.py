@@ -83,6 +83,10 @@ class Repairs:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)
 
+    def is_fight(self, kind: str) -> bool:
+        """Whether there is a fight over things of this kind."""
+        return kind in self._fights
+
     def rest(self, kind: str, now: float) -> float:
         """Seconds for which a thing of this kind is to be left alone."""
         fight = self._fights.get(kind)

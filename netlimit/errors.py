@@ -67,8 +67,19 @@ class KernelError(NetlimitError):
         self.reason = reason
 
 
+def say_fault(error: BaseException) -> str:
+    """An error as part of a sentence; one that nobody expected with its kind, for its words may say little."""
+    said = str(error).rstrip(".")
+    kind = type(error).__name__
+    return said if isinstance(error, NetlimitError) else f"{kind}: {said}" if said else kind
+
+
 class StoreError(NetlimitError):
     """The database cannot do what was asked; the sentence says what would help."""
+
+
+class Busy(StoreError):
+    """Somebody else holds a lock on the database for longer than it was waited for; it can be tried again."""
 
 
 class SettingsError(NetlimitError):

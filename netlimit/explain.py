@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 
+from netlimit.adverts import find_advert
 from netlimit.chains import precedence
 from netlimit.limits import Facts, Group, Limit, compile_rule, own_addresses, parse_safe
+from netlimit.management import find_place
 from netlimit.packet import Packet
 from netlimit.queueing import ask_caps, ask_queues, find_elsewhere, find_exit, is_cap
 from netlimit.rates import Kind
-from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, format_target
+from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, Target, format_target
 from netlimit.tree import INGRESS_DEVICE
-
-_NEIGHBOUR_DISCOVERY = range(133, 138)
+from netlimit.untouched import NEIGHBOUR_DISCOVERY, NEVER_FORWARDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,20 @@ def explain(
     own: Iterable[str] = (),
     safe: Mapping[str, str] | None = None,
     management: Iterable[int] = (),
+    peers: Iterable[str] = (),
 ) -> Explanation:
     """Explain what rules in force do to a packet on a host with these own addresses, this safe set (why each network is
-    in it), and these ports by which it is managed.
+    in it), these ports by which it is managed, and these addresses of other gateways of the same database (`peers`).
 
     An interface that is None is not known; a rule that names one then does not hit, and says so.
     """
     reasons = safe or {}
-    facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(reasons)), management=tuple(management))
+    facts = Facts(
+        own=own_addresses(tuple(own)),
+        safe=parse_safe(tuple(reasons)),
+        management=tuple(management),
+        peers=frozenset(peers),
+    )
     if _is_loopback(packet):
         return Explanation("passes", (Step(None, False, "Loopback is never touched."),))
     device = find_exit(packet, facts)
@@ -79,11 +87,17 @@ def explain(
         else:
             concerned.append(rule)
     if _is_neighbour_discovery(packet):
-        misses = [Step(None, False, "Neighbour discovery (ICMPv6 133 to 137) is never touched.")]
+        misses = [Step(None, False, "Neighbour discovery (ICMPv6 133 to 137 that nobody forwards) is never touched.")]
+        verdict, steps = "passes", list[Step]()
+    elif (advert := find_advert(packet, facts)) is not None:
+        misses = [Step(None, False, f"It is {advert}, which keeps gateways alive towards each other: never touched.")]
         verdict, steps = "passes", list[Step]()
     else:
         verdict, steps = _judge(concerned, device, facts)
-    return _conclude(verdict, [*steps, *_ask_caps(caps, device, verdict)], misses)
+    # Who has a class of his own on the device waits there, and so under the cap.
+    queued = any(step.hits and step.rule is not None and step.rule.action is Action.SHAPE for step in steps)
+    beside = None if queued else find_place(packet, facts)
+    return _conclude(verdict, [*steps, *_ask_caps(caps, device, verdict, beside)], misses)
 
 
 def _conclude(verdict: str, steps: list[Step], misses: list[Step]) -> Explanation:
@@ -93,10 +107,13 @@ def _conclude(verdict: str, steps: list[Step], misses: list[Step]) -> Explanatio
     return Explanation(verdict, (*sorted(steps, key=lambda step: not step.hits), *misses))
 
 
-def _ask_caps(caps: list[Rule], device: str | None, verdict: str) -> list[Step]:
-    """What is capped is the device, not this traffic: nothing exempts from it but being dropped before."""
+def _ask_caps(caps: list[Rule], device: str | None, verdict: str, beside: str | None) -> list[Step]:
+    """What is capped is the device, not this traffic: nothing exempts from it but being dropped before, and what this
+    host itself sends to be managed (`beside`: why the packet stands beside the cap)."""
     if verdict == "blocked":
         return [Step(rule, False, "blocked before it leaves") for rule in caps]
+    if beside is not None:
+        return [Step(rule, False, find_elsewhere(rule, device) or beside) for rule in caps]
     return [Step(*finding) for finding in ask_caps(caps, device)]
 
 
@@ -111,8 +128,8 @@ def _judge(rules: list[Rule], device: str | None, facts: Facts) -> tuple[str, li
         steps = [Step(first, True, "blocked: no allow is as specific")]
         return "blocked", steps + [Step(rule, False, f"blocked already by rule {first.id}") for rule in others]
     if allows:
-        # What ends here is queued before netfilter: who names the very address asks nobody who is allowed.
-        named = [rule for rule in queues if device == INGRESS_DEVICE and facts.protects(rule.target)]
+        # What ends here is queued before netfilter: what was forced for the very address heeds nobody who is allowed.
+        named = [rule for rule in queues if device == INGRESS_DEVICE and facts.overrides(rule)]
         first, others = allows[0], [*allows[1:], *blocks, *limits, *(rule for rule in queues if rule not in named)]
         steps = [Step(first, True, "allowed: limited and blocked by nothing")]
         steps += [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
@@ -149,7 +166,7 @@ def _describe(rule: Rule) -> str:
     assert rule.rate is not None
     whose = {
         HOST: f"each address in {format_target(rule.target)}",
-        PEER: f"each address that talks with {format_target(rule.target)}",
+        PEER: f"each {'address' if rule.family == 4 else '/64'} that talks with {format_target(rule.target)}",
     }
     bucket = whose.get(
         rule.per or "", f"all of {format_target(rule.target)}" if rule.per == "target" else f"each {rule.per} of it"
@@ -167,7 +184,9 @@ def _is_loopback(packet: Packet) -> bool:
 
 
 def _is_neighbour_discovery(packet: Packet) -> bool:
-    return packet.protocol == "icmp" and packet.src.version == 6 and packet.icmp_type in _NEIGHBOUR_DISCOVERY
+    forwarded = packet.in_interface is not None and packet.out_interface is not None
+    kind = packet.protocol == "icmp" and packet.src.version == 6 and packet.icmp_type in NEIGHBOUR_DISCOVERY
+    return kind and packet.hop_limit == NEVER_FORWARDED and not forwarded
 
 
 def _find_mismatch(rule: Rule, packet: Packet, device: str | None) -> str | None:
@@ -197,23 +216,33 @@ def _find_mismatch(rule: Rule, packet: Packet, device: str | None) -> str | None
 def _find_exemption(
     rule: Rule, packet: Packet, facts: Facts, device: str | None, reasons: Mapping[str, str]
 ) -> str | None:
-    """Why a rule that speaks of the packet may not touch it; a rule that names the exact address may, unless this host
-    is managed by this connection."""
+    """Why a rule that speaks of the packet may not touch it; one that was forced for the exact address may, unless this
+    host is managed by this connection."""
     incoming = rule.action is Action.SHAPE and device == INGRESS_DEVICE
     port = packet.port if packet.out_interface is None else packet.source_port
     if packet.established and not packet.opens and port in facts.management and not incoming:
         return f"it belongs to an open connection to port {port} of this host, by which it is managed"
-    if rule.action is Action.ALLOW or facts.protects(rule.target):
+    if rule.action is Action.ALLOW or facts.overrides(rule):
         return None
-    for end in (packet.src,) if incoming else (packet.src, packet.dst):
+    # Nobody is safe by talking with this host itself, though a network that is safe may hold its addresses.
+    ends = (packet.src,) if incoming else (packet.src, packet.dst)
+    for end in (each for each in ends if str(each) not in facts.own):
         for net, (text, reason) in zip(facts.safe, reasons.items(), strict=True):
             if end.version == net.version and end in net:
                 where = str(end) if net.prefixlen == net.max_prefixlen else f"{end} (in {text})"
-                return f"{where} is in the safe set ({reason}), and the rule does not name it"
+                return f"{where} is in the safe set ({reason}), and {_say_why_spared(rule, net)}"
     end = packet.src if rule.direction is Direction.FROM else packet.dst
-    if str(end) in facts.own:
+    ends_here = rule.direction is Direction.TO and packet.out_interface is None and facts.is_here(ip_network(end))
+    if ends_here and str(end) not in facts.own and not facts.is_here(rule.target):
+        return f"{end} ends on this host, and the rule does not name it"
+    if str(end) in facts.own and not facts.is_own(rule.target):
         return f"{end} is this host's own address, and the rule does not name it"
     return None
+
+
+def _say_why_spared(rule: Rule, net: Target) -> str:
+    names = rule.target.version == net.version and rule.target.subnet_of(net)  # type: ignore[arg-type]  # of one family
+    return "the rule was not forced" if names else "the rule does not name it"
 
 
 def _within(port: int | None, ranges: tuple[PortRange, ...]) -> bool:

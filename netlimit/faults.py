@@ -20,7 +20,8 @@ class ServiceReport:
     `listen` is where the API listens (host), `unreached` why it does not answer (None: it does). `database` is the
     SQLite file with its `mode`, if it is one; `lost` why the database cannot be read. `controlled` says whether a
     controller runs here, `silent` how many seconds ago one has reported to this database for this `host` (None: never).
-    `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last.
+    `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last, `crowd` that there
+    are many kinds of limits.
     """
 
     host: str
@@ -35,6 +36,7 @@ class ServiceReport:
     silent: float | None = 0.0
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
+    crowd: str | None = None
 
 
 def find_faults(report: ServiceReport) -> list[Finding]:
@@ -68,6 +70,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         )
     if report.trouble:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
+    if report.crowd:
+        yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")
     if report.errors:
         number, reason = report.errors[0]
         count = "1 rule is" if len(report.errors) == 1 else f"{len(report.errors)} rules are"

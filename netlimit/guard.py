@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.errors import KernelError, NetlimitError, StoreError
+from netlimit.mishaps import Mishaps
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store.replica import Replica, Snapshot, take_snapshot
-from netlimit.teardown import tear_down
+from netlimit.teardown import restore_nothing
 
 if TYPE_CHECKING:  # for the types alone: a guard is given its store
     from netlimit.controller import Controller
@@ -41,6 +42,8 @@ RECORD_SECONDS = 3.0
 """How long the database may take to undo before the kernel is put right without it."""
 CONTROLLER_SECONDS = 2.0
 """How long the controller may take to apply what came back."""
+OVERTAKEN_SECONDS = 10.0
+"""So long after its end a window was undone by the controller, which waits for the guard a few seconds only."""
 PASS_SECONDS = 20.0
 """How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
 
@@ -70,6 +73,7 @@ class Guard:
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
         self._complaint = ""
+        self._mishaps = Mishaps()
 
     def run(self, stopped: Callable[[], bool], once: bool = False) -> None:
         """Guard until `stopped`, or with `once` until the database says that no window is open; but never end while
@@ -110,7 +114,7 @@ class Guard:
                  window.actor, window.base, end - _now())  # fmt: skip
         ended = self._wait_for_end(window, end)
         if ended is None or ended.outcome is not Outcome.CONFIRMED:
-            self._undo(window, snapshot)
+            self._undo(window, snapshot, end)
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
@@ -140,9 +144,12 @@ class Guard:
 
     # -- undoing
 
-    def _undo(self, window: Window, snapshot: Snapshot | None) -> None:
+    def _undo(self, window: Window, snapshot: Snapshot | None, end: float) -> None:
         """Bring the rules back, in the database and in the kernel; in the kernel first if the database does not do its
-        part. Ends when both are done."""
+        part. Ends when both are done.
+
+        Whoever wakes up long after the `end` finds that the controller has done it, if there is one, and puts nothing
+        into the kernel by himself: other changes may have come since."""
         restored = False
         while True:
             undoing = self._database.submit(self._expire, window)
@@ -154,11 +161,14 @@ class Guard:
                 return
             except KernelError as error:
                 log.error("%s Trying again.", error)
-            except (StoreError, TimeoutError) as error:
+            except Exception as error:
                 self._complain(error)
-                if snapshot is not None and not restored:
+                if snapshot is not None and not restored and not self._is_overtaken(end):
                     restored = self._restore(window, snapshot)
             time.sleep(LOOK_SECONDS)
+
+    def _is_overtaken(self, end: float) -> bool:
+        return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
 
     def _expire(self, window: Window) -> int | None:
         """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if
@@ -176,7 +186,7 @@ class Guard:
         if revision is None:
             return
         if self._store.paused(self._host):
-            self._tear_down(self._store)
+            restore_nothing(self._store, self._make_kernel(), self._host)
             return
         end = _now() + CONTROLLER_SECONDS
         while not self._applied(revision):
@@ -206,35 +216,24 @@ class Guard:
                     if copy is None:
                         raise StoreError("There is no copy of the applied rules.")
                     self._hold(copy, snapshot, ended)
-            except StoreError as error:
-                log.error("%s", error)
+            except Exception as error:
+                self._complain(error)
                 with TemporaryDirectory(dir=_find_memory()) as directory:
                     copy = Replica(Path(directory) / "base.db", self._host)
                     copy.upgrade()
                     self._hold(copy, snapshot, ended)
                     copy.close()
-        except (NetlimitError, OSError) as error:
-            log.error("%s Trying again.", error)
+        except Exception as error:
+            self._complain(error)
             return False
         return True
 
     def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window) -> None:
         copy.hold(snapshot, ended)
         if snapshot.paused:
-            self._tear_down(copy)
+            restore_nothing(copy, self._make_kernel(), self._host)
         else:
             self._make_controller(copy, self._make_kernel()).sync()
-
-    def _tear_down(self, store: Store) -> None:
-        """The gateway had nothing of ours in its kernel before."""
-        saved = store.saved_roots(self._host)
-        steps, left = tear_down(self._make_kernel(), saved)
-        for device in saved:
-            store.forget_root(self._host, device)
-        if steps:
-            log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
-        if left:
-            raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")
 
     # -- the controller
 
@@ -242,18 +241,21 @@ class Guard:
         """Where none has run for too long, take out of force what would rather not limit than go on unattended."""
         if self._failure_seconds is None:
             return
-        kernel = self._make_kernel()
-        if kernel.controlled():
-            self._controlled_at = _now()
-        elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
-            self._relax(kernel)
+        try:
+            kernel = self._make_kernel()
+            if kernel.controlled():
+                self._controlled_at = _now()
+            elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
+                self._relax(kernel)
+        except Exception as error:
+            self._mishaps.note(error, "It is not known whether a controller runs.")
 
     def _relax(self, kernel: Kernel) -> None:
         try:
             with self._open_copy() as copy:
                 if copy is not None and copy.revision() and not copy.paused(self._host):
                     self._make_controller(copy, kernel).relax()
-        except NetlimitError as error:
+        except Exception as error:
             self._complain(error)
             return
         self._controlled_at = None  # once is enough: the next controller puts everything back
@@ -266,17 +268,21 @@ class Guard:
             self._beat_at = _now() + HEARTBEAT_SECONDS
 
     def _try(self, ask: Callable[[], T]) -> T | None:
-        """Ask the database; None if it does not answer, and a line in the log the first time."""
+        """Ask the database; None if it does not answer, and a line in the log the first time. A guard that ends over an
+        error leaves what nobody has confirmed."""
         try:
             answer = ask()
-        except NetlimitError as error:
+        except Exception as error:
             self._complain(error)
             return None
         self._complaint = ""
         return answer
 
-    def _complain(self, error: BaseException) -> None:
-        sentence = str(error) or "The database does not answer in time."
+    def _complain(self, error: Exception) -> None:
+        if isinstance(error, NetlimitError | TimeoutError):
+            sentence = str(error) or "The database does not answer in time."
+        else:
+            sentence = self._mishaps.note(error, "The guard tries again.")
         if sentence != self._complaint:
             log.error("%s", sentence)
         self._complaint = sentence

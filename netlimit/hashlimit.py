@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 from netlimit.errors import RuleError
@@ -20,6 +21,8 @@ TOLERANCE = Fraction(1, 100)
 """The largest difference between the rate asked for and the rate held that is accepted."""
 TABLE_MAX = 2**20
 """`htable-max` silently ends here, and a full table drops every address that is new to it."""
+TABLE_SIZES = (64, 1024, 8192)
+"""Slots, of 8 bytes each."""
 SLOWEST_HZ = 100
 """The lowest clock tick in use; a burst that suffices here suffices everywhere."""
 
@@ -50,6 +53,7 @@ class Bucket:
     expire_ms: int
 
 
+@lru_cache(maxsize=4096)
 def fit_bucket(rate: Rate, burst: int | None) -> Bucket:
     """Find the bucket that holds `rate`, at most 1 % off.
 
@@ -58,6 +62,17 @@ def fit_bucket(rate: Rate, burst: int | None) -> Bucket:
     if rate.kind is Kind.CONCURRENT:
         raise ValueError("concurrent connections are counted, not metered")
     return _fit_bytes(rate, burst) if rate.kind is Kind.BYTES else _fit_count(rate, burst)
+
+
+def find_table_size(most: int | None) -> int:
+    """How many slots a table shall have in which `most` buckets can be (None: that is not known).
+
+    A table of another size is another table, whose buckets are full: sizes are few, so that hosts that come and go
+    hardly ever change it.
+    """
+    if most is None:
+        return TABLE_SIZES[-1]
+    return next((size for size in TABLE_SIZES if most <= 4 * size), TABLE_SIZES[-1])
 
 
 def default_burst(rate: Rate) -> int:
@@ -146,7 +161,9 @@ def _choose(rate: Rate, candidates: list[int], held: Callable[[int], Fraction | 
         if abs(value / rate.per_second - 1) <= TOLERANCE:
             return candidate
     unit, factor = ("bits", 8) if rate.kind is Kind.BYTES else (rate.unit, 1)
-    nearest = " or ".join(_write_rate(value * factor, unit) for value in sorted(set(rates.values())))
+    fastest = _FASTEST_BYTES if rate.kind is Kind.BYTES else 10**6
+    work = sorted({value for value in rates.values() if value <= fastest})
+    nearest = " or ".join(_write_rate(value * factor, unit) for value in work)
     raise RuleError(
         "rate",
         f"The kernel cannot hold {rate.text} within 1 %: it counts in whole numbers. The nearest that work: {nearest}.",

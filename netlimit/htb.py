@@ -1,4 +1,4 @@
-"""What a rate takes to be held by HTB and TBF: bursts, quanta, and how much may wait.
+"""What a rate takes to be held by HTB: bursts, quanta, and how much may wait.
 
 A bucket must hold what its rate sends in one clock tick and a packet more, else a timer that comes late loses tokens
 for good. More would only let a host exceed its rate for longer.
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from netlimit.errors import RuleError
 from netlimit.rates import Rate, format_rate
-from netlimit.tree import LINE, Leaf, LeafKind, QueueClass, TokenBucket
+from netlimit.tree import LINE, MANAGEMENT, NEIGHBOURS, ROUTERS, VISITORS, Leaf, LeafKind, QueueClass
 
 MTU = 1514
 """Bytes of a full Ethernet frame."""
@@ -22,6 +22,9 @@ LONGEST_QUEUE = 0.2
 LONGEST_BURST = 60
 """Seconds of the rate: HTB saves up no more than a minute at once, and more than 274 s tc would cut off unseen."""
 LARGEST_QUANTUM = 60_000
+LEAST_BESIDE, PART_BESIDE = 125_000, 10
+"""What management ports answer to those who are safe has a tenth of the device's cap beside it, and at least 1 Mbit/s;
+each class of what else stands beside it a quarter of that."""
 _LARGEST_BURST = 2**32 - 1
 _FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
 _FEWEST_FQ_PACKETS = 1024
@@ -73,10 +76,12 @@ def size_leaf(kind: LeafKind, ceil: int) -> Leaf:
     return Leaf(kind, max(packets, _FEWEST_FQ_PACKETS) if kind == "fq_codel" else packets)
 
 
-def size_bucket(rate: int, hz: int, burst: int | None = None) -> TokenBucket:
-    """A TBF for a rate in bytes a second."""
-    waiting = max(int(rate * LONGEST_QUEUE), _FEWEST_PACKETS * MTU)
-    return TokenBucket(rate, _size_burst(rate, hz, burst), waiting)
+def size_beside(root: int, cap: int, hz: int, leaf: LeafKind) -> dict[int, QueueClass]:
+    """The classes beside the cap (bytes a second) of a device, by minor; `root` is the root HTB. Each has its rate for
+    certain, whatever the cap has left, and no more."""
+    rate = max(cap // PART_BESIDE, LEAST_BESIDE)
+    rates = {MANAGEMENT: rate} | dict.fromkeys((NEIGHBOURS, VISITORS, ROUTERS), rate // 4)
+    return {minor: size_class(root, each, each, hz, leaf=leaf) for minor, each in rates.items()}
 
 
 def _size_burst(rate: int, hz: int, burst: int | None) -> int:

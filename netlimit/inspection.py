@@ -53,6 +53,7 @@ class Inspection:
         names = next(self._turns, None)
         if names is None:
             others = set(compilation.state.entries) - {name for owned in compilation.owners for name in owned}
+            others.difference_update(compilation.peer_sets)  # there can be many, and none of them is drift
             turns = [*compilation.owners, *((name,) for name in sorted(others))]
             self._turns, self.turns = iter(turns), len(turns)
         return names

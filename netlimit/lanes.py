@@ -1,21 +1,21 @@
 """A lane: the packets that leave by one device and find their class by one address, in one set.
 
 What differs in family, direction or selector cannot share a set, so it is another lane. Rules that name a protected
-address have lanes of their own, which are asked before the safe set is.
+address have lanes of their own: those that were forced are asked before the safe set is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import ip_network
 
 from netlimit.ingress import IngressLane
 from netlimit.limits import Facts, digest, side_of, write_key
 from netlimit.packet import Side
-from netlimit.rules import Direction, PortRange, Protocol, Selector, Target
-from netlimit.state import SEEN_PREFIX, SET_PREFIX, IpSet
+from netlimit.rules import Direction, Rule, Selector, Target
+from netlimit.state import ROLLING_SLOTS, SEEN_PREFIX, SET_PREFIX, IpSet
 from netlimit.tree import INGRESS_DEVICE
 
 SEEN_SECONDS = 10
@@ -32,11 +32,23 @@ class Lane:
     direction: Direction
     selector: Selector
     exact: bool = False
+    own: bool = False
 
     @cached_property
     def digest(self) -> str:
         """A short name for it."""
-        return digest(write_key(self.device, self.family, self.direction, self.selector, self.exact))
+        own = (True,) * self.own
+        return digest(write_key(self.device, self.family, self.direction, self.selector, self.exact, *own))
+
+    @property
+    def stands_here(self) -> bool:
+        """Whether its rules name an address of the host itself, or one that is safe and they were forced to hit."""
+        return self.exact or self.own
+
+    @property
+    def rank(self) -> int:
+        """In which order lanes are asked: those of rules that were forced, of the host's own addresses, the others."""
+        return 0 if self.exact else 1 if self.own else 2
 
     @property
     def side(self) -> Side:
@@ -55,7 +67,13 @@ class Lane:
 
     def overlaps(self, other: Lane) -> bool:
         """Whether a packet can be of both."""
-        return (self.device, self.family) == (other.device, other.family) and _overlap(self.selector, other.selector)
+        return (self.device, self.family) == (other.device, other.family) and self.selector.meets(other.selector)
+
+
+def find_lane(rule: Rule, device: str, facts: Facts) -> Lane:
+    """The lane of a rule that shapes, on one device."""
+    selector = replace(rule.selector, interface=None) if rule.selector.interface else rule.selector
+    return Lane(device, rule.family, rule.direction, selector, facts.overrides(rule), facts.stands_here(rule))
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,8 @@ class OpenLane:
         for _, length in self.newcomers:
             mask = length if length != (32 if lane.family == 4 else 128) else 0
             name = seen_name(lane, length)
-            yield IpSet(name, lane.family, "ip", timeout=SEEN_SECONDS, size=MOST_SEEN, rolling=True, netmask=mask)
+            size, slots = MOST_SEEN, ROLLING_SLOTS
+            yield IpSet(name, lane.family, "ip", False, SEEN_SECONDS, size, rolling=True, netmask=mask, slots=slots)
 
     @property
     def ingress(self) -> IngressLane:
@@ -91,15 +110,3 @@ def seen_name(lane: Lane, length: int) -> str:
 def block_of(address: str, length: int) -> Target:
     """The block of a prefix length that an address is in."""
     return ip_network((address.partition("/")[0], length), strict=False)
-
-
-def _overlap(one: Selector, other: Selector) -> bool:
-    if Protocol.ANY not in (one.protocol, other.protocol) and one.protocol is not other.protocol:
-        return False
-    return _meet(one.ports, other.ports) and _meet(one.source_ports, other.source_ports)
-
-
-def _meet(one: tuple[PortRange, ...], other: tuple[PortRange, ...]) -> bool:
-    if not one or not other:
-        return True
-    return any(low <= top and bottom <= high for low, high in one for bottom, top in other)

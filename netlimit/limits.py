@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from ipaddress import ip_address, ip_network
 from typing import Any
 
+from netlimit.addresses import read_address, read_network
+from netlimit.marks import USUAL
 from netlimit.numbers import PurposeKey
 from netlimit.packet import Side
 from netlimit.rates import Kind, Rate, parse_rate
@@ -24,24 +25,28 @@ from netlimit.rules import HOST, PEER, TARGET, Action, Direction, PortRange, Pro
 from netlimit.state import SET_PREFIX, IpSet
 from netlimit.tree import Topology
 
+_EVERYBODY = "255.255.255.255"
+
 
 @dataclass(frozen=True)
 class Facts:
     """What compiling needs to know of a host.
 
-    `own` are its addresses and `safe` what no rule may touch, both honoured unless a rule names the exact address;
-    no rule at all touches connections that are open to its own TCP ports `management`.
+    `own` are its addresses and `safe` what no rule may touch, unless one that was forced names the exact address;
+    no rule at all touches connections that are open to its own TCP ports `management`, nor what routers say to each
+    other, of which `peers`, the addresses of other gateways of the same database, are believed more.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
     qdisc of somebody else's (said as tc does), `hz` is the clock tick.
     """
 
     host: str = "localhost"
-    mark_mask: int = 0xFF000000
+    mark_mask: int = USUAL
     set_size: int = 2**20
     own: frozenset[str] = frozenset()
     safe: tuple[Target, ...] = ()
     management: tuple[int, ...] = ()
+    peers: frozenset[str] = frozenset()
     capabilities: Mapping[str, str | None] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     foreign: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +61,46 @@ class Facts:
     def most_limits(self) -> int:
         """The highest number that fits under the mask."""
         return self.mark_mask >> self.shift
+
+    @cached_property
+    def vrfs(self) -> frozenset[str]:
+        """The devices that stand for a VRF. What comes in by one of its ports passes PREROUTING twice, first by the
+        port, then by the VRF; what this host sends passes OUTPUT twice, the other way round."""
+        return frozenset(name for name, device in self.topology.devices.items() if device.kind == "vrf")
+
+    @cached_property
+    def filters_sources(self) -> bool:
+        """Whether the kernel throws away IPv4 packets for the device that they come in by, once it has routed them."""
+        return any(device.strict for device in self.topology.devices.values())
+
+    def is_own(self, target: Target) -> bool:
+        """Whether the target is one address of the host itself."""
+        return target.prefixlen == target.max_prefixlen and str(target.network_address) in self.own
+
+    def overrides(self, rule: Rule) -> bool:
+        """Whether a rule comes before the safe set: it was forced, and names a protected address."""
+        return rule.forced_by is not None and self.protects(rule.target)
+
+    def stands_here(self, rule: Rule) -> bool:
+        """Whether a rule speaks of what ends or begins on the host itself, and spares who is safe: it names an address
+        that does so, and was not forced."""
+        return rule.forced_by is None and self.is_here(rule.target)
+
+    def is_here(self, target: Target) -> bool:
+        """Whether the target is one address of which packets may end on the host: one of its own, one that is local,
+        broadcast or anycast by a route, or multicast."""
+        if target.prefixlen != target.max_prefixlen:
+            return False
+        address, (single, wider) = target.network_address, self._local
+        if str(address) in self.own or address.is_multicast or str(target) in single:
+            return True
+        return str(address) == _EVERYBODY or any(address.version == net.version and address in net for net in wider)
+
+    @cached_property
+    def _local(self) -> tuple[frozenset[str], tuple[Target, ...]]:
+        """What ends here by routes: single addresses, and networks."""
+        single = frozenset(text for text in self.topology.local if text.endswith(("/32", "/128")))
+        return single, tuple(read_network(text) for text in self.topology.local if text not in single)
 
     def protects(self, target: Target) -> bool:
         """Whether the target is one address that is the host's own or in the safe set."""
@@ -89,7 +134,8 @@ class Group(_Keyed):
     """Limits that share a set: alike in everything but target and rate.
 
     `scope` is "host", "peer" or "target"; for the last, targets of one length and buckets of one length make a group,
-    since shared budgets nest. `exact` groups hold rules that name a protected address and stand before the safe set.
+    since shared budgets nest. `exact` groups hold rules that were forced, name a protected address, and stand before
+    the safe set; `own` groups hold others that name the host's own address, and stand behind it.
     `watch` tells observing rules apart by rate, so that they displace nothing.
     """
 
@@ -102,14 +148,20 @@ class Group(_Keyed):
     bucket_length: int = 0
     exact: bool = False
     watch: str = ""
+    own: bool = False
 
     @cached_property
     def key(self) -> str:
         """A text that tells groups apart, and from which `parse_purpose` makes the group again."""
-        lengths = (self.target_length, self.bucket_length)
+        lengths, own = (self.target_length, self.bucket_length), (True,) * self.own
         return write_key(
-            self.family, self.direction, self.selector, self.kind, self.scope, *lengths, self.exact, self.watch
+            self.family, self.direction, self.selector, self.kind, self.scope, *lengths, self.exact, self.watch, *own
         )
+
+    @property
+    def stands_here(self) -> bool:
+        """Whether it is asked about what ends or begins on the host itself, at the end that is the host."""
+        return self.exact or self.own
 
     @cached_property
     def digest(self) -> str:
@@ -132,6 +184,24 @@ class Group(_Keyed):
     def longest(self) -> int:
         """The prefix length of one address."""
         return 32 if self.family == 4 else 128
+
+    def count_buckets(self, key: str) -> int | None:
+        """How many buckets there can be for a target, as sets have it (`per: peer`: one for each peer); None if the
+        table is of the usual size whatever there is: there are few groups that speak of all traffic."""
+        particular = self.selector.ports or self.selector.source_ports or self.selector.interface or self.watch
+        if self.scope == PEER:
+            return 1
+        return self.count_places(key) if particular else None
+
+    def count_places(self, key: str) -> int:
+        """How many buckets the addresses of a target come to, as sets have it."""
+        length = int(key.partition("/")[2] or self.longest)
+        return 1 << max(0, (self.longest if self.scope == HOST else self.bucket_length) - length)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a set remembers the peers that have a bucket."""
+        return self.scope == PEER and self.kind is not Kind.CONCURRENT
 
     @property
     def marked(self) -> bool:
@@ -166,11 +236,18 @@ class VerdictGroup(_Keyed):
     action: Action
     length: int
     exact: bool = False
+    own: bool = False
 
     @cached_property
     def key(self) -> str:
         """A text that tells groups apart."""
-        return write_key(self.family, self.direction, self.selector, self.action, self.length, self.exact)
+        own = (True,) * self.own
+        return write_key(self.family, self.direction, self.selector, self.action, self.length, self.exact, *own)
+
+    @property
+    def stands_here(self) -> bool:
+        """Whether it is asked about what ends or begins on the host itself, at the end that is the host."""
+        return self.exact or self.own
 
     @property
     def side(self) -> Side:
@@ -216,6 +293,16 @@ def parse_purpose(key: PurposeKey) -> Purpose | None:
         return None
 
 
+SEEN = "tc seen "
+"""How the groups of numbers begin that tell which newcomers shall be remembered."""
+
+
+def stands_under_mark(key: PurposeKey) -> bool:
+    """Whether a number is carried by entries under the bits of the packet mark."""
+    purpose = parse_purpose(key)
+    return key[0].startswith(SEEN) or (isinstance(purpose, Limit) and purpose.group.marked)
+
+
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """What one rule adds to the kernel: its keys in the sets of `purpose`, until `expires` (Unix time, 0: for good)."""
@@ -238,7 +325,8 @@ def compile_rule(rule: Rule, facts: Facts) -> Fragment:
         rule.per,
         rule.target.prefixlen,
         str(rule.target) if rule.per == PEER else "",
-        facts.protects(rule.target),
+        facts.overrides(rule),
+        facts.stands_here(rule),
     )
     expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
     return Fragment(rule.id, purpose, set_keys(rule.target), expires)
@@ -260,13 +348,12 @@ def matched_set(purpose: Purpose, facts: Facts) -> IpSet:
         kind = "a" if purpose.action is Action.ALLOW else "b"
         return IpSet(f"{SET_PREFIX}{kind}{purpose.family}-{digest(f'{purpose.key} {size}')}", purpose.family, size=size)
     group = purpose.group
-    return IpSet(f"{SET_PREFIX}l{_set_stem(purpose, size)}", group.family, marks=group.marked, size=size)
+    return IpSet(f"{SET_PREFIX}l{_set_stem(purpose, facts)}", group.family, marks=group.marked, size=size)
 
 
 def dropped_set(limit: Limit, facts: Facts) -> IpSet:
     """Its twin, which a packet passes before it is dropped: its counters tell what was dropped."""
-    size = facts.set_size
-    return IpSet(f"{SET_PREFIX}d{_set_stem(limit, size)}", limit.group.family, size=size)
+    return IpSet(f"{SET_PREFIX}d{_set_stem(limit, facts)}", limit.group.family, size=facts.set_size)
 
 
 def safe_set(family: int, facts: Facts) -> IpSet:
@@ -319,10 +406,12 @@ def _pairs(ranges: list[list[int]]) -> tuple[PortRange, ...]:
     return tuple((low, high) for low, high in ranges)
 
 
-def _set_stem(limit: Limit, size: int) -> str:
-    # connlimit is told nothing by marks, so each of its limits has a set of its own.
+def _set_stem(limit: Limit, facts: Facts) -> str:
+    # connlimit is told nothing by marks, so each of its limits has a set of its own. Marks under other bits are in sets
+    # of their own, for those of a set must all be read by the same chains.
     text = limit.group.key if limit.group.marked else f"{limit.group.key} {limit.profile.key}"
-    return f"{limit.group.family}-{digest(f'{text} {size}')}"
+    bits = f" {facts.mark_mask:#x}" if limit.group.marked and facts.mark_mask != USUAL else ""
+    return f"{limit.group.family}-{digest(f'{text} {facts.set_size}{bits}')}"
 
 
 @lru_cache(maxsize=65536)
@@ -337,19 +426,21 @@ def _purpose(
     length: int,
     target: str,
     exact: bool,
+    own: bool,
 ) -> Purpose:
     if rate is None or per is None:
-        return VerdictGroup(family, direction, selector, action, length, exact and action is Action.BLOCK)
+        blocks = action is Action.BLOCK
+        return VerdictGroup(family, direction, selector, action, length, exact and blocks, own and blocks)
     kind = rate.kind
     watch = f"{rate.text} {burst}" if action is Action.OBSERVE else ""
     if per == HOST:
-        group = Group(family, direction, selector, kind, HOST, 0, 0, exact, watch)
+        group = Group(family, direction, selector, kind, HOST, 0, 0, exact, watch, own)
         return Limit(group, Profile(rate, burst, action, length if kind is Kind.CONCURRENT else 0))
     if per == PEER:
-        group = Group(family, direction, selector, kind, PEER, 0, 0, exact, watch)
+        group = Group(family, direction, selector, kind, PEER, 0, 0, exact, watch, own)
         return Limit(group, Profile(rate, burst, action, length, target if kind is Kind.CONCURRENT else ""))
     bucket = length if per == TARGET else int(per[1:])
-    group = Group(family, direction, selector, kind, TARGET, length, bucket, exact, watch)
+    group = Group(family, direction, selector, kind, TARGET, length, bucket, exact, watch, own)
     return Limit(group, Profile(rate, burst, action))
 
 
@@ -357,6 +448,7 @@ def _requirements(purpose: Purpose) -> tuple[str, ...]:
     """The capabilities that it takes, by the names that `kernel.capabilities` gives them."""
     group = purpose.group if isinstance(purpose, Limit) else purpose
     needs = ["multiport"] if group.selector.ports or group.selector.source_ports else []
+    needs += ["addrtype", "hl"] if group.family == 6 else ["addrtype"]
     if isinstance(purpose, VerdictGroup):
         needs.append("raw" if purpose.action is Action.BLOCK else "mangle")
     else:
@@ -367,7 +459,9 @@ def _requirements(purpose: Purpose) -> tuple[str, ...]:
         else:
             needs += ["conntrack"] if purpose.group.kind is Kind.CONNECTIONS else []
             needs += ["mangle", "hashlimit"]
-    marks = ["marks"] if isinstance(purpose, Limit) and purpose.group.kind is not Kind.CONCURRENT else []
+    marks = []
+    if isinstance(purpose, Limit) and purpose.group.marked:
+        marks = ["marks", *(["reject marks"] if purpose.profile.action is Action.REJECT else [])]
     if group.family == 6:
         return ("ip6tables", "ipset", *(f"{need}6" for need in needs), *marks)
     return ("iptables", "ipset", *needs, *marks)
@@ -380,9 +474,9 @@ def _show_address(target: Target) -> str:
 
 def parse_safe(texts: tuple[str, ...]) -> tuple[Target, ...]:
     """Read a safe set, as settings and status have it."""
-    return tuple(ip_network(text) for text in texts)
+    return tuple(read_network(text) for text in texts)
 
 
 def own_addresses(texts: tuple[str, ...]) -> frozenset[str]:
     """Bring addresses into the form in which `Facts.own` compares them."""
-    return frozenset(str(ip_address(text)) for text in texts)
+    return frozenset(str(read_address(text)) for text in texts)

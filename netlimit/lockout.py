@@ -1,18 +1,21 @@
 """Rules that would lock somebody out: which are refused unless they are forced, and which only spare somebody.
 
 A rule whose target lies wholly within what is safe on one of its gateways can only be meant for who is safe. One around
-it is kept, for the kernel lets pass who is safe.
+it is kept, for the kernel lets pass who is safe. What closes a whole gateway is meant for everybody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
-from ipaddress import ip_network
 from typing import NamedTuple
 
+from netlimit.addresses import read_network
+from netlimit.closure import MANAGED_BY, Closed, Site, find_closed
+from netlimit.openings import find_lost
+from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
-from netlimit.rules import Action, Direction, Protocol, Rule, Target, format_target
+from netlimit.rules import Action, Rule, Target, format_target, is_network
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
 
 CALLER = "caller"
@@ -26,6 +29,7 @@ _SENTENCES = {
     COUNTERS: "where {host} has its counter store (Redis)",
     CALLER: "where this request comes from",
 }
+_FORCE = "an admin can force it (`force=true`, `--force`)."
 _LATELY_SECONDS = 60.0
 _MOST_TOLD = 3
 
@@ -57,6 +61,9 @@ class Havens:
         for haven in self._havens:
             self._index.setdefault(_key(haven.network, haven.network.prefixlen), []).append(haven)
         self._lengths = sorted({(version, length) for version, length, _ in self._index})
+        self._sites = [_read_site(host) for host in self._hosts]
+        self.places = frozenset[str]().union(*(site.places for site in self._sites))
+        """The targets, beside wide ones, of rules that can close one of the gateways."""
 
     def refuse(self, rule: Rule) -> str | None:
         """Why a rule should not be kept, as a sentence; None for one that hits nobody who is safe and nobody else."""
@@ -69,39 +76,84 @@ class Havens:
         where = target if target == network else f"{target} in {network}"
         return (
             f"'{rule}' would hit {where}, which is {haven.describe(self._now)}. A rule for a network around it leaves "
-            "it alone, and one that allows or observes can always be kept; an admin can force this one (`force=true`, "
-            "`--force`)."
+            f"it alone, and one that allows or observes can always be kept; {_FORCE}"
         )
 
     def spare(self, rule: Rule) -> str | None:
         """Whom a rule spares although they are in its target, as a sentence; None if it is nobody."""
         if rule.action in HARMLESS or not rule.in_force(self._now):
             return None
+        if rule.forced_by is not None and rule.target.prefixlen == rule.target.max_prefixlen:
+            return None
         inside = [
             f"{format_target(haven.network)} ({haven.describe(self._now)})"
             for haven in self._havens
             if haven.network.version == rule.target.version
-            and haven.network.prefixlen > rule.target.prefixlen
-            and _key(haven.network, rule.target.prefixlen) == _key(rule.target, rule.target.prefixlen)
             and (not rule.hosts or haven.host in rule.hosts)
+            and (_is_around(rule.target, haven.network) or str(rule.target.network_address) in self._own(haven.host))
         ]
         if not inside:
             return None
+        if is_cap(rule, rule.selector.interface):
+            return (
+                "It is a cap: what is forwarded to and from those who are safe waits under it like all else. What the "
+                "gateway itself sends them (SSH, the API) has a class of its own beside it."
+            )
         more = f" and {len(inside) - _MOST_TOLD} more" if len(inside) > _MOST_TOLD else ""
         return f"It leaves alone who is safe: {', '.join(inside[:_MOST_TOLD])}{more}."
 
-    def _find_closed(self, rule: Rule) -> str | None:
-        """Why a rule would close a gateway to those who manage it, for a rule that names its own address comes before
-        who is safe."""
-        for host in self._hosts:
-            ports = [port for port in host.management if _speaks_of(rule, port)]
-            if ports and str(rule.target.network_address) in host.own and (not rule.hosts or host.host in rule.hosts):
+    def find_lost(
+        self, changing: Iterable[Rule], gone: Collection[Rule], before: Sequence[Rule], after: Sequence[Rule]
+    ) -> tuple[Rule, str] | None:
+        """The rule that allows what nobody may lose, for all else is closed; and why, as a sentence. See
+        `openings.find_lost`."""
+        lost = find_lost(changing, gone, before, after, self._list_sites(after), self._now)
+        if lost is None:
+            return None
+        whom = lost.gateway or "every gateway"
+        return lost.allow, (
+            f"Rules close port {lost.port} of {whom}, by which it is managed, to nearly everybody, but '{lost.allow}' "
+            f"leaves it open. Without that, or with most of it blocked, those could not come to manage it any more; "
+            f"{_FORCE}"
+        )
+
+    def find_closure(self, before: Iterable[Rule], after: Iterable[Rule]) -> tuple[Rule, str] | None:
+        """The rule with which those after it close a gateway that those before did not, and why it should not be kept,
+        as a sentence."""
+        before, after = list(before), list(after)
+        closed = find_closed(before, after, self._list_sites(after), self._now)
+        return closed and (closed.rule, _say_closed(closed))
+
+    def find_exposed(self, allow: Rule, forced: Rule) -> str | None:
+        """Why an `allow` should stay: without it a rule that was forced would hit who is safe."""
+        if forced.target.prefixlen != forced.target.max_prefixlen or forced.action in HARMLESS:
+            return None
+        for haven in self._havens:
+            concerned = all(not rule.hosts or haven.host in rule.hosts for rule in (allow, forced))
+            named = str(forced.target.network_address) in self._own(haven.host) or forced.target.overlaps(haven.network)
+            spared = allow.target.overlaps(haven.network) or allow.target.overlaps(forced.target)
+            if concerned and haven.network.version == forced.target.version and named and spared:
                 return (
-                    f"'{rule}' would let nobody connect to port {ports[0]} of {host.host} at "
-                    f"{format_target(rule.target)} any more, by which it is managed, not even who is safe. Name a "
-                    "protocol or ports that leave it open; an admin can force this one (`force=true`, `--force`)."
+                    f"Without '{allow}', which spares them, '{forced}', which {forced.forced_by} has forced, would hit "
+                    f"{format_target(haven.network)}, which is {haven.describe(self._now)}. Change that rule first; "
+                    f"{_FORCE}"
                 )
         return None
+
+    def _list_sites(self, rules: Iterable[Rule]) -> list[Site]:
+        """The gateways that are known, and those that only rules name."""
+        known = {site.name for site in self._sites}
+        others = sorted({name for rule in rules for name in rule.hosts} - known) or ([] if known else [""])
+        return sorted([*self._sites, *(Site(name, heard=False) for name in others)], key=lambda site: site.name)
+
+    def _own(self, host: str) -> tuple[str, ...]:
+        return next((each.own for each in self._hosts if each.host == host), ())
+
+    def _find_closed(self, rule: Rule) -> str | None:
+        """Why a rule for an address of a gateway's own would close it there, whatever other rules do."""
+        sites = [site for site in self._sites if rule.target in site.own]
+        closed = find_closed([], [rule], sites, self._now) if sites else None
+        return None if closed is None or closed.address is None else _say_closed(closed, alone=True)
 
     def _find_around(self, rule: Rule) -> Iterator[Haven]:
         """Those in which all of the target lies."""
@@ -112,29 +164,45 @@ class Havens:
                         yield haven
 
 
+def _is_around(target: Target, network: Target) -> bool:
+    """Whether a network lies in a target (of its family), and is not all of it."""
+    length = target.prefixlen
+    return network.prefixlen > length and _key(network, length) == _key(target, length)
+
+
 def _is_known(host: HostStatus, now: datetime) -> bool:
     return host.seen_at is not None and (now - host.seen_at).total_seconds() <= REMEMBERED_SECONDS
 
 
 def _read(host: HostStatus) -> Iterator[Haven]:
     unknown = SafeReason("")
-    yield from (Haven(ip_network(text), host.host, host.safe_reasons.get(text, unknown)) for text in host.safe)
+    yield from (Haven(read_network(text), host.host, host.safe_reasons.get(text, unknown)) for text in host.safe)
 
 
-def _speaks_of(rule: Rule, port: int) -> bool:
-    """Whether a rule blocks one address, and new TCP connections to a port of it."""
-    alone = rule.action is Action.BLOCK and rule.target.prefixlen == rule.target.max_prefixlen
-    where = rule.selector
-    if not alone or where.protocol not in (Protocol.ANY, Protocol.TCP):
-        return False
-    ranges = where.ports if rule.direction is Direction.TO else where.source_ports
-    others = where.source_ports if rule.direction is Direction.TO else where.ports
-    return not others and (not ranges or any(low <= port <= high for low, high in ranges))
+def _read_site(host: HostStatus) -> Site:
+    own = frozenset(read_network(text) for text in host.own if is_network(text))
+    networks = {read_network(prefix, strict=False): devices for prefix, devices in host.networks.items()}
+    # That no sshd has been seen may mean that it is about to start, or that systemd listens for it.
+    return Site(host.host, tuple(sorted({*host.management, *MANAGED_BY})), own, networks)
+
+
+def _say_closed(closed: Closed, alone: bool = False) -> str:
+    whom = closed.gateway or "every gateway"
+    if closed.address is None:
+        return (
+            f"With '{closed.rule}', rules would close {whom} {closed.whom}: but for who is safe by now, nobody could "
+            f"come to manage it any more. Name a smaller target, or a protocol and ports that leave it open; {_FORCE}"
+        )
+    what = f"'{closed.rule}' would" if alone else f"With '{closed.rule}', rules would"
+    return (
+        f"{what} let nobody connect to port {closed.port} of {whom} at {format_target(closed.address)} any more, by "
+        f"which it is managed, but for who is safe by now. Name a protocol or ports that leave it open; {_FORCE}"
+    )
 
 
 def _read_caller(caller: tuple[str, str] | None) -> Iterator[Haven]:
     if caller is not None:
-        network = ip_network(caller[0])
+        network = read_network(caller[0])
         if not network.is_loopback:
             yield Haven(network, caller[1], SafeReason(CALLER))
 

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from netlimit.marks import is_run
+
 PurposeKey = tuple[str, str]
 """What a number is for: a group, within which numbers differ, and a name."""
 Numbering = dict[PurposeKey, int]
 """What may be in the kernel, with the number that it has (0: needs none)."""
 
 
+MARK_BITS: PurposeKey = ("packet mark", "")
+"""What the bits of the packet mark are kept under in which entries carry their numbers."""
+
+
+def find_mark_bits(kept: Mapping[PurposeKey, int]) -> int | None:
+    """The bits of the packet mark that are in force; None where nothing is kept, or what somebody else has written."""
+    mask = kept.get(MARK_BITS, 0)
+    return mask if is_run(mask) else None
+
+
 class Numbers:
     """Gives out numbers and remembers them; what is not `used` any more goes at `settle`."""
 
     def __init__(self, kept: Mapping[PurposeKey, int] | None = None) -> None:
-        self.kept: Numbering = dict(kept or {})
+        self.kept: Numbering = {}
         self.used: set[PurposeKey] = set()
         self._names: dict[str, dict[int, str]] = {}
-        for (group, name), number in self.kept.items():
-            self._names.setdefault(group, {})[number] = name
+        for (group, name), number in (kept or {}).items():
+            # Of two that have the same number, as only somebody else can have written them, the first keeps it.
+            if self._names.setdefault(group, {}).setdefault(number, name) == name or not number:
+                self.kept[group, name] = number
 
     def take(self, group: str, name: str, among: range) -> int | None:
         """The number of a purpose, a new one out of `among` if it has none; None when all are taken."""
         key = (group, name)
         number = self.kept.get(key)
-        if number is None:
+        if number is None or number not in among:
             names = self._names.setdefault(group, {})
             number = next((each for each in among if each not in names), None)
             if number is None:
@@ -33,6 +47,11 @@ class Numbers:
             self.kept[key] = number
         self.used.add(key)
         return number
+
+    def keep(self, key: PurposeKey, number: int) -> None:
+        """Keep a number that is given."""
+        self.kept[key] = number
+        self.used.add(key)
 
     def note(self, key: PurposeKey) -> None:
         """Keep a purpose that needs no number."""

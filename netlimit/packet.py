@@ -16,8 +16,11 @@ class Packet:
     """One packet. `protocol` is "tcp", "udp", "icmp" (ICMPv6 in IPv6) or a name that no rule selects.
 
     `length` counts IP bytes. `opens` tells whether the packet opens a connection (a TCP SYN, the first datagram of a
-    flow), `established` whether it belongs to an open TCP connection that has an end on this host; `icmp_type` matters
-    for ICMPv6 only. `in_interface` is None for what this host sends, `out_interface` for what ends on it.
+    flow), `ends` whether it ends one (a FIN or RST of TCP), `established` whether it belongs to an open TCP connection
+    that has an end on this host; `icmp_type` matters for ICMPv6 only, `hop_limit` for what finds neighbours, for what
+    routers say to each other, and for what goes no further. `in_interface` is None for what this host sends,
+    `out_interface` for what ends on it.
+    `mark` is what others have written on it (SO_MARK, iptables, nftables) before it meets a chain of ours.
     """
 
     src: Address
@@ -31,3 +34,6 @@ class Packet:
     opens: bool = False
     icmp_type: int = 128
     established: bool = False
+    hop_limit: int = 64
+    ends: bool = False
+    mark: int = 0

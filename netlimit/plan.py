@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from netlimit.ingress import Ingress
 from netlimit.state import (
+    SAFE_PREFIX,
     ChainRule,
     Chains,
     Entries,
@@ -23,19 +25,25 @@ from netlimit.state import (
     Structure,
     Table,
     exempts,
+    limits,
     show_entry,
 )
-from netlimit.tree import REST, QueueClass, SavedRoot, Tree, alike_bucket, format_classid, format_handle, major
+from netlimit.tree import REST, QueueClass, SavedRoot, Tree, format_classid, format_handle, major
 from netlimit.tree import alike as alike_class
 
 TIMEOUT_SLACK = 3
 """Seconds by which an entry's end may differ: the kernel tells it as whole seconds from now."""
 _LINES_SHOWN = 20
-_LEAVING: tuple[Table, ...] = ("raw", "mangle", "security", "filter")
+_LEAVING: tuple[Table, ...] = ("raw", "security", "filter", "mangle")
 """A limit may move from one table to another. While others come, blocks move from raw to mangle and connections from
-security to filter, which also rejects what mangle marks; while others leave, they move back. The new place comes first.
+security to filter; while others leave, they move back. The new place comes first. Filter rejects what mangle marks, and
+mangle clears what others have marked so: it comes first and leaves last. No entry leads to a limit that rejects before
+filter knows of it. But where the bits of the mark change by which filter rejects, it knows both before mangle marks by
+the new ones.
 """
 _ARRIVING = _LEAVING[::-1]
+_FAMILIES = (4, 6)
+_KNOWING_BOTH: tuple[Table, ...] = ("filter", *(table for table in _ARRIVING if table != "filter"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,7 @@ class WriteTree:
         """One line a change, as `tc -batch` takes it; `replace` keeps the queue of what is there."""
         where = f"dev {self.device}"
         if self.root is not None:
-            kind = self.root.cap or f"htb default {REST:x}"
-            yield f"tc qdisc replace {where} root handle {format_handle(self.root.handle)} {kind}"
+            yield f"tc qdisc replace {where} root handle {format_handle(self.root.handle)} htb default {REST:x}"
         hanging = {classid: handle for handle, classid in self.children.items()}
         for classid, each in self.classes.items():
             name = format_classid(classid)
@@ -219,9 +226,13 @@ def diff(
     """
     between = transition or desired.structure
     have = observed.structure.sets
-    create = tuple(ipset for name, ipset in between.sets.items() if have.get(name) != ipset)
-    # What takes the place of a set in use must not be empty, and where nothing of ours is yet, all can come at once.
-    full = {ipset.name for ipset in create if ipset.name in have or ipset.family not in _families(observed.structure)}
+    # A set of peers has another name beside a limit that leaves than without it.
+    coming = {**desired.structure.sets, **between.sets}
+    create = tuple(ipset for name, ipset in coming.items() if have.get(name) != ipset)
+    # What takes the place of a set in use must not be empty, and where nothing of ours is yet, all can come at once. So
+    # can limits, of which none but they themselves make an exception: those of another set may take their places.
+    old = _families(observed.structure)
+    full = {each.name for each in create if each.name in have or each.family not in old or limits(each.name)}
     fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, between, touched)
     add = {name: entries for name, entries in add.items() if name not in full}
@@ -232,16 +243,24 @@ def diff(
     # Chains that come may name a block that is there already, whose exception somebody has taken away.
     exceptions = {name: entries for name, entries in add.items() if exempts(name) and name not in crowded}
     add = {name: entries for name, entries in add.items() if name not in exceptions}
+    late = _find_late(exceptions, _list_moving(desired, create, remove), have)
+    for name, entries in late.items():
+        exceptions[name] = {key: entry for key, entry in exceptions[name].items() if key not in entries}
+    add |= late
+    if not late and not crowded:  # all exceptions are there before chains lead to what is new: so can be blocks
+        new = {ipset.name for ipset in create if ipset.name not in have}
+        fill |= {name: entries for name, entries in add.items() if name in new}
+        add = {name: entries for name, entries in add.items() if name not in new}
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
     destroy = tuple(sorted(name for name in {*have, *between.sets} if name not in desired.structure.sets))
     trees = list(_diff_trees(desired.trees, observed.trees, touched_classes, put_back or {}))
     steps: list[Step] = [
         *(grown for grown, _ in trees),
         WriteSets(create=create, add=exceptions | fill),
-        *_switch(between, observed.structure, _ARRIVING),
+        *_switch(between, observed.structure, _find_orders(between, observed.structure)),
         WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),
-        *_switch(desired.structure, between, _LEAVING),
+        *_switch(desired.structure, between, dict.fromkeys(_FAMILIES, _LEAVING)),
         WriteSets(destroy=destroy),
         _diff_ingress(desired, observed, touched),
         *(pruned for _, pruned in trees),
@@ -293,7 +312,7 @@ def _diff_trees(
                 WriteTree(device, have.handle),
                 WriteTree(device, have.handle, drop=True, put_back=put_back.get(device)),
             )
-        elif have is None or (want.handle, want.kind) != (have.handle, have.kind):
+        elif have is None or want.handle != have.handle:
             classes = _order(want, want.classes)
             grown = WriteTree(device, want.handle, want, classes, want.children, put_back=put_back.get(device))
             yield grown, WriteTree(device, want.handle)
@@ -312,12 +331,11 @@ def _diff_tree(device: str, want: Tree, have: Tree, touched: Collection[int] | N
     children = {handle: number for handle, number in want.children.items() if have.children.get(handle) != number}
     changed += [number for number in children.values() if number not in changed]
     gone = [number for number in numbers if number not in want.classes]
-    root = None if alike_bucket(want.cap, have.cap) else want
     # A child HTB goes with the class that it hangs on, and its hosts with it.
     falling = {handle for handle, number in have.children.items() if number in gone}
     gone = sorted((number for number in gone if major(number) not in falling), reverse=True)
     return (
-        WriteTree(device, want.handle, root, _order(want, changed), children),
+        WriteTree(device, want.handle, None, _order(want, changed), children),
         WriteTree(device, want.handle, gone=tuple(gone)),
     )
 
@@ -354,7 +372,7 @@ def _diff_entries(
             if want:
                 add[name] = want
             continue
-        if ipset != observed.structure.sets[name] or ipset.rolling or ipset.family not in staying:
+        if ipset != observed.structure.sets[name] or ipset.lives or ipset.family not in staying:
             continue
         if touched is not None and name not in touched:
             continue
@@ -366,6 +384,32 @@ def _diff_entries(
         if gone:
             remove[name] = gone
     return add, dict(reversed(remove.items()))
+
+
+def _list_moving(
+    desired: State, create: Iterable[IpSet], remove: Mapping[str, Collection[str]]
+) -> set[IPv4Network | IPv6Network]:
+    """The single addresses that leave a block or limit for a set that is new: those of a rule that was forced, once
+    the address is protected."""
+    leave = {key for name, keys in remove.items() if not exempts(name) for key in keys if not {*"/,"} & {*key}}
+    come = (desired.entries.get(ipset.name, {}) for ipset in create if not exempts(ipset.name))
+    return {ip_network(key) for entries in come for key in leave & entries.keys()}
+
+
+def _find_late(
+    exceptions: Mapping[str, Mapping[str, Entry]],
+    moving: Collection[IPv4Network | IPv6Network],
+    have: Mapping[str, IpSet],
+) -> dict[str, Mapping[str, Entry]]:
+    """Who becomes safe, but is hit by a rule that was forced all the same: he is spared by others only once that rule
+    stands before them."""
+    found: dict[str, Mapping[str, Entry]] = {}
+    for name, entries in exceptions.items() if moving else ():
+        if name.startswith(SAFE_PREFIX) and name in have:
+            nets = {key: ip_network(key) for key in entries}
+            late = {k: entries[k] for k, net in nets.items() if any(net.overlaps(each) for each in moving)}
+            found |= {name: late} if late else {}
+    return found
 
 
 def _families(structure: Structure) -> set[int]:
@@ -388,8 +432,24 @@ def alike(wanted: Entry, found: Entry | None) -> bool:
     return same and abs(wanted.expires - found.expires) <= TIMEOUT_SLACK
 
 
-def _switch(wanted: Structure, found: Structure, tables: tuple[Table, ...]) -> Iterator[SwitchTable]:
-    for family in (4, 6):
+def _find_orders(between: Structure, found: Structure) -> dict[int, tuple[Table, ...]]:
+    """The order in which tables are switched to what is there in between, by address family. Where raw holds nothing,
+    what comes there is new, or comes from mangle: it holds before mangle knows what it lets pass instead."""
+    before, after = _find_rejecting(found), _find_rejecting(between)
+    usual = _KNOWING_BOTH if before and after - before else _ARRIVING
+    raw = {chain.family for chain in found.chains if chain.table == "raw"}
+    blocking: tuple[Table, ...] = ("raw", *(table for table in usual if table != "raw"))
+    return {family: usual if family in raw else blocking for family in _FAMILIES}
+
+
+def _find_rejecting(structure: Structure) -> set[str]:
+    """The hooks' rules of filter by which it looks for whom to reject."""
+    hooks = (rules for hook, rules in structure.hooks.items() if hook.table == "filter")
+    return {rule.text for rules in hooks for rule in rules if rule.text.startswith("-m mark")}
+
+
+def _switch(wanted: Structure, found: Structure, orders: Mapping[int, tuple[Table, ...]]) -> Iterator[SwitchTable]:
+    for family, tables in orders.items():
         for table in tables:
             chains = {
                 chain.name: rules

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from netlimit.lanes import Lane
+from netlimit.lanes import find_lane
 from netlimit.limits import Facts, Limit, VerdictGroup, compile_rule
 from netlimit.queueing import is_cap
 from netlimit.rules import TARGET, Action, Rule, format_target
@@ -107,7 +107,7 @@ def _compare_queues(rule: Rule, other: Rule, facts: Facts) -> Iterator[tuple[str
         cap, inner = (rule, other) if is_cap(rule, device) else (other, rule)
         yield "cap", f"{_call(inner)} lies under {title(cap)}, which caps all that leaves by {device}."
         return
-    one, two = (_lane(each, facts) for each in (rule, other))
+    one, two = (find_lane(each, "", facts) for each in (rule, other))
     if one != two or (rule.target == other.target and rule.per == other.per):
         return
     if TARGET in (rule.per, other.per):
@@ -126,11 +126,6 @@ def _compare_queues(rule: Rule, other: Rule, facts: Facts) -> Iterator[tuple[str
 def _depth(rule: Rule) -> tuple[int, bool]:
     """The smaller target lies in the larger; of two for the same, hosts lie in the budget."""
     return rule.target.prefixlen, rule.per != TARGET
-
-
-def _lane(rule: Rule, facts: Facts) -> Lane:
-    selector = replace(rule.selector, interface=None)
-    return Lane("", rule.family, rule.direction, selector, facts.protects(rule.target))
 
 
 def _smaller(one: Rule, two: Rule) -> Rule:

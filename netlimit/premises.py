@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from netlimit.conflicts import find_conflicts, is_serious
-from netlimit.kernel.base import Addresses, HostFacts, Kernel
+from netlimit.conflicts import Finding, Spoiled, find_conflicts, is_told
+from netlimit.errors import say_fault
+from netlimit.kernel.base import Addresses, Door, HostFacts, Kernel
 from netlimit.limits import Facts, own_addresses, parse_safe
+from netlimit.marks import USUAL
+from netlimit.neighbours import Neighbours
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.safety import SafeSet
 from netlimit.tree import Queues, SavedRoot, Topology
@@ -29,10 +33,15 @@ class Premises:
         self._found: HostFacts | None = None
         self._where = Addresses((), ())
         self._safe = SafeSet(setup.safe, setup.servers)
-        self._ports = set(setup.ports)
+        self._doors = set(setup.doors)
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
+        self.spoiled: Mapping[Spoiled, Finding] = {}
+        self._unread: str | None = None
+        self._peers: frozenset[str] = frozenset()
+        self._neighbours = Neighbours(kernel, setup.mark_mask)
+        self._mask: int | None = None
 
     @property
     def facts(self) -> Facts:
@@ -40,22 +49,42 @@ class Premises:
         assert self._found is not None, "probe comes first"
         return Facts(
             host=self._setup.host,
-            mark_mask=self._setup.mark_mask,
+            mark_mask=self._mask or self.wanted_mask,
             set_size=self._setup.set_size,
             own=own_addresses(self._where.own),
             safe=parse_safe(tuple(self._safe.reasons)),
             management=self._management,
-            capabilities=self._found.capabilities,
+            peers=self._peers,
+            capabilities=self._capabilities,
             topology=self._topology,
             foreign=self._foreign,
             hz=self._found.hz,
         )
 
+    @property
+    def doors(self) -> frozenset[Door]:
+        """Where this host is managed. One stays when sshd ends: the connections that it served go on."""
+        return frozenset(self._doors)
+
+    @property
+    def wanted_mask(self) -> int:
+        """The bits of the packet mark that shall be ours; those that are in force go on until they are changed."""
+        return self._neighbours.choice.mask
+
+    def keep_mask(self, mask: int | None) -> None:
+        """Note the bits of the packet mark that are in force (None: none yet)."""
+        self._mask = mask
+        self._neighbours.keep(mask)
+
+    def look_at_marks(self, patience: float = 0.0) -> bool:
+        """Look who else uses packet marks; whether limits can be enforced now that could not, or no longer."""
+        return self._neighbours.look(patience)
+
     def probe(self, reported: Iterable[HostStatus]) -> None:
         """Find out what the host can do, once; `reported` is what gateways have said before. Who was safe a moment ago
         is so still, though this process has not seen him."""
         if self._found is None:
-            self._found = self._kernel.probe(self._setup.mark_mask)
+            self._found = self._kernel.probe()
             for status in reported:
                 if status.host == self._setup.host:
                     self._safe.recall(status.safe_reasons)
@@ -67,7 +96,7 @@ class Premises:
 
     def probe_again(self) -> bool:
         """Find out whether the host can do something else now than when it was probed."""
-        before, self._found = self._found, self._kernel.probe(self._setup.mark_mask)
+        before, self._found = self._found, self._kernel.probe()
         return before is None or before.capabilities != self._found.capabilities
 
     def look(self, saved: Roots) -> None:
@@ -94,21 +123,53 @@ class Premises:
         }
         return self._foreign != before
 
-    def find_safe(self, clients: Iterable[str], now: float) -> set[str] | None:
-        """Find out the host's own addresses, who is safe at `now` (Unix time), and the ports by which it is managed.
-        The addresses that have joined or left; None if nothing has changed."""
-        where = self._kernel.addresses()
-        before, ports = {*self._where.own, *self._safe.reasons}, self._management
-        self._safe.update(now, where.peers, self._topology.gateways, clients)
+    def find_safe(
+        self,
+        clients: Iterable[str],
+        now: float,
+        reported: Iterable[HostStatus] = (),
+        reached: Iterable[str] = (),
+    ) -> set[str] | None:
+        """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` are hosts of the database), the
+        ports by which it is managed, and the addresses of other gateways, of what they have `reported`. Returns the
+        addresses that have joined or left; None if nothing has changed."""
+        where = self._read_addresses()
+        before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
+        self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached)
         self._where = where
-        self._ports.update(where.ports)
+        self._doors.update(where.doors)
         changed = before ^ {*self._where.own, *self._safe.reasons}
-        return changed if changed or ports != self._management else None
+        self._peers = find_peers(reported, self._setup.host, where.own)
+        return changed if changed or others != (self._management, self._peers) else None
+
+    def _read_addresses(self) -> Addresses:
+        """The addresses of the host, and who is logged in; those that are known, with a note, where they cannot be
+        read."""
+        try:
+            where = self._kernel.addresses()
+        except Exception as error:
+            if self._unread is None:
+                log.warning("The addresses of this host cannot be read.", exc_info=True)
+            self._unread = (
+                f"The addresses of this host, and who is logged in by SSH, cannot be read ({say_fault(error)}): those "
+                "that were known before stay safe."
+            )
+            return self._where
+        self._unread = None
+        return where
 
     def look_for_conflicts(self) -> None:
-        """Look for what gets in the way of limits."""
+        """Look for what gets in the way of limits. It only advises: should the look fail, that is told."""
         before = self._conflicts
-        self._conflicts = tuple(map(str, filter(is_serious, find_conflicts(self._kernel.survey(thorough=False)))))
+        try:
+            found = find_conflicts(self._kernel.survey(thorough=False))
+        except Exception as error:
+            log.debug("The survey failed.", exc_info=True)
+            self.spoiled = {}
+            self._conflicts = (f"What gets in the way of limits on this host is not known: {say_fault(error)}.",)
+        else:
+            self.spoiled = {each.spoils: each for each in reversed(found) if each.spoils}
+            self._conflicts = tuple(map(str, filter(is_told, found)))
         for conflict in self._conflicts:
             if conflict not in before:
                 log.warning("%s", conflict)
@@ -118,16 +179,56 @@ class Premises:
         if self._found is None:
             return {}
         return {
-            "capabilities": self._found.capabilities,
+            "capabilities": self._capabilities,
             "hz": self._found.hz,
-            "notes": (*self._found.notes, *self._conflicts),
+            "notes": self.notes,
             "own": self._where.own,
             "management": self._management,
             "safe": tuple(self._safe.reasons),
             "safe_reasons": dict(self._safe.reasons),
+            "networks": self._networks,
         }
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the host."""
+        found = self._found
+        if found is None:
+            return ()
+        told = [*filter(None, [self._unread]), *self._neighbours.choice.notes]
+        if self._mask is not None and self._mask != self.wanted_mask:
+            told.append(
+                f"Others use bits of the packet mark {self._mask:#x}, which netlimit uses until it can move to "
+                f"{self.wanted_mask:#x}: when all rules are applied, and the database answers."
+            )
+        elif self.wanted_mask != USUAL:
+            told.append(f"netlimit uses the bits {self.wanted_mask:#x} of the packet mark.")
+        return (*found.notes, *told, *self._conflicts)
+
+    @property
+    def _capabilities(self) -> Mapping[str, str | None]:
+        assert self._found is not None, "probe comes first"
+        return {
+            **self._found.capabilities,
+            "marks": self._neighbours.choice.problem,
+            "reject marks": self._neighbours.choice.reject,
+        }
+
+    @property
+    def _networks(self) -> Mapping[str, tuple[str, ...]]:
+        """Where packets leave without a gateway, and by default, by prefix."""
+        routes = (route for route in self._topology.routes if route.connected or route.prefix.endswith("/0"))
+        return {route.prefix: route.devices for route in routes}
+
+    @property
     def _management(self) -> tuple[int, ...]:
-        """The ports of which open connections pass. One stays when sshd ends: those that it served go on."""
-        return tuple(sorted(self._ports))
+        """The ports of which open connections pass."""
+        return tuple(sorted({door.port for door in self._doors}))
+
+
+def find_peers(reported: Iterable[HostStatus], host: str, own: Iterable[str]) -> frozenset[str]:
+    """The addresses of the other gateways of a database; not those that this one has too, such as one that moves from
+    gateway to gateway."""
+    told = {text for status in reported if status.host != host for text in status.own} - set(own)
+    addresses = map(ip_address, told)
+    return frozenset(str(each) for each in addresses if not (each.is_loopback or each.is_link_local))

@@ -127,6 +127,9 @@ def _judge(
     if problem is not None:
         return _judge_fallback(draft, problem, ground)
     layer = "tc" if draft.action is Action.SHAPE else ground.backend
+    miss = compilation.misses.get(number)
+    if miss is not None:
+        return ("degraded" if miss.partly else "error"), layer, miss.text
     note = compilation.shaping.notes.get(number)
     return ("degraded" if note and note.degraded else "applied"), layer, note.text if note else None
 
@@ -170,11 +173,11 @@ def _say_problems(
 
 def _say_exempt(draft: Rule, facts: Facts) -> Iterable[str]:
     """Of what the rule speaks of, what it would not touch all the same."""
-    if draft.action is Action.ALLOW or facts.protects(draft.target):
+    if draft.action is Action.ALLOW or facts.overrides(draft):
         return
     safe = [net for net in facts.safe if net.version == draft.family and net.overlaps(draft.target)]
     if any(draft.target.subnet_of(net) for net in safe):  # type: ignore[arg-type]  # both are of one family
-        yield "All of its target is in the safe set, which no rule touches unless it names the very address."
+        yield "All of its target is in the safe set, which no rule touches unless it was forced."
     elif safe:
         yield f"{', '.join(map(str, safe[:5]))} {'is' if len(safe) == 1 else 'are'} safe, and not touched by it."
 

@@ -7,10 +7,9 @@ that its address lies in, and the cap of the device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
-from netlimit.lanes import Lane
+from netlimit.lanes import Lane, find_lane
 from netlimit.limits import Facts
 from netlimit.packet import Packet
 from netlimit.rules import HOST, TARGET, Action, Protocol, Rule, format_target
@@ -67,12 +66,10 @@ def ask_queues(rules: list[Rule], device: str | None, facts: Facts) -> Iterator[
     to the largest; then those that are passed over."""
     lanes: dict[Lane, list[Rule]] = {}
     for rule in rules:
-        selector = replace(rule.selector, interface=None)
-        lane = Lane(device or "", rule.family, rule.direction, selector, facts.protects(rule.target))
-        lanes.setdefault(lane, []).append(rule)
+        lanes.setdefault(find_lane(rule, device or "", facts), []).append(rule)
     if not lanes:
         return
-    ordered = sorted(lanes, key=lambda lane: (not lane.exact, lane.name))
+    ordered = sorted(lanes, key=lambda lane: (lane.rank, lane.name))
     # Chains look in every lane, and the last that knows the packet decides; the program on the ingress takes the first.
     chosen = ordered[0] if device == INGRESS_DEVICE else ordered[-1]
     first, *around = _sort_out(lanes.pop(chosen))

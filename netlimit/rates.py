@@ -35,7 +35,9 @@ _COUNTED = {
     "packet": "packets", "packets": "packets", "pkt": "packets", "pkts": "packets",
     "connection": "connections", "connections": "connections", "conn": "connections", "conns": "connections",
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*")
+_MOST = 10**21
+"""No amount is as large: each can be written with as many digits as are read."""
+_QUANTITY = re.compile(r"\s*([0-9]{1,21}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*")
 EXAMPLES = '"200 packets/s", "20 Mbit/s", "5 MB/s", "10 connections/min" or "50 connections"'
 
 
@@ -84,6 +86,8 @@ def parse_rate(text: str) -> Rate:
     if amount == 0:
         raise RuleError("rate", f'The rate {text!r} is zero; to let nothing through, use the action "block".')
     whole, seconds = _to_whole(amount, seconds, text)
+    if whole >= _MOST:
+        raise RuleError("rate", f"The rate {text!r} is larger than any network can carry.")
     return Rate(whole, unit, seconds, format_rate(whole, unit, seconds))
 
 

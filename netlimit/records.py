@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from netlimit.rules import Rule
 
-DISPENSABLE = frozenset({"fq_codel"})
+DISPENSABLE = frozenset({"fq_codel", "python-iptables"})
 """Capabilities in the place of which there is another: a host without them is no worse for the rules."""
 
 
@@ -42,11 +42,13 @@ class Exceptional:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed in the rules after some revision: rules as they are now, ids of those removed."""
+    """What changed in the rules after some revision: rules as they are now, ids of those removed. `stamp` tells the
+    revision from others of its number."""
 
     revision: int
     rules: tuple[Rule, ...]
     removed: tuple[int, ...]
+    stamp: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class HostStatus:
     ("0.1", "+Inf") how many passes, not more than that, and their "sum". Of rules: `desired` are in force here by the
     database, `enforced` are, in the kernel or by limiters, `degraded` not for all they speak of; `lifted` have
     `on_failure: open` and are out of force because the database is gone. `drifted` counts things found changed and not
-    yet put right.
+    yet put right. `faults` are errors that nobody expected, since the controller began. `networks` are the prefixes
+    that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
     """
 
     host: str
@@ -126,6 +129,8 @@ class HostStatus:
     lifted: int = 0
     safe_reasons: Mapping[str, SafeReason] = field(default_factory=dict)
     management: tuple[int, ...] = ()
+    faults: int = 0
+    networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +216,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question of the API that only a controller can answer: `kind` is "plan", "counters" or "offenders"."""
+    """A question of the API that only a controller can answer: `kind` is "plan", "preview", "counters" or
+    "offenders"."""
 
     id: int
     kind: str
@@ -246,7 +252,8 @@ class Duties:
     `assigned` are the rules that are its own to enforce; None: the very ones that it knows. `rules` are those of the
     gateway that have changed since the revision that was asked about, and `removed` those that are gone; if that is
     None, `rules` are all of them. `own` and `safe` are the gateway's addresses and its safe set. While nothing is
-    assigned, or the gateway is paused, there is nothing else either, and the revision is -1.
+    assigned, or the gateway is paused, there is nothing else either, and the revision is -1. `stamp` tells the revision
+    from others of its number.
     """
 
     assigned: Assigned | None = Assigned()
@@ -255,3 +262,4 @@ class Duties:
     removed: tuple[int, ...] | None = None
     own: tuple[str, ...] = ()
     safe: tuple[str, ...] = ()
+    stamp: int = field(default=0, compare=False)

@@ -38,7 +38,7 @@ def find_way(rule: Rule, facts: Facts) -> Way:
     if rule.direction is Direction.TO:
         if own:
             return Way((INGRESS_DEVICE,))
-        devices = _find_towards(rule.target, topology)
+        devices = find_towards(rule.target, topology)
         if not devices:
             return Way(problem=f"No route leads to {format_target(rule.target)}; name the device in `interface`.")
         return Way(devices, note=_say_many(devices))
@@ -59,7 +59,7 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
     return None
 
 
-def _find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
+def find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
     """The devices of the best route to all of it, and of those to parts of it."""
     best = next(iter(_find_around(target, topology)), None)
     same = [each for each in _find_around(target, topology) if best and each.length == best.length]
@@ -68,7 +68,7 @@ def _find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
 
 def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
     table = _read_table(topology, target.version)
-    home = () if own else _find_towards(target, topology)
+    home = () if own else find_towards(target, topology)
     return tuple(device for device in table.devices if own or device in table.default or device not in home)
 
 

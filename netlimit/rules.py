@@ -12,6 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeVar
 
+from netlimit.addresses import explain_unused, unmap
 from netlimit.errors import RuleError
 from netlimit.hashlimit import TABLE_MAX, Bucket, fit_bucket
 from netlimit.htb import check_burst, check_rate
@@ -86,6 +87,12 @@ class Selector:
             words.append("on " + self.interface)
         return " ".join(words)
 
+    def meets(self, other: Selector) -> bool:
+        """Whether a packet can be of both, as far as protocol and ports tell."""
+        if Protocol.ANY not in (self.protocol, other.protocol) and self.protocol is not other.protocol:
+            return False
+        return _meet(self.ports, other.ports) and _meet(self.source_ports, other.source_ports)
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -93,7 +100,8 @@ class Rule:
 
     `burst` is in the unit of the rate (packets, bytes, connections), None for the default. `per` is "host",
     "target", "peer" or "/n" for limits, None for `allow` and `block`. `expires_at` is aware, in UTC.
-    `hosts` names the gateways that enforce the rule; empty means all.
+    `hosts` names the gateways that enforce the rule; empty means all. `forced_by` is the admin who forced it: only then
+    it hits who is safe, and only where its target is that very address, or the gateway's own.
     """
 
     target: Target
@@ -111,6 +119,7 @@ class Rule:
     name: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
     comment: str = ""
+    forced_by: str | None = None
     id: int = 0
     revision: int = 0
 
@@ -167,6 +176,7 @@ FIELDS = frozenset(
         "hosts",
         "labels",
         "comment",
+        "forced_by",
     ]
 )
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,62}")
@@ -209,6 +219,7 @@ def parse_rule(fields: Mapping[str, object], now: datetime) -> Rule:
         name=_parse_optional("name", fields, _parse_name),
         labels=_parse_labels(fields.get("labels")),
         comment=_parse_comment(fields.get("comment")),
+        forced_by=_parse_optional("forced_by", fields, _parse_actor),
     )
     _check(rule)
     return rule
@@ -236,7 +247,19 @@ def parse_target(value: object) -> Target:
             "target",
             f"The target {text!r} has host bits set; did you mean {network}, or the one address {address}?",
         )
-    return network
+    unused = explain_unused(network)
+    if unused is not None:
+        raise RuleError("target", f"The target {unused}")
+    return unmap(network)
+
+
+def is_network(text: str) -> bool:
+    """Whether a text is an address or a CIDR."""
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def format_target(target: Target) -> str:
@@ -390,6 +413,12 @@ def _fit_per(target: Target, per: str | None, rate: Rate | None, action: Action)
     return TARGET if bucket == length and per != HOST else f"/{bucket}" if per != HOST else HOST
 
 
+def _meet(one: tuple[PortRange, ...], other: tuple[PortRange, ...]) -> bool:
+    if not one or not other:
+        return True
+    return any(low <= top and bottom <= high for low, high in one for bottom, top in other)
+
+
 def _parse_selector(fields: Mapping[str, object]) -> Selector:
     return Selector(
         protocol=_parse_choice(Protocol, "protocol", fields.get("protocol"), Protocol.ANY),
@@ -482,8 +511,13 @@ def _parse_port(field: str, text: str) -> PortRange:
     raise RuleError(field, f'{text!r} is no port; ports are 0 to 65535, ranges are written "8000-8100".')
 
 
+def is_interface(text: str) -> bool:
+    """Whether a network device can have this name, of those that a rule may name."""
+    return _INTERFACE.fullmatch(text) is not None and text not in (".", "..")
+
+
 def _parse_interface(text: str) -> str:
-    if not _INTERFACE.fullmatch(text) or text in (".", ".."):
+    if not is_interface(text):
         raise RuleError("interface", f'{text!r} is no name of an interface; write for example "eth0".')
     return text
 
@@ -530,6 +564,12 @@ def _parse_comment(value: object) -> str:
     if not _is_text(value, 1000):
         raise RuleError("comment", "`comment` is a text of at most 1000 letters, without control characters.")
     return str(value)
+
+
+def _parse_actor(text: str) -> str:
+    if not text or not _is_text(text, 255):
+        raise RuleError("forced_by", "`forced_by` is the name of who forced the rule, of at most 255 letters.")
+    return text
 
 
 def _is_text(value: object, longest: int) -> bool:

@@ -12,8 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from ipaddress import ip_address
-from urllib.parse import parse_qs, urlsplit
+from ipaddress import ip_address, ip_network
 
 from netlimit.records import SafeReason
 
@@ -34,30 +33,61 @@ class SafeSet:
 
     def __init__(self, settings: Iterable[str], servers: Mapping[str, str] | None = None) -> None:
         """`settings` are networks that always are; `servers` are names of hosts, with their reason."""
-        self.reasons: dict[str, SafeReason] = {network: SafeReason(SETTINGS) for network in settings}
+        self._settings = tuple(settings)
+        self._here: frozenset[str] = frozenset()
+        self._were_here: dict[str, float] = {}
+        self.reasons = self._settled
         self._lookup = Lookup(servers or {})
 
     def recall(self, reasons: Mapping[str, SafeReason]) -> None:
         """Take in what an earlier process knew; `update` then forgets what is too old."""
         self.reasons = {**{network: why for network, why in reasons.items() if why.seen}, **self._settled}
 
-    def update(self, now: float, sessions: Iterable[str], gateways: Iterable[str], clients: Iterable[str]) -> None:
-        """Note who is there at `now` (Unix time). Of several reasons the first counts."""
+    def update(
+        self,
+        now: float,
+        sessions: Iterable[str],
+        gateways: Iterable[str],
+        clients: Iterable[str],
+        own: Iterable[str] = (),
+        reached: Iterable[str] = (),
+    ) -> None:
+        """Note who is there at `now` (Unix time), and where the database was `reached`. Of several reasons the first
+        counts.
+
+        The host's `own` addresses are never safe, whatever the reason: all that others send to it would be spared. One
+        that is another host's now is as any other; but who spoke to the API from it may have been this host itself.
+        """
+        here = frozenset(str(ip_address(each)) for each in own)
+        for network in self._settings:
+            if _strip(network) in here - self._here:
+                log.warning("NETLIMIT_SAFE names %s, an address of this host's own, which is never safe.", network)
+        self._here = here
+        kept = {each: last for each, last in self._were_here.items() if now - last < REMEMBERED_SECONDS}
+        self._were_here = {**kept, **dict.fromkeys(here, now)}
         present = {
             **self._lookup.addresses(),
+            **{each: DATABASE for each in reached if not ip_address(each).is_loopback},
             **dict.fromkeys(gateways, GATEWAY),
-            **dict.fromkeys(clients, CLIENT),
+            **dict.fromkeys((each for each in clients if each not in self._were_here), CLIENT),
             **dict.fromkeys(sessions, SESSION),
         }
         known = {
             network: why for network, why in self.reasons.items() if why.seen and now - why.seen < REMEMBERED_SECONDS
         }
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
-        self.reasons = {**known, **seen, **self._settled}
+        others = {network: why for network, why in {**known, **seen}.items() if _strip(network) not in here}
+        self.reasons = {**others, **self._settled}
 
     @property
     def _settled(self) -> dict[str, SafeReason]:
-        return {network: why for network, why in self.reasons.items() if not why.seen}
+        return {each: SafeReason(SETTINGS) for each in self._settings if _strip(each) not in self._here}
+
+
+def _strip(network: str) -> str:
+    """One address without the length of its prefix."""
+    parsed = ip_network(network)
+    return str(parsed.network_address) if parsed.prefixlen == parsed.max_prefixlen else network
 
 
 class Lookup:
@@ -66,9 +96,9 @@ class Lookup:
 
     def __init__(self, names: Mapping[str, str], resolve: Callable[[str], Iterable[str]] | None = None) -> None:
         """`names` are hosts, each with what it is (the reason that its addresses have)."""
-        self._names = names
+        self._names = {name.partition("%")[0] if _is_address(name) else name: what for name, what in names.items()}
         self._resolve = resolve or _resolve
-        self._found: dict[str, tuple[str, ...]] = {name: (name,) for name in names if _is_address(name)}
+        self._found: dict[str, tuple[str, ...]] = {name: (name,) for name in self._names if _is_address(name)}
         self._thread: threading.Thread | None = None
         self._due = 0.0
 
@@ -92,38 +122,13 @@ class Lookup:
         for name in names:
             try:
                 self._found[name] = tuple(self._resolve(name))
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 log.warning("The %s %s cannot be looked up: %s.", self._names[name], name, error)
 
 
-def find_servers(database_url: str, counters_url: str) -> dict[str, str]:
-    """The hosts that two URLs name, each with what it is. None for SQLite, for memory, for a socket in a directory."""
-    return {
-        host: what
-        for url, what in ((counters_url, COUNTERS), (database_url, DATABASE))
-        for host in _read_hosts(url)
-        if not host.startswith(("/", "@"))
-    }
-
-
-def _read_hosts(url: str) -> list[str]:
-    """The hosts of a URL: before the path, or in its query (`?host=a:5432&host=b`, as libpq and SQLAlchemy have it)."""
-    try:
-        parts = urlsplit(url)
-        hosts = [parts.hostname or ""]
-    except ValueError:
-        return []
-    if parts.scheme.startswith("sqlite"):
-        return []
-    query = parse_qs(parts.query)
-    hosts += [each for given in query.get("hostaddr", []) + query.get("host", []) for each in given.split(",")]
-    return [_without_port(host) for host in hosts if host]
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+def name_servers(databases: Iterable[str], counters: Iterable[str]) -> dict[str, str]:
+    """The hosts of the database and of the counter store, by name or address, each with what it is."""
+    return {**dict.fromkeys(counters, COUNTERS), **dict.fromkeys(databases, DATABASE)}
 
 
 def _is_address(name: str) -> bool:

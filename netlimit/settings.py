@@ -16,7 +16,11 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from netlimit.addresses import explain_unused, unmap
 from netlimit.errors import SettingsError
+from netlimit.marks import is_run
+from netlimit.plain import name_of
+from netlimit.reading import read_whole
 from netlimit.rules import Target
 
 PREFIX = "NETLIMIT_"
@@ -27,10 +31,12 @@ USUAL_HEADERS = HEADERS[:3]
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _LARGEST_SET = 2**32 - 1
 _LARGEST_COUNT = 10**9
+_LONGEST = 2**20
+"""Bytes of a settings file."""
 
 
 def _hostname() -> str:
-    return socket.gethostname() or "localhost"
+    return name_of(socket.gethostname()) or "localhost"
 
 
 class Backend(StrEnum):
@@ -86,16 +92,18 @@ def parse_listen(value: object) -> Listen:
     return Listen(match[1].strip("[]"), int(match[2]))
 
 
-def parse_mark_mask(value: object) -> int:
-    """Read the bits of the packet mark that netlimit may use. Raises ValueError with a sentence."""
+def parse_mark_mask(value: object) -> int | None:
+    """Read the bits of the packet mark that netlimit may use; None for those that are free (`auto`). Raises ValueError
+    with a sentence."""
+    if value is None or str(value).strip().lower() == "auto":
+        return None
     try:
         mask = value if isinstance(value, int) else int(str(value), 0)
     except ValueError:
-        raise ValueError(f'{value!r} is no number; write the mask in hexadecimal, such as "0xff000000".') from None
+        raise ValueError(f'{value!r} is no number; write "auto", or a mask such as "0xff000000".') from None
     if not 0 < mask < 2**32:
         raise ValueError(f"{value!r} does not fit into the 32 bits of a packet mark.")
-    run = mask // (mask & -mask)
-    if run & (run + 1) or run == 1:
+    if not is_run(mask):
         raise ValueError(f'{value!r} is not one run of at least two neighbouring bits, such as "0xff000000" has.')
     return mask
 
@@ -110,7 +118,12 @@ def parse_safe(value: object) -> tuple[Target, ...]:
 
 def _parse_network(text: str) -> Target:
     try:
-        return ip_network(text)
+        if "%" in text:
+            raise ValueError("it has a zone, which no packet carries")
+        network = ip_network(text)
+        if unused := explain_unused(network):
+            raise ValueError(unused.rstrip("."))
+        return unmap(network)
     except ValueError as error:
         raise ValueError(f"{text!r} is no address or CIDR ({error}).") from None
 
@@ -203,7 +216,7 @@ class Settings(BaseSettings):
     bootstrap_token: SecretStr | None = None
     """The admin's token; without it the first start makes one."""
     backend: Annotated[Backend, BeforeValidator(_parse_backend)] = Backend.AUTO
-    mark_mask: Annotated[int, BeforeValidator(parse_mark_mask)] = 0xFF000000
+    mark_mask: Annotated[int | None, BeforeValidator(parse_mark_mask)] = None
     """The bits of the packet mark that are netlimit's."""
     safe: Annotated[tuple[Target, ...], BeforeValidator(parse_safe), NoDecode] = ()
     """Addresses that no rule may touch."""
@@ -280,7 +293,7 @@ def load_settings(config: Path | None = None) -> Settings:
 
 def _read_file(path: Path, required: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_whole(path, _LONGEST).decode("utf-8"))
     except FileNotFoundError:
         if not required:
             return {}

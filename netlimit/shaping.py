@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from netlimit.branches import Branches, Wish
-from netlimit.htb import bytes_per_second, size_bucket
+from netlimit.htb import bytes_per_second
 from netlimit.ingress import Ingress
-from netlimit.lanes import Lane, OpenLane, seen_name
-from netlimit.limits import Facts, set_keys
+from netlimit.interfaces import find_miss
+from netlimit.lanes import Lane, OpenLane, find_lane, seen_name
+from netlimit.limits import SEEN, Facts, set_keys
+from netlimit.management import find_lack
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
-from netlimit.routing import find_home, find_way
-from netlimit.rules import TARGET, Protocol, Rule, Target, format_target
+from netlimit.routing import find_home, find_towards, find_way
+from netlimit.rules import TARGET, Direction, Protocol, Rule, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
-from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, TokenBucket, Tree, classid
+from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
 
 MOST_HOSTS = 16_384
 """Classes for hosts on one device. Each has a queue, and Linux has 32,767 handles for those of a device."""
@@ -65,6 +67,12 @@ def is_cap(rule: Rule, device: str) -> bool:
     return everything and rule.per == TARGET and device != INGRESS_DEVICE
 
 
+def _judge(facts: Facts, device: str) -> tuple[str | None, str]:
+    """Whose a device is: somebody's root qdisc, and the bridge or bond that it belongs to."""
+    found = facts.topology.devices.get(device)
+    return facts.foreign.get(device), found.master if found else ""
+
+
 class Shaping:
     """The shaping rules of a host, kept up to date rule by rule; all but `problems` is as it should be after `settle`.
 
@@ -86,6 +94,11 @@ class Shaping:
 
     def __len__(self) -> int:
         return len(self._rules)
+
+    @property
+    def ids(self) -> Iterable[int]:
+        """The rules that shape."""
+        return self._rules.keys()
 
     # -- rules
 
@@ -119,12 +132,11 @@ class Shaping:
         return [rule.id for rule in moved]
 
     def _moves(self, rule: Rule, before: Facts) -> bool:
-        if before.protects(rule.target) != self.facts.protects(rule.target):
+        if find_lane(rule, "", before) != find_lane(rule, "", self.facts):
             return True
         way = find_way(rule, self.facts)
-        return way != find_way(rule, before) or any(
-            before.foreign.get(name) != self.facts.foreign.get(name) for name in way.devices
-        )
+        others = (_judge(before, name) != _judge(self.facts, name) for name in way.devices)
+        return way != find_way(rule, before) or any(others)
 
     def _refuse(self, rule: Rule, problem: str) -> None:
         self._move_out(rule)
@@ -157,11 +169,14 @@ class Shaping:
 
     def _find_lack(self, rule: Rule, devices: Iterable[str]) -> str | None:
         suffix = "6" if rule.family == 6 else ""
-        for need in (f"ip{suffix}tables", "ipset", f"mangle{suffix}", "marks", "htb", "tbf", "bpf"):
+        for need in (f"ip{suffix}tables", "ipset", f"mangle{suffix}", "marks", "htb", "bpf"):
             reason = self.facts.capabilities.get(need)
             if reason is not None:
                 return reason
         for device in devices:
+            miss = find_miss(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
+            if miss is not None and not is_cap(rule, device):
+                return miss.text  # what the port itself sends can be capped, but nobody can be told apart there
             if device in self.facts.foreign:
                 return (
                     f"{device} has a qdisc that is not ours ({self.facts.foreign[device]}), which netlimit leaves "
@@ -190,11 +205,11 @@ class Shaping:
         for other, traffic in device.lanes.items():
             if other == lane:
                 yield from _find_twins(rule, traffic)
-            elif not other.overlaps(lane) or (lane.incoming and other.exact != lane.exact):
+            elif not other.overlaps(lane) or (lane.incoming and other.rank != lane.rank):
                 continue  # of what ends on this host, a rule that names the very address is asked first
             elif other.direction is not lane.direction:
                 yield from self._find_opposite(rule, device, other)
-            elif other.exact == lane.exact:
+            elif other.rank == lane.rank:
                 yield from traffic.find_overlapping(rule.target)
 
     def _find_opposite(self, rule: Rule, device: _Device, lane: Lane) -> Iterator[Rule]:
@@ -216,10 +231,7 @@ class Shaping:
                 device.homes[lane] = Counter(self._home(rule, name) for rule in traffic.rules)
 
     def _lane_of(self, rule: Rule, device: str) -> Lane:
-        selector = rule.selector
-        if selector.interface:
-            selector = replace(selector, interface=None)
-        return Lane(device, rule.family, rule.direction, selector, self.facts.protects(rule.target))
+        return find_lane(rule, device, self.facts)
 
     def _move_in(self, rule: Rule, name: str) -> str | None:
         device = self._open(name)
@@ -356,7 +368,7 @@ class Shaping:
         assert device.cap.rate is not None
         rate = bytes_per_second(device.cap.rate)
         device.branches.limit(rate, device.cap.burst)
-        device.branches.branch(rest, device.branches.top, Wish(None, rate), leaf=True)
+        device.branches.branch(rest, device.branches.top, Wish(None, rate, device.cap.burst), leaf=True)
 
     def _entry(self, lane: Lane, place: Place | None) -> Entry | None:
         if place is None:
@@ -372,17 +384,13 @@ class Shaping:
     @property
     def trees(self) -> dict[str, Tree]:
         """The trees of all devices that have one."""
-        trees = ((name, self._tree(device)) for name, device in self._devices.items())
-        return {name: tree for name, tree in trees if tree is not None}
+        in_use = {name: device for name, device in self._devices.items() if device.lanes or device.cap}
+        return {name: device.branches.tree for name, device in in_use.items()}
 
-    def _tree(self, device: _Device) -> Tree | None:
-        if device.lanes or device.cap is None:
-            return device.branches.tree if device.lanes else None
-        return Tree(FIRST_ROOT + 2 * device.number, self._bucket(device.cap))
-
-    def _bucket(self, cap: Rule) -> TokenBucket:
-        assert cap.rate is not None
-        return size_bucket(bytes_per_second(cap.rate), self.facts.hz, cap.burst)
+    @property
+    def capped(self) -> bool:
+        """Whether any device has a cap, and so classes beside it."""
+        return any(device.cap for device in self._devices.values())
 
     def take_touched(self) -> dict[str, set[int]]:
         """The classes that changed since the last time, by device."""
@@ -403,7 +411,7 @@ class Shaping:
         return [
             OpenLane(lane, tuple(self._newcomers(traffic)))
             for _, device in sorted(self._devices.items())
-            for lane, traffic in sorted(device.lanes.items(), key=lambda item: (not item[0].exact, item[0].name))
+            for lane, traffic in sorted(device.lanes.items(), key=lambda item: (item[0].rank, item[0].name))
         ]
 
     def _newcomers(self, traffic: Traffic) -> Iterator[tuple[int, int]]:
@@ -417,14 +425,14 @@ class Shaping:
 
     @property
     def exact_lanes(self) -> set[str]:
-        """The names of lanes of the ingress whose rules name a protected address."""
+        """The names of lanes of the ingress whose rules were forced, and name a protected address."""
         return {lane.name for lane in self.lanes if lane.incoming and lane.exact}
 
     @property
     def ingress(self) -> Ingress | None:
         """What the ingress of devices must do; None if nothing ends here that is shaped."""
-        lanes = [each.ingress for each in self.open_lanes if each.lane.incoming]
-        lanes.sort(key=lambda each: each.name not in self.exact_lanes)
+        incoming = sorted((each for each in self.open_lanes if each.lane.incoming), key=lambda each: each.lane.rank)
+        lanes = [each.ingress for each in incoming]
         if not lanes:
             return None
         topology = self.facts.topology
@@ -436,9 +444,7 @@ class Shaping:
         counted: dict[int, list[tuple[str, int]]] = {}
         for name, device in self._devices.items():
             if device.cap is not None:
-                tree = self._tree(device)
-                number = classid(tree.handle, 0) if tree and tree.cap else device.branches.top
-                counted.setdefault(device.cap.id, []).append((name, number))
+                counted.setdefault(device.cap.id, []).append((name, device.branches.top))
             for traffic in device.lanes.values():
                 for target, number in traffic.inner.items():
                     counted.setdefault(traffic.budgets[target].id, []).append((name, number))
@@ -446,6 +452,15 @@ class Shaping:
                     if traffic.inner.get(place.rule.target) is None or unit_length(place.rule):
                         counted.setdefault(place.rule.id, []).append((name, place.number))
         return counted
+
+    def find_incoming(self, devices: Collection[str]) -> set[int]:
+        """The rules that shape what ends on this host and may come in by one of the devices, by their ids."""
+        here, topology = self._devices.get(INGRESS_DEVICE), self.facts.topology
+        found = set()
+        for rule in (rule for traffic in (here.lanes.values() if here else ()) for rule in traffic.rules):
+            if rule.direction is Direction.TO or not {*devices}.isdisjoint(find_towards(rule.target, topology)):
+                found.add(rule.id)
+        return found
 
     def passing(self, name: str) -> set[int]:
         """The classes on a device of those that came by themselves."""
@@ -459,6 +474,9 @@ class Shaping:
         """What operators should know of rules that are held."""
         notes = dict(self._notes)
         for device in self._devices.values():
+            lack = find_lack(4, self.facts)
+            if device.cap and lack:
+                notes[device.cap.id] = _say_unguarded(lack)
             branches = [(device.cap, device.branches.top)] if device.cap and device.lanes else []
             for traffic in device.lanes.values():
                 branches += [(traffic.budgets[target], number) for target, number in traffic.inner.items()]
@@ -472,7 +490,7 @@ class Shaping:
 
 
 def _marks(lane: Lane) -> str:
-    return f"tc seen {lane.digest}"
+    return f"{SEEN}{lane.digest}"
 
 
 def _find_twins(rule: Rule, traffic: Traffic) -> Iterator[Rule]:
@@ -505,6 +523,11 @@ def _say_crowded(device: str) -> Note:
         'them (`action: "drop"`), or shape blocks of addresses together (`per: /n`).',
         degraded=True,
     )
+
+
+def _say_unguarded(reason: str) -> Note:
+    text = f"Who manages this gateway by this device waits under its cap, with all others. {reason}"
+    return Note(text, degraded=True)
 
 
 def _say_sum(asked: int, room: int) -> Note:

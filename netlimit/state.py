@@ -20,35 +20,78 @@ LONGEST_TIMEOUT = 2_147_483
 """Seconds; what an ipset entry can hold."""
 OFFENDER_PREFIX = "nl-off"
 OFFENDER_SECONDS = 60
+ROLLING_SLOTS = 8192
+"""Room for as many as such a set takes, in 64 kB: one that packets fill does not grow."""
 SEEN_PREFIX = "nl-seen"
-_EXEMPTING = tuple(SET_PREFIX + name for name in ("a", "safe", "exempt"))
+SLOT_ROOM = 12
+"""Entries that a slot of a set takes (AHASH_MAX_SIZE in the kernel): one that packets fill does not grow by itself."""
+OPEN_PREFIX = "nl-open"
+SAFE_PREFIX = "nl-safe"
+PEER_PREFIX = "nl-peer"
+_LIMITING = tuple(f"{SET_PREFIX}{kind}{family}-" for kind in "ld" for family in (4, 6))
+PROTOCOL_NUMBERS = {
+    "igmp": "2",
+    "ipencap": "4",
+    "rdp": "27",
+    "dccp": "33",
+    "ipv6": "41",
+    "rsvp": "46",
+    "gre": "47",
+    "eigrp": "88",
+    "ospf": "89",
+    "ipip": "94",
+    "pim": "103",
+    "ipcomp": "108",
+    "vrrp": "112",
+    "l2tp": "115",
+    "isis": "124",
+}
+"""Protocols that iptables prints by name or by number, as its version and /etc/protocols have it: we say numbers."""
+_EXEMPTING = tuple(SET_PREFIX + name for name in ("a", "safe", "exempt", "open"))
 
 Table = Literal["raw", "mangle", "filter", "security"]
+Hook = Literal["PREROUTING", "INPUT", "FORWARD", "OUTPUT"]
 TABLES: tuple[Table, ...] = ("raw", "mangle", "filter", "security")
 
 
 @dataclass(frozen=True, slots=True)
 class IpSet:
-    """An ipset: `kind` "net" or "ip"; `marks` for skbinfo; `timeout` the default in seconds (0: entries stay).
+    """An ipset: `kind` "net", "ip" or "ip,port,ip" (the far address, protocol and far port, and the near address of
+    connections); `marks` for skbinfo; `timeout` the default in seconds (0: entries stay).
 
     `size` is the most entries it takes (maxelem); with `rolling`, a full set forgets some rather than refuse more.
     A set of kind "ip" with a `netmask` keeps the network of that prefix length in which an address is (0: the address).
+    With `slots`, packets alone fill it: it never grows beyond that many slots (12 entries each), and where there is no
+    room, an address is not remembered.
     """
 
     name: str
     family: int
-    kind: Literal["net", "ip"] = "net"
+    kind: Literal["net", "ip", "ip,port,ip"] = "net"
     marks: bool = False
     timeout: int = 0
     size: int = 65536
     rolling: bool = False
     netmask: int = 0
+    slots: int = 0
 
     def __str__(self) -> str:
         family = "inet" if self.family == 4 else "inet6"
         netmask = f" netmask {self.netmask}" if self.netmask else ""
+        if self.slots:
+            netmask += f" hashsize {self.slots}"
         text = f"{self.name} hash:{self.kind} family {family} maxelem {self.size}{netmask} timeout {self.timeout}"
         return f"{text} counters" + (" forceadd" if self.rolling else "") + (" skbinfo" if self.marks else "")
+
+    @property
+    def lives(self) -> bool:
+        """Whether its entries come and go with the traffic, and not with the rules: they are no drift."""
+        return self.rolling or self.kind == "ip,port,ip" or self.slots > 0
+
+    @property
+    def room(self) -> int:
+        """How many entries it takes."""
+        return min(self.size, self.slots * SLOT_ROOM) if self.slots else self.size
 
 
 class Entry(NamedTuple):
@@ -79,7 +122,7 @@ class Has:
 
 @dataclass(frozen=True, slots=True)
 class Enters:
-    """The packet came in by this interface."""
+    """The packet came in by this interface, or by one whose name begins so (`eth+`)."""
 
     interface: str
 
@@ -90,7 +133,7 @@ class Enters:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The packet goes out by this interface."""
+    """The packet goes out by this interface, or by one whose name begins so (`eth+`)."""
 
     interface: str
 
@@ -107,8 +150,8 @@ class Is:
     inverted: bool = False
 
     def args(self) -> tuple[str, ...]:
-        """As iptables prints it."""
-        return (*(("!",) if self.inverted else ()), "-p", self.protocol)
+        """As iptables prints it, but for names that not every version of it knows."""
+        return (*(("!",) if self.inverted else ()), "-p", PROTOCOL_NUMBERS.get(self.protocol, self.protocol))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +178,28 @@ class Syn:
 
 @dataclass(frozen=True, slots=True)
 class Continues:
-    """A TCP packet that neither asks for a connection nor grants one."""
+    """A TCP packet that neither asks for a connection nor grants one; unless `resets`, no reset of one either."""
+
+    resets: bool = True
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
-        return "-m", "tcp", "--tcp-flags", "SYN", "NONE"
+        return "-m", "tcp", "--tcp-flags", "SYN" if self.resets else "SYN,RST", "NONE"
+
+
+@dataclass(frozen=True, slots=True)
+class EndsNothing:
+    """A TCP packet by which neither end says that it has done, or that there is no connection."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "tcp", "--tcp-flags", "FIN,RST", "NONE"
 
 
 @dataclass(frozen=True, slots=True)
 class HasSocket:
-    """The packet is for a socket of this host (xt_socket): a connection, or a listener that is bound to this very
-    address. Only in PREROUTING and INPUT."""
+    """The packet is for a socket of this host (xt_socket). A rule that asks for it, even one that no packet comes to,
+    makes the kernel put fragments together before they meet any rule. Only in PREROUTING and INPUT."""
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
@@ -153,15 +207,72 @@ class HasSocket:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """The packet belongs to a TCP connection in a set of kind "ip,port,ip": `side` tells where its far end stands."""
+
+    name: str
+    side: Side
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        here = "dst" if self.side == "src" else "src"
+        return "-m", "set", "--match-set", self.name, f"{self.side},{self.side},{here}"
+
+
+@dataclass(frozen=True, slots=True)
+class HopLimit:
+    """The packet's hop limit (of IPv4: its time to live) is this, or is `below` it."""
+
+    value: int
+    family: int = 6
+    below: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        name = "ttl" if self.family == 4 else "hl"
+        return "-m", name, f"--{name}-{'lt' if self.below else 'eq'}", str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class IsOwn:
+    """An end of the packet is an address of this host's own (with `broadcast`, or of its networks), or is not. The
+    kernel knows them at any moment."""
+
+    side: Side
+    inverted: bool = False
+    broadcast: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        types = "LOCAL,BROADCAST" if self.broadcast else "LOCAL"
+        return "-m", "addrtype", *(("!",) if self.inverted else ()), f"--{self.side}-type", types
+
+
+@dataclass(frozen=True, slots=True)
 class Opens:
-    """The first packet of a flow: NEW, and not yet in the connection table.
+    """The first packet of a flow of anything but TCP, where a SYN tells: NEW, and not yet in the connection table. Of
+    what the kernel does not track, because somebody's rule says so, every packet is one: which is the first of its flow
+    nobody knows.
 
     NEW alone would count every datagram of a UDP flow that nobody has answered.
     """
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
-        return "-m", "conntrack", "--ctstate", "NEW", "!", "--ctstatus", "CONFIRMED"
+        return "-m", "conntrack", "--ctstate", "NEW,UNTRACKED", "!", "--ctstatus", "CONFIRMED"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The packet belongs to a TCP connection that connection tracking takes for over (CLOSE), and keeps for a while: it
+    has no word for that state, but no other lives so short unless somebody has set it so. A SYN does not change it."""
+
+    SECONDS: ClassVar[int] = 10
+    """net.netfilter.nf_conntrack_tcp_timeout_close, as the kernel has it."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "conntrack", "--ctstate", "ESTABLISHED", "--ctexpire", f"0:{self.SECONDS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +288,18 @@ class Icmp6:
 
 @dataclass(frozen=True, slots=True)
 class InSet:
-    """An end of the packet is in a set; a match counts on the entry."""
+    """An end of the packet is in a set; a match counts on the entry, unless it is `quiet`."""
 
     name: str
     side: Side
     inverted: bool = False
+    quiet: bool = False
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
-        return ("-m", "set", *(("!",) if self.inverted else ()), "--match-set", self.name, self.side)
+        inverted = ("!",) if self.inverted else ()
+        quiet = ("!", "--update-counters") if self.quiet else ()
+        return ("-m", "set", *inverted, "--match-set", self.name, self.side, *quiet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +319,8 @@ class Above:
     """The packet finds its token bucket empty (xt_hashlimit).
 
     `above` sets the rate and `above_shown` is how iptables prints it. `sides` names the
-    ends that tell buckets apart, with the prefix length of each (32 or 128: each address).
+    ends that tell buckets apart, with the prefix length of each (32 or 128: each address). `slots` is the size of the
+    hash table.
     """
 
     name: str
@@ -218,8 +333,8 @@ class Above:
     depth: int
     bytes: bool
     longest: int
+    slots: int = 8192
 
-    BUCKETS: ClassVar[int] = 8192
     MOST: ClassVar[int] = 2**20
     COLLECT_MS: ClassVar[int] = 10_000
 
@@ -229,7 +344,7 @@ class Above:
         if self.burst is not None:
             words += ["--hashlimit-burst", self.burst]
         words += ["--hashlimit-mode", ",".join(f"{side}ip" for side, _ in self.sides)]
-        words += ["--hashlimit-name", self.name, "--hashlimit-htable-size", str(self.BUCKETS)]
+        words += ["--hashlimit-name", self.name, "--hashlimit-htable-size", str(self.slots)]
         words += ["--hashlimit-htable-max", str(self.MOST), "--hashlimit-htable-gcinterval", str(self.COLLECT_MS)]
         words += ["--hashlimit-htable-expire", str(self.expire_ms)]
         for side, length in self.sides:
@@ -253,7 +368,25 @@ class Crowded:
 
 
 Match = (
-    Has | Enters | Leaves | Is | Ports | Syn | Continues | HasSocket | Opens | Icmp6 | InSet | Marked | Above | Crowded
+    Has
+    | Enters
+    | Leaves
+    | Is
+    | Ports
+    | Syn
+    | Continues
+    | EndsNothing
+    | HasSocket
+    | Connected
+    | HopLimit
+    | IsOwn
+    | Opens
+    | Ended
+    | Icmp6
+    | InSet
+    | Marked
+    | Above
+    | Crowded
 )
 
 
@@ -262,9 +395,9 @@ Match = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """DROP, RETURN."""
+    """DROP, RETURN; ACCEPT: the packet leaves the table, and meets no rule of others behind ours in it."""
 
-    name: Literal["DROP", "RETURN"]
+    name: Literal["DROP", "RETURN", "ACCEPT"]
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
@@ -296,6 +429,17 @@ class SetMark:
 
 
 @dataclass(frozen=True, slots=True)
+class SetClass:
+    """Give the packet a class, as its priority. Only on the way out: FORWARD and OUTPUT."""
+
+    number: int
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-j", "CLASSIFY", "--set-class", f"{self.number >> 16:04x}:{self.number & 0xFFFF:04x}"
+
+
+@dataclass(frozen=True, slots=True)
 class MapMark:
     """Give the packet the mark of the entry that its address has in a set; a hit counts on the entry."""
 
@@ -322,14 +466,15 @@ class MapPriority:
 
 @dataclass(frozen=True, slots=True)
 class AddTo:
-    """Remember the address in a set."""
+    """Remember the address in a set; with `refresh`, one that is there anew, from now on."""
 
     name: str
     side: Side
+    refresh: bool = False
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
-        return "-j", "SET", "--add-set", self.name, self.side
+        return "-j", "SET", "--add-set", self.name, self.side, *(("--exist",) if self.refresh else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +488,7 @@ class Reject:
         return "-j", "REJECT", "--reject-with", self.reply
 
 
-Effect = Verdict | Jump | SetMark | MapMark | MapPriority | AddTo | Reject
+Effect = Verdict | Jump | SetMark | SetClass | MapMark | MapPriority | AddTo | Reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +498,13 @@ class ChainRule:
     text: str
     matches: tuple[Match, ...] = field(default=(), compare=False, repr=False)
     effect: Effect | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The words by which iptables is told the rule: what it prints of a rate would be another one."""
+        assert self.effect is not None
+        parts = (part.args(shown=False) if isinstance(part, Above) else part.args() for part in self.matches)
+        return (*(word for words in parts for word in words), *self.effect.args())
 
 
 def chain_rule(effect: Effect, *matches: Match) -> ChainRule:
@@ -426,6 +578,11 @@ class State:
 def exempts(name: str) -> bool:
     """Whether the addresses in a set are spared by rules: what is safe or allowed."""
     return name.startswith(_EXEMPTING)
+
+
+def limits(name: str) -> bool:
+    """Whether the addresses in a set are limited, or counted when they are."""
+    return name.startswith(_LIMITING)
 
 
 def show_entry(key: str, entry: Entry) -> str:

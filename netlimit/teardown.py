@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from netlimit.errors import KernelError
 from netlimit.kernel.base import Kernel, observe
 from netlimit.plan import Plan, diff
 from netlimit.state import State
 from netlimit.tree import SavedRoot
+
+if TYPE_CHECKING:  # for the types alone: the store is handed over
+    from netlimit.store import Store
+
+log = logging.getLogger(__name__)
 
 
 def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Plan, Plan]:
@@ -18,3 +26,16 @@ def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Pl
         for step in steps.steps:
             kernel.apply(step)
         return steps, diff(State(), observe(kernel))
+
+
+def restore_nothing(store: Store, kernel: Kernel, host: str) -> None:
+    """A gateway had nothing of ours in its kernel before: nothing is there again, and the root qdiscs of others are.
+    Raises StoreError, KernelError."""
+    saved = store.saved_roots(host)
+    steps, left = tear_down(kernel, saved)
+    for device in saved:
+        store.forget_root(host, device)
+    if steps:
+        log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
+    if left:
+        raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")

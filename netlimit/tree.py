@@ -1,10 +1,16 @@
-"""The queues of a device, as tc has them: one HTB, with child HTBs for the many, or a plain TBF.
+"""The queues of a device, as tc has them: one HTB, with child HTBs for the many.
 
-A packet finds its class by `skb->priority` alone. Its upper half is the handle of the qdisc that holds the class, so
-handles differ between devices: the priority stays with a packet on its way from a VLAN to the device below.
+A packet finds its class by `skb->priority`. Its upper half is the handle of the qdisc that holds the class, so handles
+differ between devices: the priority stays with a packet on its way from a VLAN to the device below. What stands beside
+caps has a handle of no device (6e00:), for it does so on each of them.
 
     6e05: root HTB             one a device
-      6e05:ffff                everything: the device's cap, or no limit
+      6e05:fffd                beside the cap, if there is one: answers of management ports to those who are safe
+      6e05:fffc                                                what finds neighbours
+      6e05:fffb                                                answers of management ports to anybody else, and all
+                                                               else that this host sends to those who are safe
+      6e05:fffa                                                what this host says to other routers
+      6e05:ffff                everything else: the device's cap, or no limit
         6e05:fffe              what nothing claims; only where the device has a cap
         6e05:1000+             shared budgets, nested, and what is theirs alone
         6e05:1 … 6e05:fff      one for each child HTB, of the same number
@@ -23,7 +29,13 @@ FIRST_ROOT, LAST_ROOT = 0x6E01, 0x6EFF
 FIRST_CHILD, LAST_CHILD = 0x7001, 0x7FFF
 """Handles of ours. Those from 8000 on are the kernel's own to give."""
 TOP, REST = 0xFFFF, 0xFFFE
-"""Minors: the class that holds all others of its qdisc, and the one for what nothing claims."""
+"""Minors: the class that holds all others of its qdisc but those beside the cap, and the one for what nothing
+claims."""
+MANAGEMENT, NEIGHBOURS, VISITORS, ROUTERS = 0xFFFD, 0xFFFC, 0xFFFB, 0xFFFA
+BESIDE = (MANAGEMENT, NEIGHBOURS, VISITORS, ROUTERS)
+"""Minors of the classes beside a cap."""
+BESIDE_HANDLE = 0x6E00
+"""The upper half of the priority that leads there, on every device."""
 FIRST_BUDGET, LAST_BUDGET = 0x1000, 0xFFF0
 LINE = 12_500_000_000
 """Bytes a second; what stands for no limit. Above it the nanoseconds that HTB counts in are too coarse."""
@@ -65,35 +77,18 @@ class QueueClass(NamedTuple):
         )
 
 
-class TokenBucket(NamedTuple):
-    """A TBF: bytes a second, the burst in bytes, and the most bytes that wait."""
-
-    rate: int
-    burst: int
-    limit: int
-
-    def __str__(self) -> str:
-        return f"tbf rate {8 * self.rate}bit burst {self.burst}b limit {self.limit}b"
-
-
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All of ours on one device. With `cap` it is a TBF and nothing more; else an HTB with `classes` by classid, of
-    which those that `children` name (handle of the child: classid) hold child HTBs."""
+    """All of ours on one device: an HTB with `classes` by classid, of which those that `children` name (handle of the
+    child: classid) hold child HTBs."""
 
     handle: int
-    cap: TokenBucket | None = None
     classes: Mapping[int, QueueClass] = field(default_factory=dict)
     children: Mapping[int, int] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> Literal["htb", "tbf"]:
-        """The kind of the root qdisc."""
-        return "htb" if self.cap is None else "tbf"
-
     def lines(self) -> Iterator[str]:
         """A line for each part, as a golden text has it."""
-        yield f"{format_handle(self.handle)} {self.cap or 'htb'}"
+        yield f"{format_handle(self.handle)} htb"
         hanging = {classid: handle for handle, classid in self.children.items()}
         for classid, each in sorted(self.classes.items()):
             queue = f" {format_handle(hanging[classid])} htb" if classid in hanging else f" {each.leaf}"
@@ -133,6 +128,11 @@ def format_handle(handle: int) -> str:
     return f"{handle:x}:"
 
 
+def is_beside(number: int) -> bool:
+    """Whether a classid is that of a class beside a device's cap."""
+    return is_ours(number >> 16) and number & 0xFFFF in BESIDE
+
+
 def is_ours(handle: int) -> bool:
     """Whether a root qdisc with this handle is ours."""
     return FIRST_ROOT <= handle <= LAST_ROOT
@@ -149,13 +149,6 @@ def alike(wanted: QueueClass | None, found: QueueClass | None) -> bool:
     )
 
 
-def alike_bucket(wanted: TokenBucket | None, found: TokenBucket | None) -> bool:
-    """Whether a TBF is as it should be, as `alike` tells it of a class."""
-    if wanted is None or found is None:
-        return wanted is found
-    return wanted._replace(burst=found.burst) == found and _alike_burst(wanted.burst, found.burst, wanted.rate)
-
-
 def _alike_burst(wanted: int, found: int, rate: int) -> bool:
     return abs(wanted - found) <= 2 + _COARSE_NS * rate // 10**9
 
@@ -165,11 +158,15 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network device: its index, whether it is up, and the kind of link ("" for a card)."""
+    """A network device: its index, whether it is up, the kind of link ("" for a card), and the device that it belongs
+    to as a port or a slave, if any. `strict`: what comes in by it with an IPv4 source to which no route leads out by it
+    is thrown away (rp_filter)."""
 
     index: int
     up: bool
     kind: str = ""
+    master: str = ""
+    strict: bool = False
 
 
 class Route(NamedTuple):
@@ -183,12 +180,14 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Devices by name (without loopback and ours), routes of all tables but the local one, and the addresses of the
-    default gateways. One reading of them: compared by identity."""
+    """Devices by name (without loopback and ours), routes of all tables but the local one, the addresses of the default
+    gateways, and the networks of which every address ends on this host by its routes: its own addresses, what is local
+    by a route (`ip route add local`), broadcast and anycast. One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
     gateways: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

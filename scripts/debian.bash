@@ -1,7 +1,7 @@
 # What scripts/setup and scripts/install share: Debian packages, and a Python that can make environments.
 # shellcheck shell=bash
 
-tools=(iptables ipset iproute2 iputils-ping conntrack ethtool curl procps kmod ca-certificates)
+tools=(iptables ipset nftables iproute2 iputils-ping conntrack ethtool curl procps kmod ca-certificates)
 compiler=(gcc libc6-dev) # python-iptables is built from source
 # shellcheck disable=SC2034
 debian_python=(python3 python3-venv python3-dev)

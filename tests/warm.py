@@ -104,7 +104,8 @@ def start(
 ) -> Started:
     """`python -m module arguments…`, in a session of its own."""
     order = {"argv": [module, *arguments], "env": dict(env), "cwd": str(cwd), "namespace": namespace}
-    ours, theirs = socket.socketpair()
+    # Whole messages: a pid and a status that wait together are not to be read as one number.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         descriptors = [each.fileno() for each in (stdin, stdout, stderr, theirs)]
         socket.send_fds(_keep_warm(), [json.dumps(order).encode()], descriptors)

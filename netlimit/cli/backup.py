@@ -15,7 +15,11 @@ from netlimit.cli.printing import JSON, count, say
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup: a SQLite file, whatever the database is.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="In the place of rules that are there, or of a database that is damaged.")
+    bool,
+    typer.Option(
+        "--force",
+        help="In the place of rules that are there, or of a database that is damaged; and with rules that were forced.",
+    ),
 ]
 
 

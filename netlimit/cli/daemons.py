@@ -6,6 +6,7 @@ import gc
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 from datetime import UTC, datetime
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 UMASK = 0o007
 """Controller and API share the database, and nobody else."""
+
+OPEN_FILES = 4096
+"""What the API may have open: about 900 connections and 150 files of the database, at most."""
+PATIENCE = 1.0
+"""How long the controller waits for who has locked the database, in seconds: the kernel must be looked at."""
 
 _LATE_IN_CONTROLLER = ("netlimit.controller", "netlimit.store", "netlimit.kernel.linux", "encodings.idna")
 _LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
@@ -59,8 +65,9 @@ def collect_seldom() -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
-def run_controller(settings: Settings, user: str | None = None) -> None:
-    """Run the controller until SIGTERM or SIGINT; root becomes `user`, if that is given, and keeps two capabilities."""
+def run_controller(settings: Settings, user: str | None = None, api_user: str = USER) -> None:
+    """Run the controller until SIGTERM or SIGINT; root becomes `user`, if that is given, and keeps two capabilities.
+    `api_user` is whom the API runs as."""
     collect_seldom()
     os.umask(UMASK)
     log_to_stderr("controller", settings)
@@ -70,8 +77,8 @@ def run_controller(settings: Settings, user: str | None = None) -> None:
     kernel = make_kernel(settings)
     if user is not None and is_root():
         _keep_network(settings, user)
-    with kernel.sole(), open_store(settings) as store, open_copy(settings) as replica:
-        running = make_controller(settings, store, kernel, replica)
+    with kernel.sole(), open_store(settings, PATIENCE) as store, open_copy(settings) as replica:
+        running = make_controller(settings, store, kernel, replica, api_user)
         log.info("Keeping the rules of %s in its kernel.", settings.host)
         running.run(lambda: bool(stopping))
     log.info("Stopped; the rules stay in the kernel.")
@@ -95,8 +102,7 @@ def run_api(settings: Settings, user: str) -> None:
     import uvicorn
 
     from api.app import create_app
-    from api.connections import Door
-    from api.server import configure
+    from api.server import configure, open_door
 
     collect_seldom()
     os.umask(UMASK)
@@ -107,13 +113,24 @@ def run_api(settings: Settings, user: str) -> None:
     notes = [warning] if warning else []
     for note in notes:
         log.warning("%s", note)
-    listening = Door(listen(settings.listen), settings.trusted_proxies)
+    _raise_open_files()
+    listening = listen(settings.listen)
     with open_store(settings) as store:
-        config = configure(settings, create_app(settings, store, notes))
+        app = create_app(settings, store, notes)
+        door = open_door(settings, app, listening)
+        config = configure(settings, app, door)
         if is_root():
             _drop_root(config, store, user)
         store.revision()
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[door])
+
+
+def _raise_open_files() -> None:
+    """Every connection is an open file, and so is what the database needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _drop_root(config: uvicorn.Config, store: Store, user: str) -> None:
@@ -139,7 +156,7 @@ def listen(place: Listen, who: str = "API", setting: str = "LISTEN") -> socket.s
     """Take the place where the API listens, or another part. Raises CommandError."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
-        listening = socket.create_server((place.host, place.port), family=family, backlog=2048)
+        listening = socket.create_server((place.host, place.port), family=family, backlog=4096)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise CommandError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
 
+from netlimit import crowding
 from netlimit.cli.database import find_file
 from netlimit.cli.parts import make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
@@ -16,12 +18,16 @@ from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
 from netlimit.errors import NetlimitError
 from netlimit.faults import ServiceReport, find_faults
+from netlimit.marks import choose
+from netlimit.numbers import find_mark_bits
 from netlimit.records import DISPENSABLE, State
 from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import HostFacts, Kernel
 
+MARKS_SECONDS = 60.0
+"""How long a look for those who use packet marks may take: where nftables is large."""
 API_SECONDS = 3.0
 """How long the API may take to say that it is there."""
 
@@ -32,7 +38,7 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
     Ends with 1 if something is found that keeps rules from holding."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
-    facts = kernel.probe(settings.mark_mask)
+    facts = _tell_marks(kernel.probe(), kernel, settings)
     found = [
         *(() if settings.backend is Backend.L7 else _find_missing(facts)),  # it is not to do anything
         *find_faults(_survey_service(settings, kernel)),
@@ -47,6 +53,18 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
         _show_findings(found)
     if any(map(is_serious, found)):
         raise typer.Exit(1)
+
+
+def _tell_marks(facts: HostFacts, kernel: Kernel, settings: Settings) -> HostFacts:
+    """With what the packet marks of others leave: those bits that are in force, if the database tells."""
+    kept = None
+    if (file := find_file(settings.database_url)) is None or file.exists():
+        with suppress(NetlimitError), open_store(settings) as store:
+            kept = find_mark_bits(store.numbering(settings.host))
+    choice = choose(kernel.marks(MARKS_SECONDS), settings.mark_mask, kept)
+    told = {"marks": choice.problem, "reject marks": choice.reject}
+    bits = f"Of the packet mark, netlimit uses the bits {choice.mask:#010x}."
+    return facts._replace(capabilities={**facts.capabilities, **told}, notes=(*facts.notes, bits, *choice.notes))
 
 
 def _find_missing(facts: HostFacts) -> Iterable[Finding]:
@@ -82,6 +100,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         silent=None if seen is None else (datetime.now(UTC) - seen).total_seconds(),
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
         trouble=status.last_error if status else None,
+        crowd=next((note for note in (status.notes if status else ()) if note.startswith(crowding.PREFIX)), None),
     )
 
 

@@ -17,6 +17,7 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.lock import is_locked, locked
+from netlimit.kernel.tools import own_module
 from netlimit.settings import Backend, Settings
 
 START_SECONDS = 15.0
@@ -96,7 +97,7 @@ def ensure_guard(settings: Settings, config: Path | None) -> None:
     if guard_lives(settings):
         return
     chosen = ("--config", str(config.resolve())) if config else ()
-    command = (sys.executable, "-m", "netlimit.cli.main", *chosen, "guard", "--once")
+    command = (*own_module("netlimit.cli.main"), *chosen, "guard", "--once")
     nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=nowhere, setsid=True)
     end = time.monotonic() + START_SECONDS

@@ -14,6 +14,7 @@ from netlimit.cli.client import limits_path, open_client
 from netlimit.cli.errors import CommandError
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.report import report
+from netlimit.reading import MOST, read_whole
 
 if TYPE_CHECKING:  # what reads documents takes long to load, and other commands do not need it
     from netlimit.errors import Place
@@ -80,7 +81,7 @@ def put(
     from netlimit.l7.document import parse_document
     from netlimit.l7.markup import decode
 
-    content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    content = sys.stdin.buffer.read(MOST + 1) if str(file) == "-" else read_whole(file)
     text = decode(content)
     is_json = file.suffix == ".json" or (str(file) == "-" and text.lstrip().startswith("{"))
     domain = parse_document(text, is_json).domain
@@ -129,7 +130,7 @@ def explain(
 
     entries = explaining.parse_descriptor(descriptor)
     if Path(source).is_file():
-        document = parse_document(decode(Path(source).read_bytes()), source.endswith(".json"))
+        document = parse_document(decode(read_whole(Path(source))), source.endswith(".json"))
     else:
         with open_client(context) as client:
             document = parse_document(client.read_text(limits_path(source), _JSON), is_json=True)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from netlimit.cli.secrecy import Secrecy, list_secrets
+from netlimit.plain import show_line
 from netlimit.settings import LogFormat, Settings
 
 MOST_RULES = 20
@@ -96,7 +97,7 @@ def _write_console(logger: object, method: str, event: Event) -> str:
     fields = dict(event)
     time, level, part, _, sentence = (fields.pop(key) for key in _FIRST)
     trace = fields.pop("trace", None)
-    line = f"{time} {level.upper()} {part}: {_make_plain(str(sentence))}"
+    line = f"{time} {level.upper()} {part}: {show_line(str(sentence))}"
     said = " ".join(f"{key}={_write_value(value)}" for key, value in fields.items() if value is not None)
     return "\n".join(filter(None, (f"{line} [{said}]" if said else line, trace)))
 
@@ -106,10 +107,3 @@ def _write_value(value: object) -> str:
         return ",".join(map(_write_value, value))
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     return text if text.isprintable() and text and " " not in text else json.dumps(text)
-
-
-def _make_plain(text: str) -> str:
-    """Without letters that would end the line or move the cursor."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -32,7 +32,10 @@ OnFailure = Annotated[str | None, typer.Option("--on-failure", help="closed (def
 Wait = Annotated[int, typer.Option("--wait", min=0, max=60, help="Seconds to wait until the kernel holds it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Keep nothing: only show what it would do.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Keep it even if it would hit who is safe (an SSH session, say). Admins only.")
+    bool,
+    typer.Option(
+        "--force", help="Even if it would hit who is safe (an SSH session, say), or close a whole gateway. Admins only."
+    ),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait.")]
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from netlimit.cli.errors import CommandError
-from netlimit.cli.privileges import may_change_network
+from netlimit.cli.privileges import USER, find_keepers, may_change_network
 from netlimit.errors import StoreError
-from netlimit.settings import Backend, Settings, load_settings
+from netlimit.settings import Backend, Listen, Settings, load_settings
 
 if TYPE_CHECKING:
     from netlimit.controller import Controller
-    from netlimit.kernel.base import Kernel
+    from netlimit.kernel.base import Door, Kernel
     from netlimit.store import Replica, Store
     from netlimit.tree import Topology
 
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_store(settings: Settings) -> Iterator[Store]:
-    """The database, until the block ends."""
+def open_store(settings: Settings, patience: float | None = None) -> Iterator[Store]:
+    """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer."""
     from netlimit.store import Store
 
-    store = Store(settings.database_url, settings.audit_length, settings.revisions)
+    store = Store(settings.database_url, settings.audit_length, settings.revisions, patience=patience)
     try:
         yield store
     finally:
@@ -120,10 +120,26 @@ def check_backend(settings: Settings) -> None:
         )
 
 
-def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: Replica | None = None) -> Controller:
-    """The controller of this host; with `replica` it goes on while the database is gone."""
+def _find_door(listen: Listen) -> Door:
+    """Where the API is reached; a name may be any address of this host."""
+    from netlimit.addresses import read_network
+    from netlimit.kernel.base import Door
+
+    try:
+        return Door(listen.port, str(read_network(listen.host).network_address))
+    except ValueError:
+        return Door(listen.port)
+
+
+def make_controller(
+    settings: Settings, store: Store, kernel: Kernel, replica: Replica | None = None, api_user: str = USER
+) -> Controller:
+    """The controller of this host; with `replica` it goes on while the database is gone. `api_user` is whom the API
+    runs as."""
     from netlimit.controller import Controller, Setup
-    from netlimit.safety import find_servers
+    from netlimit.l7.redis import hosts
+    from netlimit.safety import name_servers
+    from netlimit.store import engine
 
     setup = Setup(
         host=settings.host,
@@ -132,7 +148,8 @@ def make_controller(settings: Settings, store: Store, kernel: Kernel, replica: R
         safe=tuple(map(str, settings.safe)),
         set_size=settings.set_size,
         failure_seconds=settings.failure_seconds,
-        servers=find_servers(settings.database_url, settings.counters_url),
-        ports=(settings.listen.port,) if settings.is_open else (),
+        servers=name_servers(engine.name_hosts(settings.database_url), hosts.name_hosts(settings.counters_url)),
+        doors=(_find_door(settings.listen),) if settings.is_open else (),
+        keepers=find_keepers(api_user),
     )
     return Controller(store, kernel, setup, replica=replica)

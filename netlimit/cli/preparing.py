@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import pwd
+import re
 from pathlib import Path
 
 import typer
@@ -49,15 +50,28 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:
     """Do so for a controller that runs as this user, with these capabilities. Raises OSError, KernelError."""
-    from netlimit.kernel import iptables, linux
+    from netlimit.kernel import iptables
+    from netlimit.kernel.capabilities import FINDINGS
     from netlimit.kernel.lock import locked
 
-    linux.LOCKS.mkdir(mode=0o750, exist_ok=True)
-    _give(linux.LOCKS, 0o750, user.pw_uid, user.pw_gid)
-    with locked(str(linux.LOCKS / "prepare.lock"), "prepare this host", keep=False):
+    place = FINDINGS.parent
+    place.mkdir(mode=0o750, exist_ok=True)
+    _give(place, 0o750, user.pw_uid, user.pw_gid)
+    with locked(str(place / "prepare.lock"), "prepare this host", keep=False):
+        _remove_old_locks(place)
         _let_lock(Path(iptables.LOCK))
         _pin_program(user)
         _find_out(user, capabilities)
+
+
+def _remove_old_locks(place: Path) -> None:
+    """Former versions left a lock file for each network namespace, and for those that are gone, too. Those that an old
+    controller holds stay."""
+    from netlimit.kernel.lock import is_locked
+
+    for path in place.iterdir():
+        if re.fullmatch(r"\d+\.(controller|lock)", path.name) and not is_locked(str(path), "tidy up"):
+            path.unlink(missing_ok=True)
 
 
 def _find_out(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> None:

@@ -10,9 +10,9 @@ import signal
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
-from pathlib import Path
 
 from netlimit.cli.errors import CommandError
+from netlimit.plain import read_text
 
 USER = "netlimit"
 """Whom the API runs as."""
@@ -51,7 +51,7 @@ def may_change_network() -> bool:
 
 def read_capabilities() -> set[Capability]:
     """Which capabilities are in force for this process."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text("/proc/self/status"), re.MULTILINE)
     bits = int(found[1], 16) if found else 0
     return {each for each in Capability if bits & 1 << each}
 
@@ -65,6 +65,15 @@ def find_user(name: str) -> pwd.struct_passwd:
             f"There is no user {name!r} for the API to run as: make it with `adduser --system --group {name}`, "
             "or name another user with --api-user."
         ) from None
+
+
+def find_keepers(api_user: str) -> frozenset[int]:
+    """The ids of the users whose servers this host is managed by: root, whom the API runs as, and, where all is run by
+    one user, that one."""
+    try:
+        return frozenset({0, os.geteuid(), pwd.getpwnam(api_user).pw_uid})
+    except KeyError:
+        return frozenset({0, os.geteuid()})
 
 
 def become(user: pwd.struct_passwd, keeping: Iterable[Capability] = ()) -> None:
@@ -91,7 +100,7 @@ def become(user: pwd.struct_passwd, keeping: Iterable[Capability] = ()) -> None:
 
 def _bound(kept: Iterable[Capability]) -> None:
     """No program that is started from here on can have others."""
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text("ascii"))
+    last = int(read_text("/proc/sys/kernel/cap_last_cap"))
     for number in set(range(last + 1)) - set(kept):
         _prctl(_PR_CAPBSET_DROP, number)
 

@@ -15,6 +15,7 @@ from netlimit.cli import options
 from netlimit.cli.client import BULK_SECONDS, Client, open_client, rule_path
 from netlimit.cli.describing import describe_preview, describe_rule, list_rules, show_rule
 from netlimit.cli.printing import JSON, count, print_as, say
+from netlimit.reading import MOST, read_whole
 from netlimit.records import State
 from netlimit.rules import FIELDS
 from netlimit.rules import Action as RuleAction
@@ -143,6 +144,7 @@ def show(context: typer.Context, key: Key, json: bool = JSON) -> None:
 def remove(
     context: typer.Context,
     keys: Keys,
+    force: options.Force = False,
     wait: options.Wait = 5,
     no_wait: options.NoWait = False,
     json: bool = JSON,
@@ -150,7 +152,7 @@ def remove(
     """Remove rules, and wait until the kernel has forgotten them."""
     with open_client(context) as client:
         for key in keys:
-            client.call("DELETE", rule_path(key), wait=None if no_wait else wait)
+            client.call("DELETE", rule_path(key), params=forced(force), wait=None if no_wait else wait)
             if not json:
                 typer.echo(f"Removed rule {key}.")
     if json:
@@ -169,7 +171,7 @@ def import_rules(
     json: bool = JSON,
 ) -> None:
     """Add many rules: all of them, or none."""
-    body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    body = sys.stdin.buffer.read(MOST + 1) if str(file) == "-" else read_whole(file)
     is_array = body.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     headers = {"Content-Type": "application/json" if is_array else "application/x-ndjson"}
     with open_client(context) as client:

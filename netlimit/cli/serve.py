@@ -44,7 +44,7 @@ def serve(
     prepare_database(settings, api_user)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     parts = [
-        _start("controller", lambda: run_controller(settings)),
+        _start("controller", lambda: run_controller(settings, api_user=api_user)),
         _start("api", lambda: run_api(settings, api_user)),
     ]
     guard = _start("guard", lambda: _run_guard(settings))

@@ -17,6 +17,7 @@ from netlimit.cli.guard import ensure_guard
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
+from netlimit.lockout import Havens
 from netlimit.records import Difference, Revision, Window
 from netlimit.settings import Backend, Settings
 
@@ -49,15 +50,22 @@ def rollback(
         int | None,
         typer.Argument(metavar="REVISION", help="Which; without it, what the open window of confirmation began with."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Even if it brings back rules that were forced, would hit who is safe, or close a gateway.",
+        ),
+    ] = False,
     json: bool = JSON,
 ) -> None:
     """Bring back the rules of a revision. Without one, end the open window of confirmation and undo what was
-    changed in it."""
+    changed in it: that brings back what was forced, too."""
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
         before = store.revision()
-        wanted, after = _go_back(store, settings, revision)
+        wanted, after = _go_back(store, settings, revision, force)
         applied = _bring_kernel(settings, store, kernel, after)
     changed = f"Revision {wanted} is back, as revision {after}" if after != before else f"Revision {wanted} is there"
     say(json, {"returned_to": wanted, "revision": after, "applied": applied}, f"{changed}: {_word_applied(applied)}")
@@ -190,13 +198,16 @@ def _abandon(settings: Settings, store: Store) -> None:
         store.abandon(local_actor(settings), datetime.now(UTC))
 
 
-def _go_back(store: Store, settings: Settings, revision: int | None) -> tuple[int, int]:
+def _go_back(store: Store, settings: Settings, revision: int | None, forces: bool) -> tuple[int, int]:
     """Roll back; which revision was meant, and which it is now."""
+    from netlimit import judgement
     from netlimit.store import NoWindow
 
     actor, now = local_actor(settings), datetime.now(UTC)
     if revision is not None:
-        return revision, store.rollback(revision, actor, now)
+        havens = Havens(store.hosts(), now)
+        judge = judgement.force(havens, now, actor.name) if forces else judgement.refuse(havens, now)
+        return revision, store.rollback(revision, actor, now, judge)
     try:
         window = store.abandon(actor, now)
     except NoWindow as error:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from netlimit.conflicts import HostReport
+from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Entry, State, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
@@ -32,12 +33,43 @@ class HostFacts(NamedTuple):
     notes: tuple[str, ...]
 
 
+_ANY4 = "0.0.0.0"  # noqa: S104 - as the kernel writes it; nothing is bound here
+
+
+class Door(NamedTuple):
+    """Where this host can be managed: a TCP port of its own, at one of its addresses, or ("::") at any, or ("0.0.0.0")
+    at any of IPv4."""
+
+    port: int
+    address: str = "::"
+
+    def takes(self, connection: Connection) -> bool:
+        """Whether a connection can have come in by it."""
+        everywhere = self.address == "::" or (self.address == _ANY4 and connection.family == 4)
+        return self.port == connection.near_port and (everywhere or self.address == connection.near)
+
+
 class Addresses(NamedTuple):
-    """The host's own addresses, those that have a session by SSH at the moment, and the TCP ports that take such."""
+    """The host's own addresses, those that have a session by SSH at the moment, and where SSH takes such."""
 
     own: tuple[str, ...]
     peers: tuple[str, ...]
-    ports: tuple[int, ...] = ()
+    doors: tuple[Door, ...] = ()
+
+
+class Connection(NamedTuple):
+    """An open TCP connection of this host: family, the far end, the near one, and the user whose socket it is (None:
+    no process has it, for it waits to be accepted, or has been closed). It prints as ipset has it."""
+
+    family: int
+    far: str
+    port: int
+    near: str
+    near_port: int = 0
+    owner: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.far},tcp:{self.port},{self.near}"
 
 
 class Kernel(Protocol):
@@ -50,7 +82,7 @@ class Kernel(Protocol):
     in the same moment is read again first.
     """
 
-    def probe(self, mark_mask: int) -> HostFacts:
+    def probe(self) -> HostFacts:
         """Find out what the host can do. Leaves no trace on it."""
         ...
 
@@ -58,8 +90,17 @@ class Kernel(Protocol):
         """Look for what on this host gets in the way of limits; not `thorough` leaves out what takes long."""
         ...
 
+    def marks(self, patience: float = 0.0) -> MarkUse:
+        """What is known of who else uses packet marks; the same object as before while nothing has changed. A look is
+        under way beside the caller, who waits up to `patience` seconds for the first."""
+        ...
+
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
+        ...
+
+    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
+        """Read the TCP connections to some of this host's ports that both ends have agreed to. Raises KernelError."""
         ...
 
     def exclusive(self) -> AbstractContextManager[None]:
@@ -82,6 +123,15 @@ class Kernel(Protocol):
         """Read the entries of some sets with their counters; sets that do not exist are left out."""
         ...
 
+    def leftovers(self) -> tuple[str, ...]:
+        """What of ours could not be taken away, for somebody else uses it: sentences. It counts as gone, until nobody
+        uses it any more."""
+        ...
+
+    def peers(self, names: Iterable[str]) -> dict[str, int]:
+        """Count the entries of some sets, without reading them; sets that do not exist are left out."""
+        ...
+
     def topology(self) -> Topology:
         """Read devices and routes; the same object as before while nothing has changed."""
         ...
@@ -91,8 +141,8 @@ class Kernel(Protocol):
         ...
 
     def usages(self, device: str) -> dict[int, Usage]:
-        """Read what the classes of a device have counted, by classid; for a TBF by its handle (minor 0). Nothing for a
-        device without a tree of ours.
+        """Read what the classes of a device have counted, by classid. Nothing for a device without a tree of
+        ours.
 
         A class that holds others, or a child HTB, says of what was dropped and what waits the sum of all leaves below
         it: a tree counts that in leaves only. That sum shrinks when a leaf goes. Packets, bytes and overlimits are the
@@ -119,11 +169,15 @@ class Kernel(Protocol):
         """Take one step. Raises KernelError."""
         ...
 
+    def reopened(self) -> Kernel:
+        """The same kernel for a copy of this process, which must not use the sockets of this one."""
+        ...
+
 
 def observe(kernel: Kernel, lanes: Iterable[str] = ()) -> State:
     """Read all of ours. The kernel does not tell the lanes of the ingress; it must be asked for each by its name."""
     structure = kernel.structure()
-    found = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.rolling)
+    found = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.lives)
     entries = {name: read_entries(found.get(name, {})) for name in structure.sets}
     programs = kernel.ingress()
     if programs:

@@ -10,6 +10,7 @@ import struct
 from typing import NamedTuple
 
 from netlimit.errors import KernelError
+from netlimit.plain import decode, decode_name
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD = 5
@@ -47,7 +48,7 @@ def load_program(instructions: bytes, name: str) -> int:
         try:
             return _load(instructions, name, log)
         except OSError as error:
-            words = log.value.decode(errors="replace").strip()[-500:]
+            words = decode(log.value).strip()[-500:]
             raise KernelError(f"load the eBPF program {name}", words or _explain(error)) from refused
 
 
@@ -73,7 +74,7 @@ def read_program(number: int) -> ProgramInfo:
     finally:
         os.close(fd)
     count, name = struct.unpack("=52xI8x16s", info)
-    return ProgramInfo(name.rstrip(b"\0").decode(), tuple(ids[:count]))
+    return ProgramInfo(decode_name(name), tuple(ids[:count]))
 
 
 def read_info(fd: int, info: bytes) -> bytes:

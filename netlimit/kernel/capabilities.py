@@ -9,25 +9,31 @@ import multiprocessing
 import os
 import platform
 import re
-import subprocess
-import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from netlimit.kernel import ingress, iptables, tc
+from netlimit.errors import KernelError
+from netlimit.kernel import ingress, iptables, libiptc, restore, tc
 from netlimit.kernel.base import HostFacts
-from netlimit.plan import WriteTree
+from netlimit.kernel.legacy import find_tool, read_version
+from netlimit.kernel.specimens import CHAIN, OTHER, SET, list_specimens
+from netlimit.kernel.tools import ToolMissing, own_module, run
+from netlimit.plain import decode, decode_name, read_text
+from netlimit.plan import SwitchTable, WriteTree
+from netlimit.state import ChainRule, Table
 from netlimit.tree import FIRST_CHILD, FIRST_ROOT, INGRESS_DEVICE, QueueClass, Tree, classid
 
 FINDINGS = Path("/run/netlimit/capabilities.json")
 """What root has found out for a controller that may not make namespaces to try it in."""
 
 _CLONE_NEWNET = 0x40000000
-_PROBE_SECONDS = 30
+_PROBE_SECONDS = 120
+_ATTEMPTS = 3
 _USUAL_HZ = 250
-_USUAL_MASKS = (0xFF000000, 0x00FF0000, 0x0000FF00, 0x000000FF)
 _INSTALL = "apt-get install iptables ipset"
 
 TRIALS: dict[str, tuple[str, str]] = {
@@ -40,45 +46,56 @@ TRIALS: dict[str, tuple[str, str]] = {
         "--hashlimit-htable-size 16 --hashlimit-htable-max 16 --hashlimit-htable-expire 10000 -j RETURN",
     ),
     "connlimit": ("mangle", "-m connlimit --connlimit-above 1 --connlimit-mask 32 --connlimit-saddr -j RETURN"),
-    "conntrack": ("mangle", "-m conntrack --ctstate NEW -j RETURN"),
+    "conntrack": ("mangle", "-m conntrack --ctstate NEW,UNTRACKED -j RETURN"),
     "socket": ("raw", "-m socket -j RETURN"),
+    "addrtype": ("mangle", "-m addrtype --dst-type LOCAL -j RETURN"),
+    "hl": ("mangle", "-m hl --hl-eq 255 -j RETURN"),
+    "ttl": ("mangle", "-m ttl --ttl-eq 255 -j RETURN"),
+    "classify": ("mangle", "-j CLASSIFY --set-class 6e00:1"),
     "multiport": ("mangle", "-p tcp -m multiport --dports 80 -j RETURN"),
     "ipset": ("mangle", "-j SET --map-set nl-probe src --map-mark"),
     "reject": ("filter", "-p tcp -j REJECT --reject-with tcp-reset"),
 }
 """A rule for every capability: table, and what iptables is told. What IPv6 can do has a 6 behind its name."""
+ONLY_SIX, ONLY_FOUR = frozenset({"hl"}), frozenset({"ipset", "ttl"})
+"""What is asked for with IPv6 alone, and with IPv4 alone."""
 
 QUEUES = {
     "htb": "htb default 1",
-    "tbf": "tbf rate 1mbit burst 10kb limit 10kb",
     "fq_codel": "fq_codel limit 100 flows 64",
 }
 """A queue for every capability, as tc is told. Without fq_codel a pfifo does."""
 
+WRITER = "NETLIMIT_TABLE_WRITER"
+"""For tests: with "restore" in it, python-iptables is not asked."""
+
+LIBRARY = "python-iptables"
+"""Whether the library can write here what we say. Where it cannot, `iptables-legacy-restore` writes it."""
+
 NAMES = (
     "iptables",
     "ip6tables",
-    *TRIALS,
-    *(f"{name}6" for name in TRIALS if name != "ipset"),
+    LIBRARY,
+    *(name for name in TRIALS if name not in ONLY_SIX),
+    *(f"{name}6" for name in TRIALS if name not in ONLY_FOUR),
     *QUEUES,
     "bpf",
     "ifb",
 )
 
 
-def probe(mark_mask: int) -> HostFacts:
+def probe() -> HostFacts:
     """Find out what the host can do. Rules are tried in a network namespace that is gone afterwards."""
-    capabilities = _try_rules()
-    capabilities["marks"] = _find_overlap(mark_mask)
-    return HostFacts(capabilities, read_hz(), tuple(_notes()))
+    return HostFacts(_try_rules(), read_hz(), tuple(_notes()))
 
 
 def read_hz() -> int:
     """The kernel's clock tick, from its configuration; 250 where none is to be found."""
     for path in (Path("/proc/config.gz"), Path(f"/boot/config-{platform.release()}")):
         try:
-            text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
-        except OSError:
+            raw = path.read_bytes()
+            text = decode(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        except (OSError, EOFError, zlib.error):
             continue
         match = re.search(r"^CONFIG_HZ=(\d+)$", text, re.MULTILINE)
         if match:
@@ -86,29 +103,31 @@ def read_hz() -> int:
     return _USUAL_HZ
 
 
+def judge_library() -> str | None:
+    """Why python-iptables cannot write here what we say, though the host's own tool can; None if it can."""
+    return _try_rules()[LIBRARY]
+
+
 def _try_rules() -> dict[str, str | None]:
     if os.geteuid() != 0 or FINDINGS.exists():  # what root enforces, the controller must be able to keep
         return _recall()
     if threading.active_count() == 1:  # what a copy of this process would hold of other threads, nobody would let go
         return _try_in_child()
-    done = subprocess.run(
-        [sys.executable, "-m", "netlimit.kernel.capabilities"],
-        capture_output=True,
-        text=True,
-        timeout=_PROBE_SECONDS,
-        check=False,
-    )
     try:
-        found: dict[str, str | None] = json.loads(done.stdout)
+        done = run(*own_module("netlimit.kernel.capabilities"), patience=_PROBE_SECONDS)
+    except KernelError as error:
+        return dict.fromkeys(NAMES, f"the probe of this host failed: {error.reason}")
+    try:
+        found: dict[str, str | None] = json.loads(done.output)
     except ValueError:
-        reason = f"the probe of this host failed: {done.stderr.strip()[-300:] or done.returncode}"
+        reason = f"the probe of this host failed: {done.errors.strip()[-300:] or done.status}"
         return dict.fromkeys(NAMES, reason)
     return found
 
 
 def _recall() -> dict[str, str | None]:
     try:
-        found: dict[str, str | None] = json.loads(FINDINGS.read_text("utf-8"))
+        found: dict[str, str | None] = json.loads(read_text(FINDINGS))
     except (OSError, ValueError) as error:
         reason = (
             f"netlimit needs root, or that root has run `netlimit prepare` before, which left no {FINDINGS}: {error}."
@@ -119,25 +138,34 @@ def _recall() -> dict[str, str | None]:
 
 def find_out_as(give_up: Callable[[], None]) -> dict[str, str | None]:
     """What a process can do that has given up rights by calling `give_up`. As root; leaves no trace on the host."""
-    iptables.load()  # who has given up rights may not be able to read it
+    libiptc.load()  # who has given up rights may not be able to read it
     return _try_in_child(give_up)
 
 
 def _try_in_child(give_up: Callable[[], None] = lambda: None) -> dict[str, str | None]:
-    """Try every rule in a copy of this process, which need not load everything again."""
+    """Try every rule in a copy of this process, which need not load everything again. One that dies is no answer: what
+    is in force must not go for it."""
+    for _ in range(_ATTEMPTS):
+        found, ended = _try_once(give_up)
+        if found or ended:
+            break
+    return found or dict.fromkeys(NAMES, f"the probe of this host {ended or 'ended without an answer'}")
+
+
+def _try_once(give_up: Callable[[], None]) -> tuple[dict[str, str | None], str]:
+    """What a copy of this process has found; nothing, and why if it is known, where it has not."""
     context = multiprocessing.get_context("fork")
     answer, asked = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(asked, give_up))
     process.start()
     asked.close()
-    try:
-        ended = "ended without an answer" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
-        found: dict[str, str | None] = answer.recv() if answer.poll() else {}
-    except EOFError:
-        found = {}
+    found: dict[str, str | None] = {}
+    ended = "" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
+    with answer, suppress(EOFError):
+        found = {} if ended else answer.recv()
     process.kill()
     process.join()
-    return found or dict.fromkeys(NAMES, f"the probe of this host {ended}")
+    return found, ended
 
 
 def _answer(asked: Connection, give_up: Callable[[], None]) -> None:
@@ -151,42 +179,97 @@ def _probe_here(give_up: Callable[[], None] = lambda: None) -> dict[str, str | N
         reason = f"no network namespace can be made to probe in: {os.strerror(ctypes.get_errno())}"
         return dict.fromkeys(NAMES, reason)
     give_up()
-    found: dict[str, str | None] = {"iptables": _try_tool(4), "ip6tables": _try_tool(6)}
-    missing = _try_set()
+    missing = _try_sets()
+    lacking = _judge_library()
+    writer = iptables.find_writer(lacking)
+    found: dict[str, str | None] = {"iptables": _try_tool(4, writer), "ip6tables": _try_tool(6, writer)}
+    found[LIBRARY] = lacking
     for family, tool, suffix in ((4, "iptables", ""), (6, "ip6tables", "6")):
         for name, (table, words) in TRIALS.items():
             if name == "ipset":
-                found[name] = found["iptables"] or missing or _try_rule(4, name, table, words)
-            else:
-                found[name + suffix] = found[tool] or _try_rule(family, name, table, words)
+                found[name] = found["iptables"] or missing or _try_rule(writer, 4, name, table, words)
+            elif name not in (ONLY_SIX if family == 4 else ONLY_FOUR):
+                found[name + suffix] = found[tool] or _try_rule(writer, family, name, table, words)
     return found | _try_queues()
 
 
-def _try_tool(family: int) -> str | None:
+def _judge_library() -> str | None:
+    """Why python-iptables cannot write here what we say, though the host's own tool can; None if it can.
+
+    It knows the structures of libxtables by heart, and other versions of that have others."""
+    if os.environ.get(WRITER) == "restore":
+        return "A test asks for iptables-legacy-restore."
+    lost: dict[str, str] = {}
+    for family in (4, 6):
+        tables: dict[Table, list[ChainRule]] = {}
+        for table, rule in list_specimens(family):
+            tables.setdefault(table, []).append(rule)
+        for table, rules in tables.items():
+            lost |= _find_lost(family, table, rules)
+    if not lost:
+        return None
+    return (
+        f"python-iptables {libiptc.read_version()} cannot say {', '.join(lost)} with iptables {read_version(4)} "
+        f"({next(iter(lost.values()))}); netlimit writes through {find_tool(4, 'restore')} instead."
+    )
+
+
+def _find_lost(family: int, table: Table, rules: list[ChainRule]) -> dict[str, str]:
+    """What python-iptables cannot say and the host's own tool can, with the error, by the name of the extension."""
+
+    def attempt(writer: iptables.Writer, *written: ChainRule) -> str | None:
+        return iptables.try_writer(writer, SwitchTable(family, table, {OTHER: (), CHAIN: written}, (), {}))
+
+    lost: dict[str, str] = {}
+    if attempt(libiptc, *rules):
+        for rule in rules:
+            reason = attempt(libiptc, rule)
+            if reason and not attempt(restore, rule):
+                lost[_name_extension(rule)] = reason
+    return lost
+
+
+def _name_extension(rule: ChainRule) -> str:
+    """What a rule is about: its last match or its target."""
+    words = rule.told
+    found = [words[index + 1] for index, word in enumerate(words) if word in ("-m", "-p", "-j", "-g")]
+    return found[-2] if len(found) > 1 else found[-1]
+
+
+def _try_tool(family: int, writer: iptables.Writer) -> str | None:
     program = "iptables" if family == 4 else "ip6tables"
     try:
         iptables.read_tables(family)
-        iptables.try_rule(family, "filter", "-j RETURN")
+        writer.try_rule(family, "filter", "-j RETURN")
     except Exception as error:
         module = f"{program.removesuffix('s')}_filter"
         return f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {module}`."
     return None
 
 
-def _try_set() -> str | None:
-    command = ["ipset", "create", "nl-probe", "hash:net", "skbinfo", "counters", "timeout", "0"]
+def _try_sets() -> str | None:
+    """Make the sets that trials name, one for each family."""
+    return _try_set(SET, "inet") or _try_set(f"{SET}6", "inet6")
+
+
+def _try_set(name: str, family: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return f"there is no ipset on this host. Try `{_INSTALL}`."
-    return f"{done.stderr.strip()}. Try `modprobe ip_set_hash_net`." if done.returncode else None
+        done = run("ipset", "create", name, "hash:net", "family", family, "skbinfo", "counters", "timeout", "0")
+    except ToolMissing as error:
+        return f"{error.reason}. Try `{_INSTALL}`."
+    return f"{done.errors.strip()}. Try `modprobe ip_set_hash_net`." if done.status else None
 
 
-def _try_rule(family: int, name: str, table: str, words: str) -> str | None:
+def _try_rule(writer: iptables.Writer, family: int, name: str, table: str, words: str) -> str | None:
     six = "6" if family == 6 else ""
     try:
-        iptables.try_rule(family, table, words.replace("mask 32", "mask 128") if six else words)
+        writer.try_rule(family, table, words.replace("mask 32", "mask 128") if six else words)
     except Exception as error:
+        if "no such parameter" in str(error):
+            return (
+                f"python-iptables {libiptc.read_version()} cannot say {name} with this host's iptables ({error}), and "
+                "netlimit finds no iptables-legacy-restore that could. Install the package iptables."
+            )
         module = {
             "raw": f"ip{six}table_raw",
             "mangle": f"ip{six}table_mangle",
@@ -225,14 +308,15 @@ def _try_ingress() -> str | None:
 def _try_queue(name: str, words: str) -> str | None:
     lines = f"qdisc add dev lo root {words}\nqdisc del dev lo root\n"
     try:
-        done = subprocess.run(["tc", "-batch", "-"], input=lines, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "There is no tc on this host. Try `apt-get install iproute2`."
-    if not done.returncode:
+        done = run("tc", "-batch", "-", script=lines)
+    except ToolMissing as error:
+        return f"No queue can be made: {error.reason}."
+    if not done.status:
         return None
     if name == "fq_codel":
         return "Flows that share a class wait in one line; `modprobe sch_fq_codel` would part them."
-    return f"This host has no {name}: {done.stderr.splitlines()[0]} Try `modprobe sch_{name}`."
+    words = done.errors.strip().partition("\n")[0]
+    return f"This host has no {name}: {words} Try `modprobe sch_{name}`."
 
 
 def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
@@ -243,77 +327,24 @@ def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
     return None
 
 
-def _find_overlap(mask: int) -> str | None:
-    """Who else uses bits of the packet mark under our mask."""
-    foreign = list(_foreign_marks())
-    taken = [(owner, other) for owner, other in foreign if other & mask]
-    if not taken:
-        return None
-    owner, other = taken[0]
-    free = [each for each in _USUAL_MASKS if not any(each & bits for _, bits in foreign)]
-    advice = f"Set a mask that is free, such as {free[0]:#010x}." if free else "Free some bits of the mark first."
-    return (
-        f"{owner} uses bits {other & mask:#x} of the packet mark, which NETLIMIT_MARK_MASK {mask:#x} covers. {advice}"
-    )
-
-
-def _foreign_marks() -> Iterator[tuple[str, int]]:
-    from pyroute2 import IPRoute
-
-    with IPRoute() as ipr:
-        for family in (2, 10):
-            for rule in ipr.get_rules(family=family):
-                mark, mask = rule.get("fwmark"), rule.get("fwmask")
-                if mark:
-                    yield f"A routing rule (ip rule, fwmark {mark:#x})", mask or mark
-    for family in (4, 6):
-        yield from _iptables_marks(family)
-    yield from _nft_marks()
-
-
-def _iptables_marks(family: int) -> Iterator[tuple[str, int]]:
-    try:
-        lines = iptables.foreign_rules(family)
-    except Exception:  # the tool is missing; `iptables` among the capabilities says so
-        return
-    for line in lines:
-        for match in re.finditer(
-            r"--(?:mark|set-xmark|set-mark|nfmask|or-mark) (0x[0-9a-f]+)(?:/(0x[0-9a-f]+))?", line
-        ):
-            yield (
-                f"the iptables rule '{line}'",
-                int(match[2] or "0xffffffff" if "xmark" in match[0] else match[2] or match[1], 16),
-            )
-
-
-def _nft_marks() -> Iterator[tuple[str, int]]:
-    try:
-        done = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return
-    for line in done.stdout.splitlines():
-        for match in re.finditer(r"\bmark (?:set |and |== |!= |& )*(0x[0-9a-f]+)", line):
-            if "ct mark" not in line:
-                yield f"The nftables rule '{line.strip()}'", int(match[1], 16)
-
-
 def _notes() -> Iterator[str]:
-    for device in sorted(os.listdir("/sys/class/net")):
-        if device != "lo" and _receives_merged(device):
+    for device in sorted(os.listdir(b"/sys/class/net")):
+        if device != b"lo" and _receives_merged(device):
+            name = decode_name(device)
             yield (
-                f"{device} merges packets before they are counted (GRO): one packet of a rate in packets can be up to "
-                f"64 kB of TCP. `ethtool -K {device} gro off` makes a packet a packet, or give the rate in bits."
+                f"{name} merges packets before they are counted (GRO): one packet of a rate in packets can be up to "
+                f"64 kB of TCP. `ethtool -K {name} gro off` makes a packet a packet, or give the rate in bits."
             )
 
 
-def _receives_merged(device: str) -> bool:
+def _receives_merged(device: bytes) -> bool:
     """ETHTOOL_GGRO by ioctl (linux/ethtool.h)."""
     import fcntl
     import socket
     import struct
 
     value = ctypes.create_string_buffer(struct.pack("II", 0x2B, 0), 8)
-    request = struct.pack("16sP", device.encode(), ctypes.addressof(value)) + bytes(16)
+    request = struct.pack("16sP", device, ctypes.addressof(value)) + bytes(16)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             fcntl.ioctl(sock.fileno(), 0x8946, request)

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress
-from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.headers import BFD, BFD_ECHO, NEVER_FORWARDED
 from netlimit.kernel.queues import add_up
+from netlimit.marks import MarkUse
 from netlimit.packet import Address, Packet, Side
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import (
@@ -27,16 +29,21 @@ from netlimit.state import (
     AddTo,
     ChainId,
     ChainRule,
+    Connected,
     Continues,
     Crowded,
+    Ended,
+    EndsNothing,
     Enters,
     Entry,
     Has,
     HasSocket,
+    HopLimit,
     Icmp6,
     InSet,
     IpSet,
     Is,
+    IsOwn,
     Jump,
     Leaves,
     MapMark,
@@ -46,6 +53,7 @@ from netlimit.state import (
     Opens,
     Ports,
     Reject,
+    SetClass,
     SetMark,
     Structure,
     Syn,
@@ -53,6 +61,7 @@ from netlimit.state import (
     Verdict,
 )
 from netlimit.tree import (
+    BESIDE_HANDLE,
     INGRESS_DEVICE,
     REST,
     QueueClass,
@@ -83,25 +92,37 @@ class _Walk:
     """A packet under way: its mark, and its priority, which is the class that it goes to."""
 
     packet: Packet
-    mark: int = 0
     priority: int = 0
+    mark: int = 0
+
+    def __post_init__(self) -> None:
+        self.mark = self.packet.mark
+
+    def write(self, value: int, mask: int) -> None:
+        """Give the mark a value under a mask."""
+        self.mark = self.mark & ~mask ^ value
 
 
 @dataclass
 class FakeKernel:
     """See `base.Kernel` for the contract. `now` gives Unix time; `facts` and `where` are what it answers of the host.
 
-    `foreign` counts rules of others by table and chain: they stand first, are never touched, and do nothing. `routes`
-    is what there is of devices and routes, `roots` are root qdiscs of others, by device, all of which can be put back.
+    `foreign` counts rules of others by table and chain: they stand first, are never touched, and do nothing. `marking`
+    are marks (value and mask) that others write behind our rules, by table and chain. `routes` is what there is of
+    devices and routes, `roots` are root qdiscs of others, by device, all of which can be put back.
+    `opened` are the open connections to whatever port is asked for.
     """
 
     now: Callable[[], float] = time.time
     facts: HostFacts = field(default_factory=lambda: HostFacts({}, 250, ()))
     where: Addresses = field(default_factory=lambda: Addresses((), ()))
     foreign: dict[ChainId, int] = field(default_factory=dict)
+    marking: dict[ChainId, tuple[int, int]] = field(default_factory=dict)
     routes: Topology = field(default_factory=Topology)
     roots: dict[str, SavedRoot] = field(default_factory=dict)
     report: HostReport = field(default_factory=HostReport)
+    mark_use: MarkUse = field(default_factory=MarkUse)
+    opened: tuple[Connection, ...] = ()
 
     def __post_init__(self) -> None:
         self.sets: dict[str, IpSet] = {}
@@ -115,14 +136,14 @@ class FakeKernel:
         self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
         self._failing: int | None = None
+        self._expired_at: float | None = None
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
-        self._flows: dict[tuple[int, str], int] = {}
+        self._flows: dict[tuple[int, Table, int, str], int] = {}
 
     # -- the contract
 
-    def probe(self, mark_mask: int) -> HostFacts:
+    def probe(self) -> HostFacts:
         """Answer with `facts`."""
-        del mark_mask
         return self.facts
 
     def survey(self, thorough: bool = True) -> HostReport:
@@ -130,9 +151,19 @@ class FakeKernel:
         del thorough
         return self.report
 
+    def marks(self, patience: float = 0.0) -> MarkUse:
+        """Answer with `mark_use`."""
+        del patience
+        return self.mark_use
+
     def addresses(self) -> Addresses:
         """Answer with `where`."""
         return self.where
+
+    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
+        """Answer with `opened`."""
+        del ports
+        return self.opened
 
     def exclusive(self) -> AbstractContextManager[None]:
         """One process has it anyway."""
@@ -176,6 +207,10 @@ class FakeKernel:
             self._write_ingress(step)
         self.applied.append(step)
 
+    def reopened(self) -> FakeKernel:
+        """In a copy of a process, it is a copy."""
+        return self
+
     def fail_at(self, step: int) -> None:
         """Refuse the step with this number, counted from 0 from now on; once."""
         self._failing = step
@@ -204,8 +239,10 @@ class FakeKernel:
         if name not in self.sets:
             raise KernelError(str(step), "The set with the given name does not exist")
         ipset, held = self.sets[name], self.elements[name]
-        network = ip_network(key)
-        if network.version != ipset.family or network.prefixlen == 0:
+        networks = [ip_network(part) for part in key.split(",") if not part.startswith("tcp:")]
+        if len(networks) != (2 if ipset.kind == "ip,port,ip" else 1) or any(
+            network.version != ipset.family or network.prefixlen == 0 for network in networks
+        ):
             raise KernelError(str(step), f"Syntax error: {key} does not fit into {name}")
         if entry.expires and entry.expires <= self.now():
             return
@@ -215,11 +252,23 @@ class FakeKernel:
 
     def _expire(self) -> None:
         now = self.now()
+        if now == self._expired_at:  # nothing comes that has ended already
+            return
+        self._expired_at = now
         for held in self.elements.values():
             for key in [key for key, element in held.items() if 0 < element.entry.expires <= now]:
                 del held[key]
 
     # -- queues
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Nobody else uses what is ours."""
+        return ()
+
+    def peers(self, names: Iterable[str]) -> dict[str, int]:
+        """Count the entries of some sets."""
+        self._expire()
+        return {name: len(self.elements[name]) for name in names if name in self.sets}
 
     def topology(self) -> Topology:
         """Answer with `routes`."""
@@ -243,10 +292,9 @@ class FakeKernel:
         tree = self.trees.get(device)
         if tree is None:
             return {}
-        numbers = tree.classes if tree.cap is None else [classid(tree.handle, 0)]
-        used = {number: self.used.get(device, {}).get(number, _UNUSED) for number in numbers}
+        used = {number: self.used.get(device, {}).get(number, _UNUSED) for number in tree.classes}
         above = {number: _find_above(each, tree) for number, each in tree.classes.items()}
-        return add_up(used, above) if tree.cap is None else used
+        return add_up(used, above)
 
     def save_root(self, device: str) -> SavedRoot:
         """Read a foreign root qdisc so that it can be put back. Raises KernelError if there is none."""
@@ -266,9 +314,8 @@ class FakeKernel:
                 raise KernelError(str(step), f"{device} has a root qdisc that is not ours")
             self.roots.pop(device, None)
             before = self.trees.get(device)
-            standing = before is not None and before.kind == "htb" and before.handle == step.root.handle
-            if step.root.cap is not None or not standing:
-                self.trees[device] = Tree(step.root.handle, step.root.cap)
+            if before is None or before.handle != step.root.handle:
+                self.trees[device] = Tree(step.root.handle)
         if step.drop:
             self.used.pop(device, None)
             if self.trees.pop(device, None) is not None and step.put_back is not None:
@@ -289,9 +336,8 @@ class FakeKernel:
                 children[hanging[number]] = number
         for number in step.gone:
             _take_out(number, classes, children)
-        self.trees[device] = Tree(tree.handle, tree.cap, classes, children)
-        counting = {*classes, classid(tree.handle, 0)}
-        self.used[device] = {n: usage for n, usage in self.used.get(device, {}).items() if n in counting}
+        self.trees[device] = Tree(tree.handle, classes, children)
+        self.used[device] = {n: usage for n, usage in self.used.get(device, {}).items() if n in classes}
 
     def _check_parent(
         self,
@@ -364,6 +410,8 @@ class FakeKernel:
                 hooks.pop(where, None)
         self._check_names(step, chains, hooks)
         self.chains, self.hooks = chains, hooks
+        # Whoever writes to a table begins its counts of connections anew.
+        self._flows = {key: count for key, count in self._flows.items() if key[:2] != (step.family, step.table)}
 
     def _check_names(
         self,
@@ -386,7 +434,7 @@ class FakeKernel:
 
     def _named_sets(self, chains: Mapping[ChainId, tuple[ChainRule, ...]]) -> set[str]:
         parts = (part for rules in chains.values() for rule in rules for part in (*rule.matches, rule.effect))
-        return {part.name for part in parts if isinstance(part, InSet | MapMark | MapPriority | AddTo)}
+        return {part.name for part in parts if isinstance(part, InSet | Connected | MapMark | MapPriority | AddTo)}
 
     # -- packets
 
@@ -405,14 +453,17 @@ class FakeKernel:
         tree = self.trees.get(device)
         if verdict != "accept" or tree is None:
             return None
-        if tree.cap is not None:
-            return classid(tree.handle, 0)
+        priority = walk.priority
+        if major(priority) == BESIDE_HANDLE:
+            priority = classid(tree.handle, priority & 0xFFFF)
         rest = classid(tree.handle, REST)
-        return next((number for number in (walk.priority, rest) if number in tree.classes), None)
+        return next((number for number in (priority, rest) if number in tree.classes), None)
 
     def _find_incoming(self, packet: Packet) -> int:
         program = self.program
         if program is None or str(packet.dst) not in program.own or packet.in_interface not in program.devices:
+            return 0
+        if _keeps_alive(packet):
             return 0
         for lane in program.lanes:
             address = _end(packet, lane.side)
@@ -437,7 +488,10 @@ class FakeKernel:
 
     def _enter(self, walk: _Walk, table: Table, hook: str) -> str:
         where = ChainId(walk.packet.src.version, table, hook)
-        return self._run(walk, table, self.hooks.get(where, ())) or "accept"
+        verdict = self._run(walk, table, self.hooks.get(where, ()))
+        if verdict is None and where in self.marking:
+            walk.write(*self.marking[where])
+        return verdict or "accept"
 
     def _run(self, walk: _Walk, table: Table, rules: tuple[ChainRule, ...]) -> str | None:
         """Walk a chain. None: came to its end, or returned."""
@@ -446,7 +500,7 @@ class FakeKernel:
                 continue
             effect = rule.effect
             if isinstance(effect, Verdict):
-                return "drop" if effect.name == "DROP" else None
+                return {"DROP": "drop", "ACCEPT": "accept", "RETURN": None}[effect.name]
             if isinstance(effect, Reject):
                 return "reject"
             if isinstance(effect, Jump):
@@ -457,36 +511,54 @@ class FakeKernel:
                 self._change(walk, effect)
         return None
 
-    def _change(self, walk: _Walk, effect: SetMark | MapMark | MapPriority | AddTo | None) -> None:
+    def _change(self, walk: _Walk, effect: SetMark | SetClass | MapMark | MapPriority | AddTo | None) -> None:
         if isinstance(effect, SetMark):
-            walk.mark = walk.mark & ~effect.mask ^ effect.value
+            walk.write(effect.value, effect.mask)
+        elif isinstance(effect, SetClass):
+            walk.priority = effect.number
         elif isinstance(effect, MapMark | MapPriority):
             element = self._find(effect.name, _end(walk.packet, effect.side))
             if element is not None:
                 self._count(walk.packet, element)
-                walk.mark = walk.mark & ~element.entry.mask ^ element.entry.mark
+                walk.write(element.entry.mark, element.entry.mask)
                 if isinstance(effect, MapPriority):
                     walk.priority = element.entry.prio
         elif isinstance(effect, AddTo):
             ends = int(self.now()) + self.sets[effect.name].timeout
-            ipset, address = self.sets[effect.name], _end(walk.packet, effect.side)
-            block = ip_network((address, ipset.netmask), strict=False).network_address if ipset.netmask else address
-            self.elements[effect.name].setdefault(str(block), _Element(Entry(expires=ends)))
+            ipset, block = self.sets[effect.name], self._key_in(effect.name, _end(walk.packet, effect.side))
+            held, key = self.elements[effect.name], str(block)
+            if effect.refresh and key in held:
+                held[key].entry = Entry(expires=ends)
+            elif len(held) < ipset.room or ipset.rolling:
+                held.setdefault(key, _Element(Entry(expires=ends)))
 
     def _matches(self, walk: _Walk, table: Table, match: Match) -> bool:
         packet = walk.packet
         if isinstance(match, InSet):
-            element = self._find(match.name, _end(packet, match.side))
-            if element is not None:
+            element = self._find(match.name, self._key_in(match.name, _end(packet, match.side)))
+            if element is not None and not match.quiet:
                 self._count(packet, element)
             return (element is not None) != match.inverted
+        if isinstance(match, Connected):
+            return _show_connection(packet, match.side) in self.elements[match.name]
+        if isinstance(match, IsOwn):
+            return (str(_end(packet, match.side)) in self._own) != match.inverted
         if isinstance(match, Marked):
             return walk.mark & match.mask == match.value
         if isinstance(match, Above):
             return self._is_above(packet, match)
         if isinstance(match, Crowded):
-            return self._is_crowded(packet, match)
+            return self._is_crowded(packet, table, match)
         return _selects(packet, match)
+
+    @property
+    def _own(self) -> set[str]:
+        return {str(ip_address(text)) for text in self.where.own}
+
+    def _key_in(self, name: str, address: Address) -> Address:
+        """An address as a set keeps it."""
+        netmask = self.sets[name].netmask
+        return ip_network((address, netmask), strict=False).network_address if netmask else address
 
     def _find(self, name: str, address: Address) -> _Element | None:
         """The entry with the longest prefix that holds the address."""
@@ -499,7 +571,7 @@ class FakeKernel:
 
     def _is_above(self, packet: Packet, match: Above) -> bool:
         """A token bucket; bytes are charged in chunks of 16, as xt_hashlimit does it."""
-        key = " ".join(str(ip_network((_end(packet, side), length), strict=False)) for side, length in match.sides)
+        key = " ".join(_block(_end(packet, side), length) for side, length in match.sides)
         tokens, last = self._buckets.get((match.name, key), (float(match.depth), self.now()))
         tokens = min(match.depth, tokens + (self.now() - last) * match.per_second)
         cost = min((packet.length // 16 + 1) * 16, match.depth) if match.bytes else 1
@@ -507,8 +579,8 @@ class FakeKernel:
         self._buckets[match.name, key] = (tokens if over else tokens - cost, self.now())
         return over
 
-    def _is_crowded(self, packet: Packet, match: Crowded) -> bool:
-        key = (id(match), str(ip_network((_end(packet, match.side), match.length), strict=False)))
+    def _is_crowded(self, packet: Packet, table: Table, match: Crowded) -> bool:
+        key = (packet.src.version, table, id(match), _block(_end(packet, match.side), match.length))
         count = self._flows.get(key, 0) + 1
         if count <= match.above:
             self._flows[key] = count
@@ -560,11 +632,11 @@ def _path(packet: Packet) -> Iterator[tuple[Table, str]]:
 
 def _selects(packet: Packet, match: Match) -> bool:
     if isinstance(match, Has):
-        return _end(packet, match.side) in ip_network(match.key)
+        return _end(packet, match.side) in _network(match.key)
     if isinstance(match, Enters):
-        return packet.in_interface == match.interface
+        return _goes_by(packet.in_interface, match.interface)
     if isinstance(match, Leaves):
-        return packet.out_interface == match.interface
+        return _goes_by(packet.out_interface, match.interface)
     if isinstance(match, Is):
         protocol = "ipv6-icmp" if packet.protocol == "icmp" and packet.src.version == 6 else packet.protocol
         return (protocol == match.protocol) != match.inverted
@@ -575,9 +647,45 @@ def _selects(packet: Packet, match: Match) -> bool:
         return packet.opens
     if isinstance(match, Continues):
         return packet.protocol == "tcp" and not packet.opens
+    if isinstance(match, EndsNothing):
+        return packet.protocol == "tcp" and not packet.ends
+    if isinstance(match, HopLimit):
+        return packet.hop_limit < match.value if match.below else packet.hop_limit == match.value
     if isinstance(match, HasSocket):
         return packet.established
+    if isinstance(match, Ended):  # it knows of none that is over
+        return False
     return isinstance(match, Icmp6) and packet.icmp_type == match.type
+
+
+def _goes_by(interface: str | None, name: str) -> bool:
+    """Whether it is the interface of this name, or one whose name begins so (`eth+`)."""
+    return (interface or "").startswith(name[:-1]) if name.endswith("+") else interface == name
+
+
+def _show_connection(packet: Packet, side: Side) -> str:
+    """The connection of a packet whose far end is at `side`, as a set has it."""
+    far, port, near = packet.src, packet.source_port, packet.dst
+    if side == "dst":
+        far, port, near = packet.dst, packet.port, packet.src
+    return f"{far},tcp:{port},{near}"
+
+
+def _keeps_alive(packet: Packet) -> bool:
+    """Whether a program on the ingress lets it pass as what gateways say to each other."""
+    if packet.protocol == "udp":
+        return (packet.port, packet.hop_limit) in ((BFD, NEVER_FORWARDED), (BFD_ECHO, NEVER_FORWARDED - 1))
+    return packet.protocol == "ospf" or (packet.protocol == "vrrp" and packet.hop_limit == NEVER_FORWARDED)
+
+
+@lru_cache(maxsize=4096)
+def _network(key: str) -> IPv4Network | IPv6Network:
+    return ip_network(key)
+
+
+@lru_cache(maxsize=4096)
+def _block(address: Address, length: int) -> str:
+    return str(ip_network((address, length), strict=False))
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ _LENGTH = 0
 """Where struct __sk_buff has it (linux/bpf.h)."""
 _PULL, _LOAD_BYTES = 39, 68
 _FROM_IP_HEADER = 1
-_NO_PORT = 1 << 16
+NO_PORT = 1 << 16
 _OFFSET = SOURCE_PORT
 """Until the ports are known, this register holds the offset of the next header."""
 _FRAGMENT = 44
@@ -31,6 +31,10 @@ _MOST_EXTENSIONS = 6
 _OFFSET4, _OFFSET6 = 0xFF1F, 0xF8FF
 """The bits that tell a later fragment, which has no ports; in the order of the network."""
 _NEIGHBOUR_DISCOVERY = (133, 137)
+NEVER_FORWARDED = 255
+"""The hop limit of what no router has passed on."""
+_OSPF, _VRRP, BFD, BFD_ECHO = 89, 112, 3784, 3785
+"""Protocols, and ports of UDP; an echo has been sent back once (RFC 5881)."""
 _PULLED = 128
 """Bytes that hold every header up to the ports, in nearly every packet."""
 
@@ -50,6 +54,7 @@ def read_ipv4(text: Assembly, own: list[bytes]) -> None:
     text.change(2, "<<", 2)
     _read_ports(text, HEADER + 20, known)
     text.place(known)
+    _pass_adverts(text, HEADER + 8)
 
 
 def read_ipv6(text: Assembly, own: list[bytes]) -> None:
@@ -71,6 +76,7 @@ def read_ipv6(text: Assembly, own: list[bytes]) -> None:
     text.place(unknown)
     _forget_ports(text)
     text.place(known)
+    _pass_adverts(text, HEADER + 7)
 
 
 def _read_header(text: Assembly, length: int) -> None:
@@ -168,8 +174,12 @@ def _skip_extension(text: Assembly, transport: str, unknown: str) -> None:
 
 
 def _pass_neighbour_discovery(text: Assembly) -> None:
+    """With any other header before it, a fragment's above all, it is none (RFC 6980)."""
     other = text.new_label()
-    text.jump_if(TRANSPORT, "!=", ICMP[6], other)
+    text.load(2, STACK, HEADER + 6, 1)
+    text.jump_if(2, "!=", ICMP[6], other)
+    text.load(2, STACK, HEADER + 7, 1)
+    text.jump_if(2, "!=", NEVER_FORWARDED, other)
     text.copy(2, _OFFSET)
     _read_bytes(text, _PART, 1)
     text.load(2, STACK, _PART, 1)
@@ -178,9 +188,28 @@ def _pass_neighbour_discovery(text: Assembly) -> None:
     text.place(other)
 
 
+def _pass_adverts(text: Assembly, hop_limit: int) -> None:
+    """What keeps gateways alive towards each other passes, as it does in chains: VRRP and BFD by the hop limit, whose
+    place is given, which tells that they have come from this link; OSPF without."""
+    other = text.new_label()
+    text.jump_if(TRANSPORT, "==", _OSPF, UNTOUCHED)
+    text.load(2, STACK, hop_limit, 1)
+    text.jump_if(2, "<", NEVER_FORWARDED - 1, other)
+    echo = text.new_label()
+    text.jump_if(2, "!=", NEVER_FORWARDED, echo)
+    text.jump_if(TRANSPORT, "==", _VRRP, UNTOUCHED)
+    text.jump_if(TRANSPORT, "!=", PROTOCOLS["udp"], other)
+    text.jump_if(PORT, "==", BFD, UNTOUCHED)
+    text.jump(other)
+    text.place(echo)
+    text.jump_if(TRANSPORT, "!=", PROTOCOLS["udp"], other)
+    text.jump_if(PORT, "==", BFD_ECHO, UNTOUCHED)
+    text.place(other)
+
+
 def _forget_ports(text: Assembly) -> None:
-    text.set(SOURCE_PORT, _NO_PORT)
-    text.set(PORT, _NO_PORT)
+    text.set(SOURCE_PORT, NO_PORT)
+    text.set(PORT, NO_PORT)
     text.store_number(STACK, SOCKET, 0, 1)
 
 

@@ -23,6 +23,7 @@ from netlimit.kernel import rtnetlink
 from netlimit.kernel.base import Reading
 from netlimit.kernel.bpf import load_program, read_program
 from netlimit.kernel.maps import Kind, Map
+from netlimit.kernel.names import read_names
 from netlimit.kernel.program import (
     KEY,
     MAPPED,
@@ -36,6 +37,7 @@ from netlimit.kernel.program import (
 )
 from netlimit.kernel.queues import is_up
 from netlimit.kernel.rtnetlink import TcMessage, decode, encode
+from netlimit.plain import decode_name
 from netlimit.plan import WriteIngress
 from netlimit.state import Entry
 from netlimit.tree import INGRESS_DEVICE, Device
@@ -56,7 +58,7 @@ _CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
 _CLSACTS = (_CLSACT,)
 """What qdiscs of the kinds clsact and ingress hang on."""
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
-_KIND, _OPTIONS, _INGRESS_BLOCK = 1, 2, 13
+_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
 _MIRRED_PARAMETERS = 2
@@ -90,7 +92,7 @@ def read_ingress() -> dict[str, str]:
     """The devices that have our program, with its digest; empty where it redirects to what is not there any more, or
     not up. One that was left out has the digest of the others, as long as nothing could be attached there: the
     controller, which compares this with what it wants, would else never be done."""
-    names, target = dict(socket.if_nameindex()), _find_target()
+    names, target = read_names(), _find_target()
     qdiscs = _read_clsacts()
     shared = {names.get(index) for index in _find_shared(qdiscs)}
     found: dict[str, str] = {}
@@ -102,6 +104,23 @@ def read_ingress() -> dict[str, str]:
         if name != INGRESS_DEVICE:
             found[name] = digest
     return found
+
+
+def find_ahead() -> dict[str, str]:
+    """The devices on whose ingress filters of others come before ours, with their kinds and priorities."""
+    names, found = read_names(), {}
+    for each in _find_filters():
+        filters = rtnetlink.read_all(rtnetlink.GET_FILTER, each.device, _INGRESS)
+        places = {(other.info >> 16, _read_text(other.attributes[_KIND])) for other in filters if _is_asked(other)}
+        before = sorted(place for place in places if place[0] < each.place >> 16)
+        if before and each.device in names:
+            found[names[each.device]] = ", ".join(f"{kind}, pref {priority}" for priority, kind in before)
+    return found
+
+
+def _is_asked(each: TcMessage) -> bool:
+    """Whether a filter is asked about all that comes in; those of other chains are where one of these leads there."""
+    return not any(each.attributes.get(_CHAIN, b""))
 
 
 def read_entries(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
@@ -279,7 +298,7 @@ def _read_target(actions: bytes) -> int:
 
 
 def _read_text(value: bytes) -> str:
-    return value.rstrip(b"\0").decode()
+    return decode_name(value)
 
 
 @contextmanager

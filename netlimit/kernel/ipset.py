@@ -1,56 +1,114 @@
-"""Sets, spoken to by `ipset restore` and read by `ipset save`: one process for any number of entries."""
+"""Sets, spoken to by `ipset restore` and read by `ipset save`: one process for any number of entries. Which there are
+the kernel says."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Literal
 
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Reading
+from netlimit.kernel.ipset_headers import SetHeader, read_headers
+from netlimit.kernel.tools import run
 from netlimit.plan import WriteSets
-from netlimit.state import LONGEST_TIMEOUT, OFFENDER_PREFIX, SEEN_PREFIX, SET_PREFIX, Entry, IpSet
+from netlimit.state import (
+    LONGEST_TIMEOUT,
+    OFFENDER_PREFIX,
+    PEER_PREFIX,
+    SEEN_PREFIX,
+    SET_PREFIX,
+    SLOT_ROOM,
+    Entry,
+    IpSet,
+)
 
-_TEMPORARY = f"{SET_PREFIX}swap"
+_TEMPORARY = SET_PREFIX + "swap{}"
+_BUSY = "in use by a kernel component"
+_MISSING = "set with the given name does not exist"
+_KINDS: dict[str, Literal["net", "ip", "ip,port,ip"]] = {"hash:net": "net", "hash:ip,port,ip": "ip,port,ip"}
+_ROLLING = (OFFENDER_PREFIX, SEEN_PREFIX)
+_SMALLEST_HASH, _LARGEST_HASH = 64, 65_536
 
 
 def read_sets() -> dict[str, IpSet]:
     """Every set of ours, without its entries."""
-    sets = {}
-    # Not `-o save`, which would print every entry too.
-    for block in _run("list", "-t").split("\n\n"):
-        name, kind, header = (_field(block, field) for field in ("Name", "Type", "Header"))
-        if name.startswith(SET_PREFIX):
-            sets[name] = _parse_set(name, kind, header.split())
-    return sets
+    return {header.name: _describe(header) for header in _list_headers()}
 
 
-def read_entries(name: str) -> dict[str, Reading]:
-    """The entries of a set with their counters."""
-    now = int(time.time())
-    alike: dict[tuple[str, ...], Entry] = {}
-    return dict(_parse_entry(line.split(), now, alike) for line in _run("save", name).splitlines()[1:])
+def count_entries(names: Iterable[str]) -> dict[str, int]:
+    """How many entries sets have."""
+    wanted = set(names)
+    return {header.name: header.entries for header in _list_headers() if header.name in wanted} if wanted else {}
 
 
-def write_sets(step: WriteSets) -> None:
-    """Write them in one go. Raises KernelError with the line that was refused; those before it stay."""
+def read_entries(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
+    """The entries of those of some sets that are there, with their counters."""
+    found = {}
+    for name in names:
+        done = run("ipset", "save", name)
+        if not done.status:
+            found[name] = dict(_parse_entries(name, done.output, int(time.time())))
+        elif _MISSING not in done.errors:
+            raise KernelError(f"ipset save {name}", _explain(done.errors.strip()))
+    return found
+
+
+def write_sets(step: WriteSets, busy: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Write them in one go; `busy` are sets that stand there still because rules of others use them: what is in one is
+    forgotten before it is used again. Returns the sets that could not be destroyed for that reason. Raises KernelError
+    with the line that was refused; those before it stay."""
     held = read_sets() if step.create or step.destroy or step.remove else {}
-    script = "\n".join(_render(step, held, int(time.time())))
+    script = "\n".join(_render(step, held, busy, int(time.time())))
     if script:
         _run("restore", "-exist", script=script + "\n", step=step)
+    return _destroy([name for name in step.destroy if name in held], step)
 
 
-def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
+def find_unused() -> frozenset[str]:
+    """The sets of ours that no rule uses, and no other set."""
+    return frozenset(header.name for header in _list_headers() if not header.users)
+
+
+def find_fills() -> Iterator[tuple[str, int, int]]:
+    """Our sets that refuse more when they are full: what they hold, and for how many they have room. Those that forget
+    some then are not among them."""
+    for header in _list_headers():
+        if header.name.startswith(PEER_PREFIX):
+            yield header.name, header.entries, header.slots * SLOT_ROOM
+        elif not header.name.startswith(_ROLLING):
+            yield header.name, header.entries, header.size
+
+
+def _destroy(names: list[str], step: WriteSets) -> frozenset[str]:
+    """All at once, or, where one is refused, those behind it one by one: one that somebody uses keeps no other."""
+    script = "".join(f"destroy {name}\n" for name in names)
+    if not names or not run("ipset", "restore", "-exist", script=script).status:
+        return frozenset()
+    busy = set()
+    left = read_sets()
+    for name in names:
+        done = run("ipset", "destroy", name) if name in left else None
+        if done is None or not done.status:
+            continue
+        if _BUSY not in done.errors:
+            raise KernelError(str(step), _explain(done.errors.strip()))
+        busy.add(name)
+    return frozenset(busy)
+
+
+def _render(step: WriteSets, held: dict[str, IpSet], busy: frozenset[str], now: int) -> Iterator[str]:
     replaced = {ipset.name for ipset in step.create if held.get(ipset.name, ipset) != ipset}
-    if replaced and _TEMPORARY in held:  # left by a process that was killed
-        yield f"destroy {_TEMPORARY}"
     for ipset in step.create:
         if ipset.name in replaced:
-            yield from _replace(ipset, held[ipset.name], step, now)
+            yield from _replace(ipset, held, step, now)
         else:
-            yield f"create {ipset}"
+            if ipset.name in busy:
+                yield f"flush {ipset.name}"
+            yield _create(ipset, len(step.add.get(ipset.name, ())))
     for name, entries in step.add.items():
         if name not in replaced:
             for key, entry in entries.items():
@@ -58,24 +116,33 @@ def _render(step: WriteSets, held: dict[str, IpSet], now: int) -> Iterator[str]:
     for name, keys in step.remove.items():
         if name in held:
             yield from (f"del {name} {key}" for key in keys)
-    yield from (f"destroy {name}" for name in step.destroy if name in held)
 
 
-def _replace(ipset: IpSet, found: IpSet, step: WriteSets, now: int) -> Iterator[str]:
-    """A set of another kind stands under the name: fill one beside it and change places."""
+def _replace(ipset: IpSet, held: dict[str, IpSet], step: WriteSets, now: int) -> Iterator[str]:
+    """A set of another kind stands under the name: fill one beside it and change places. One that was left by a process
+    that was killed has gone as drift before, unless somebody uses it."""
+    found = held[ipset.name]
+    temporary = next(name for name in map(_TEMPORARY.format, count()) if name not in held)
     if (found.kind, found.family) != (ipset.kind, ipset.family):
         # Such sets cannot change places. No chain of ours names one: who made it cannot have made it for us.
         yield f"destroy {ipset.name}"
-        yield f"create {ipset}"
+        yield _create(ipset, len(step.add.get(ipset.name, ())))
         yield from (
             line for key, entry in step.add.get(ipset.name, {}).items() for line in _add(ipset.name, key, entry, now)
         )
         return
-    yield f"create {str(ipset).replace(ipset.name, _TEMPORARY, 1)}"
+    yield _create(replace(ipset, name=temporary), len(step.add.get(ipset.name, ())))
     for key, entry in step.add.get(ipset.name, {}).items():
-        yield from _add(_TEMPORARY, key, entry, now)
-    yield f"swap {_TEMPORARY} {ipset.name}"
-    yield f"destroy {_TEMPORARY}"
+        yield from _add(temporary, key, entry, now)
+    yield f"swap {temporary} {ipset.name}"
+    yield f"destroy {temporary}"
+
+
+def _create(ipset: IpSet, expected: int) -> str:
+    """Most sets stay small, and a hash grows by itself: a set of ours takes 2 kB rather than 9 then."""
+    if ipset.slots:
+        return f"create {ipset}"
+    return f"create {ipset} hashsize {min(max(expected, _SMALLEST_HASH), _LARGEST_HASH)}"
 
 
 def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
@@ -89,24 +156,37 @@ def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
     yield f"add {name} {key} timeout {min(left, LONGEST_TIMEOUT) if entry.expires else 0} {counters}{mark}{prio}"
 
 
-def _field(block: str, field: str) -> str:
-    match = re.search(rf"^{field}: (.*)$", block, re.MULTILINE)
-    return match[1] if match else ""
+def _list_headers() -> list[SetHeader]:
+    try:
+        return read_headers()
+    except OSError as error:
+        raise KernelError("read the sets", _explain(error.strerror or str(error))) from None
 
 
-def _parse_set(name: str, kind: str, words: list[str]) -> IpSet:
-    options = dict(pairwise(words))
+def _describe(header: SetHeader) -> IpSet:
     return IpSet(
-        name=name,
-        family=6 if options.get("family") == "inet6" else 4,
-        kind="net" if kind == "hash:net" else "ip",
-        marks="skbinfo" in words,
-        timeout=int(options.get("timeout", -1)),
-        size=int(options.get("maxelem", 0)),
+        name=header.name,
+        family=header.family,
+        kind=_KINDS.get(header.kind, "ip"),
+        marks=header.marks,
+        # No set of ours has comments: this one is of somebody else, and never what is wanted.
+        timeout=-1 if header.comments else header.timeout,
+        size=header.size,
         # ipset does not print forceadd
-        rolling=name.startswith((OFFENDER_PREFIX, SEEN_PREFIX)),
-        netmask=int(options.get("netmask", 0)),
+        rolling=header.name.startswith(_ROLLING),
+        netmask=header.netmask,
+        slots=header.slots if header.name.startswith((PEER_PREFIX, *_ROLLING)) else 0,
     )
+
+
+def _parse_entries(name: str, printed: str, now: int) -> Iterator[tuple[str, Reading]]:
+    """What is no entry as we write them is passed over: in a set that somebody else has made under our name, comments
+    can hold anything, ends of lines too."""
+    alike = dict[tuple[str, ...], Entry]()
+    for line in printed.split("\n"):
+        if line.startswith(f"add {name} "):
+            with suppress(ValueError, IndexError):
+                yield _parse_entry(line.split(), now, alike)
 
 
 def _parse_entry(words: list[str], now: int, alike: dict[tuple[str, ...], Entry]) -> tuple[str, Reading]:
@@ -138,14 +218,10 @@ def _read_entry(options: dict[str, str], now: int) -> Entry:
 
 
 def _run(*words: str, script: str | None = None, step: WriteSets | None = None) -> str:
-    command = ["ipset", *words]
-    try:
-        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise KernelError(" ".join(command), "there is no `ipset` on this host; install the package ipset") from None
-    if done.returncode:
-        raise KernelError(str(step) if step else " ".join(command), _explain(done.stderr.strip()))
-    return done.stdout
+    done = run("ipset", *words, script=script)
+    if done.status:
+        raise KernelError(str(step) if step else " ".join(("ipset", *words)), _explain(done.errors.strip()))
+    return done.output
 
 
 def _explain(reason: str) -> str:

@@ -1,79 +1,83 @@
-"""Chains and rules: written by python-iptables, one commit a table, and read back by `iptables-legacy-save`.
-
-python-iptables (libiptc) loses errors and keeps tables open; this module is the only one that knows it. Handles belong
-to the network namespace in which they were opened, so a process serves one.
-"""
+"""Chains and rules: written by one of two writers, one commit a table, and read back as iptables prints them."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Protocol
 
 from netlimit.errors import KernelError
+from netlimit.kernel import libiptc, restore
+from netlimit.kernel.legacy import find_tool
 from netlimit.kernel.lock import locked
-from netlimit.kernel.tables import digest_tables
+from netlimit.kernel.printed_tables import Place, PrintedTable, read_foreign, read_printed
+from netlimit.kernel.tables import TableChanged, digest_tables, list_extensions, list_tables
+from netlimit.kernel.tools import ask
+from netlimit.plain import name_of
 from netlimit.plan import SwitchTable
-from netlimit.state import (
-    CHAIN_PREFIX,
-    TABLES,
-    Above,
-    ChainId,
-    ChainRule,
-    Chains,
-    Effect,
-    Enters,
-    Has,
-    Is,
-    Jump,
-    Leaves,
-    Match,
-    Table,
-    Verdict,
-)
+from netlimit.state import PROTOCOL_NUMBERS, TABLES, Above, ChainId, ChainRule, Chains, Table
 
 LOCK = "/run/xtables.lock"
 _ATTEMPTS = 5
-_HASHLIMIT_REVISION = 3
-_BURST_OFFSET = 32 + 256 + 8  # struct xt_entry_match, then name[255] aligned to 8, then cfg.avg
-_IP6T_F_PROTO = 0x01  # linux/netfilter_ipv6/ip6_tables.h
-_PROTOCOLS = {"ipv6-icmp": "icmpv6"}  # iptables prints the one, python-iptables reads the other
+_MANY = 100
+"""So many rules in one step go in through the tool: python-iptables takes milliseconds for each, where the tool takes
+microseconds, and some milliseconds to start."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_PROTOCOL = re.compile(r"\A((?:-[sdio] \S+ )*(?:! )?-p )(\S+)")
+_HASHLIMIT = re.compile(r"--hashlimit-name (\S+)(?:.* --hashlimit-htable-max (\d+))?")
+_MARKING = frozenset(("mark", "connmark", "socket", "MARK", "CONNMARK", "TPROXY", "HMARK", "SET"))
+"""The matches and targets that ask for marks, or write them."""
 _ELSEWHERE = ChainRule("(not ours)")
 
 
-def read_tables(family: int) -> tuple[Chains, Chains]:
-    """Our chains, and what of ours stands in the kernel's own (hooks), for one address family.
+def read_tables(family: int, only: Table | None = None) -> tuple[Chains, Chains]:
+    """Our chains, and what of ours stands in the kernel's own (hooks), for one address family; of all tables, or one.
 
     Rules that do not stand first are shown behind a foreign one, so that they never equal what is wanted.
     """
-    chains: dict[ChainId, list[ChainRule]] = {}
-    hooks: dict[ChainId, list[ChainRule]] = {}
-    table: Table | None = None
-    for line in save(family).splitlines():
-        if line.startswith("*"):
-            table = next((known for known in TABLES if known == line[1:]), None)
-        elif table is None:
-            continue
-        elif line.startswith(f":{CHAIN_PREFIX}"):
-            chains[ChainId(family, table, line[1:].split()[0])] = []
-        elif line.startswith("-A "):
-            _, name, text = (*line.split(" ", 2), "")[:3]
-            where = ChainId(family, table, name)
-            if where in chains:
-                chains[where].append(ChainRule(text))
-            else:
-                hooks.setdefault(where, []).append(ChainRule(text) if _is_ours(text) else _ELSEWHERE)
-    found = {hook: _own_part(rules) for hook, rules in hooks.items()}
-    return (
-        {chain: tuple(rules) for chain, rules in chains.items()},
-        {hook: rules for hook, rules in found.items() if rules},
-    )
+    return _find_own(family, read_printed(family, only))
+
+
+def _find_own(family: int, tables: Iterable[PrintedTable]) -> tuple[Chains, Chains]:
+    chains: dict[ChainId, tuple[ChainRule, ...]] = {}
+    hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
+    for table, printed in _in_our_tables(tables):
+        layout = printed.outline.layout
+        for name in printed.outline.ours:
+            rules = tuple(_make_rule(text) for text in printed.texts[name])
+            # One that cannot go, for others lead to it, is empty: as good as gone.
+            if rules or name not in layout.held:
+                chains[ChainId(family, table, name)] = rules
+        for hook, jumps in layout.jumps.items():
+            before = enumerate(printed.texts[hook][: jumps[-1] + 1])
+            rules = tuple(_make_rule(text) if index in jumps else _ELSEWHERE for index, text in before)
+            hooks[ChainId(family, table, hook)] = rules
+    return chains, hooks
+
+
+def _make_rule(text: str | None) -> ChainRule:
+    return ChainRule(_canonical(text or ""))
+
+
+def _find_held(family: int, tables: Iterable[PrintedTable]) -> frozenset[ChainId]:
+    """The chains of ours to which chains of others lead."""
+    ours = _in_our_tables(tables)
+    return frozenset(ChainId(family, table, name) for table, each in ours for name in each.outline.layout.held)
+
+
+def _in_our_tables(tables: Iterable[PrintedTable]) -> Iterator[tuple[Table, PrintedTable]]:
+    for printed in tables:
+        for table in TABLES:
+            if printed.table == table:
+                yield table, printed
+
+
+def _canonical(text: str) -> str:
+    """A rule as we say it, whatever version of iptables has printed it."""
+    return _PROTOCOL.sub(lambda found: found[1] + PROTOCOL_NUMBERS.get(found[2], found[2]), text, count=1)
 
 
 class TableReader:
@@ -82,15 +86,31 @@ class TableReader:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, tuple[Chains, Chains]]] = {}
+        self._marks: dict[int, tuple[str, ...] | KernelError] = {}
+        self.held: dict[int, frozenset[ChainId]] = {}
+        """Chains of ours to which chains of others lead, by family, at the last `read`."""
 
     def read(self, family: int) -> tuple[Chains, Chains]:
         """Read them now. Raises KernelError, OSError."""
         before, found = self._known.get(family, (None, ({}, {})))
         digest = digest_tables(family)
         if digest != before:
-            found = read_tables(family)
+            tables = read_printed(family)
+            found = _find_own(family, tables)
+            self._marks[family] = _find_marks(family, tables)
+            self.held[family] = _find_held(family, tables)
             if digest_tables(family) == digest:  # else somebody writes at this moment
                 self._known[family] = digest, found
+        return found
+
+    def read_marks(self, family: int) -> tuple[str, ...]:
+        """The rules of others that speak of marks, each behind its table, as they were at the last `read`. Raises
+        KernelError, OSError."""
+        if family not in self._known:
+            self.read(family)
+        found = self._marks[family]
+        if isinstance(found, KernelError):
+            raise found
         return found
 
     def forget(self) -> None:
@@ -98,181 +118,90 @@ class TableReader:
         self._known.clear()
 
 
-def switch_table(step: SwitchTable) -> None:
+def _find_marks(family: int, tables: Iterable[PrintedTable]) -> tuple[str, ...] | KernelError:
+    """The rules of others that speak of marks, each behind its table; or why they cannot be told, which keeps nobody
+    from reading what is ours."""
+    try:
+        return tuple(f"{each.table} {line}" for each in tables for line in _read_marking(family, each))
+    except KernelError as error:
+        return error
+
+
+def _read_marking(family: int, printed: PrintedTable) -> list[str]:
+    places = [place for place in printed.list_foreign() if _is_marking(family, printed, place)]
+    return read_foreign(family, printed, places)
+
+
+def _is_marking(family: int, printed: PrintedTable, place: Place) -> bool:
+    """Whether a rule asks for marks or writes them, and not only names something so."""
+    text = printed.texts[place.chain][place.before]
+    if text is not None and "mark" not in text.lower():
+        return False
+    start = printed.outline.rules[place.chain][place.before]
+    return not _MARKING.isdisjoint(list_extensions(family, printed.outline, start))
+
+
+class Writer(Protocol):
+    """A way in which rules get into a table."""
+
+    def commit(self, step: SwitchTable) -> None:
+        """Give a table its new contents in one commit. Raises KernelError, TableChanged."""
+        ...
+
+    def try_rule(self, family: int, table: str, words: str) -> None:
+        """Add one rule in a chain of our own, and take both away again. Raises what tells why it is refused."""
+        ...
+
+
+def find_writer(reason: str | None) -> Writer:
+    """The writer for a host: python-iptables, if there is no reason why it cannot say here what we say."""
+    return restore if reason else libiptc
+
+
+def choose_writer(step: SwitchTable, usual: Writer) -> Writer:
+    """The writer for a step: the `usual` one of its host, but for one of many rules."""
+    return restore if sum(map(len, step.chains.values())) >= _MANY else usual
+
+
+def try_writer(writer: Writer, step: SwitchTable) -> str | None:
+    """Why a writer cannot take a step, None if it can. Where nobody else is: it waits for no lock, which others of this
+    machine may hold for long."""
+    try:
+        _switch(step, writer)
+    except Exception as error:  # the library has errors of its own, and may be missing
+        return str(getattr(error, "reason", error))
+    return None
+
+
+def switch_table(step: SwitchTable, writer: Writer = libiptc) -> None:
     """Give a table its new contents in one commit, then read back and compare. Raises KernelError."""
     # libiptc does not take the lock that iptables itself takes.
     with locked(LOCK, f"write to the table {step.table}"):
-        for attempt in range(_ATTEMPTS):
-            try:
-                _commit(step)
-                break
-            except _iptc().IPTCError as error:
-                # Somebody who does not take the lock changed the table since it was read.
-                if "Resource temporarily unavailable" not in str(error) or attempt == _ATTEMPTS - 1:
-                    raise KernelError(str(step), _reason(error)) from None
-                time.sleep(0.02 * (attempt + 1))
-            except (_iptc().XTablesError, ValueError, AttributeError) as error:
-                raise KernelError(str(step), _reason(error)) from None
-        _compare(step)
+        _switch(step, writer)
 
 
-def _commit(step: SwitchTable) -> None:
-    iptc = _iptc()
-    positions = _positions(step)
-    with _opened(step.family, step.table) as table:
-        if _positions(step) != positions:
-            raise iptc.IPTCError("the table changed while it was read: Resource temporarily unavailable")
-        for name in step.chains:
-            if not table.is_chain(name):
-                table.create_chain(name)
-        for name in (*step.chains, *(gone for gone in step.gone if table.is_chain(gone))):
-            table.flush_entries(name)
-        for name, rules in step.chains.items():
-            chain = iptc.Chain(table, name)
-            for rule in rules:
-                chain.append_rule(_build(table, rule))
-        for name, rules in step.hooks.items():
-            for position in reversed(positions.get(name, [])):
-                _delete(table, name, position)
-            chain = iptc.Chain(table, name)
-            for rule in reversed(rules):
-                chain.insert_rule(_build(table, rule))
-        for name in step.gone:
-            if table.is_chain(name):
-                table.delete_chain(name)
-        table.commit()
+def _switch(step: SwitchTable, writer: Writer) -> None:
+    _load_table(step.family, step.table)
+    for attempt in range(_ATTEMPTS):
+        try:
+            writer.commit(step)
+            break
+        except TableChanged:
+            if attempt == _ATTEMPTS - 1:
+                raise KernelError(str(step), "another program changes the table all the time") from None
+            time.sleep(0.02 * (attempt + 1))
+    _compare(step)
 
 
-@contextmanager
-def _opened(family: int, name: str) -> Iterator[Any]:
-    """A table as it is now. Closed tables must leave the library's cache: it would ask their dead handles."""
-    kind = _iptc().Table if family == 4 else _iptc().Table6
-    table = kind(name, autocommit=False)
-    try:
-        yield table
-    finally:
-        table.close()
-        kind._cache.pop(name, None)
-
-
-def _delete(table: Any, chain: str, position: int) -> None:
-    """Remove by position: reading foreign rules to compare them could fail on an extension unknown here."""
-    if table._iptc.iptc_delete_num_entry(chain.encode(), position, table._handle) != 1:
-        raise _iptc().IPTCError(f"can't delete rule {position + 1} of {chain}: {table.strerror()}")
-
-
-def _positions(step: SwitchTable) -> dict[str, list[int]]:
-    """Where our rules stand in the kernel's own chains, counted from 0."""
-    positions: dict[str, list[int]] = {}
-    seen: dict[str, int] = {}
-    for line in save(step.family, step.table).splitlines():
-        if line.startswith("-A "):
-            _, name, text = (*line.split(" ", 2), "")[:3]
-            if name in step.hooks and _is_ours(text):
-                positions.setdefault(name, []).append(seen.get(name, 0))
-            seen[name] = seen.get(name, 0) + 1
-    return positions
-
-
-def _build(table: Any, rule: ChainRule) -> Any:
-    assert rule.effect is not None
-    built = _blank(table)
-    for match in rule.matches:
-        _add_match(built, match)
-    _add_target(built, rule.effect)
-    return built
-
-
-def _blank(table: Any) -> Any:
-    """A rule without any matches.
-
-    To learn whether a target is a chain, the library opens every table there is, nat too, which brings connection
-    tracking to the host; and keeps them open, so that what others change in them is undone when they are written.
-    This rule looks into its own table alone.
-    """
-    iptc = _iptc()
-    kind = iptc.Rule6 if isinstance(table, iptc.Table6) else iptc.Rule
-    return type(kind.__name__, (kind,), {"tables": (table,)})()
-
-
-def _add_match(built: Any, match: Match) -> None:
-    if isinstance(match, Has):
-        setattr(built, match.side, match.args()[1])
-    elif isinstance(match, Enters):
-        built.in_interface = match.interface
-        _entry(built).iniface_mask = _whole_name(match.interface)
-    elif isinstance(match, Leaves):
-        built.out_interface = match.interface
-        _entry(built).outiface_mask = _whole_name(match.interface)
-    elif isinstance(match, Is):
-        protocol = _PROTOCOLS.get(match.protocol, match.protocol)
-        built.protocol = f"!{protocol}" if match.inverted else protocol
-        if hasattr(built.entry, "ipv6"):
-            # The library takes this flag away from `! -p`, which then matches any protocol.
-            built.entry.ipv6.flags |= _IP6T_F_PROTO
-    else:
-        words = match.args(shown=False) if isinstance(match, Above) else match.args()
-        extension = built.create_match(words[1])
-        _set_options(extension, words[2:])
-        if isinstance(match, Above) and match.burst is None:
-            _clear_burst(extension)
-
-
-def _entry(built: Any) -> Any:
-    return built.entry.ip if hasattr(built.entry, "ip") else built.entry.ipv6
-
-
-def _whole_name(interface: str) -> bytes:
-    """The mask under which names of interfaces are compared, with the zero at the end.
-
-    python-iptables sets one bit a letter for IPv6: it takes `lan` for `lo`, and nothing that is read back tells.
-    """
-    return bytes([255] * (len(interface) + 1))
-
-
-def _clear_burst(extension: Any) -> None:
-    """Take away the burst of 5 that the library gives a byte rate: there it means 5 seconds more, once.
-
-    iptables itself clears it when no burst is given; python-iptables has no word for that, so it is done in struct
-    xt_hashlimit_mtinfo3 (linux/netfilter/xt_hashlimit.h). What is read back afterwards proves it.
-    """
-    if extension._revision != _HASHLIMIT_REVISION:
-        raise ValueError(f"hashlimit has revision {extension._revision} here; {_HASHLIMIT_REVISION} is known")
-    ctypes.memset(ctypes.addressof(extension._match_buf) + _BURST_OFFSET, 0, ctypes.sizeof(ctypes.c_uint64))
-
-
-def _add_target(built: Any, effect: Effect) -> None:
-    if isinstance(effect, Jump):
-        built.target = _iptc().Target(built, effect.chain, goto=effect.goto)
-    elif isinstance(effect, Verdict):
-        built.target = _iptc().Target(built, effect.name)
-    else:
-        words = effect.args()
-        _set_options(built.create_target(words[1]), words[2:])
-
-
-def _set_options(extension: Any, words: tuple[str, ...]) -> None:
-    """Tell an extension its options: `! --name value value …` each."""
-    options: list[tuple[str, list[str]]] = []
-    inverted = False
-    for word in words:
-        if word == "!":
-            inverted = True
-        elif word.startswith("--"):
-            options.append((word[2:], ["!"] if inverted else []))
-            inverted = False
-        else:
-            options[-1][1].append(word)
-    for name, values in options:
-        if len(values) == 2 and values[0] == "!":
-            extension.set_parameter(name, f"!{values[1]}")
-        else:
-            extension.set_parameter(name, values if len(values) > 1 else "".join(values))
+def _load_table(family: int, table: Table) -> None:
+    """Have a table that nobody has asked for yet. The tool loads its modules; to ask the kernel alone does not."""
+    if table not in list_tables(family):
+        ask(find_tool(family, "save"), "-t", table)
 
 
 def _compare(step: SwitchTable) -> None:
     """python-iptables can lose an option without a word: believe only what is read back."""
-    chains, hooks = read_tables(step.family)
+    chains, hooks = read_tables(step.family, step.table)
     wanted = {ChainId(step.family, step.table, name): rules for name, rules in step.chains.items()}
     hooked = {ChainId(step.family, step.table, name): rules for name, rules in step.hooks.items()}
     for where, rules in (*wanted.items(), *hooked.items()):
@@ -294,71 +223,22 @@ def _compare_buckets(step: SwitchTable) -> None:
         raise KernelError(str(step), f"there is no hashlimit table {missing.pop()}")
 
 
-def _own_part(rules: list[ChainRule]) -> tuple[ChainRule, ...]:
-    """Up to our last rule; what is foreign before it stays visible as such."""
-    last = max((index for index, rule in enumerate(rules) if rule != _ELSEWHERE), default=-1)
-    return tuple(rules[: last + 1])
-
-
-def _is_ours(text: str) -> bool:
-    words = _QUOTED.sub("", text).split()  # a comment of others may speak of our chains
-    return any(words[i] in ("-j", "-g") and words[i + 1].startswith(CHAIN_PREFIX) for i in range(len(words) - 1))
-
-
-def save(family: int, table: Table | None = None) -> str:
-    """What `iptables-legacy-save` prints, of all tables or of one. Raises KernelError."""
-    command = ["iptables-legacy-save" if family == 4 else "ip6tables-legacy-save"]
-    if table:
-        command += ["-t", table]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise KernelError(command[0], "there is no such program on this host; install the package iptables") from None
-    if done.returncode:
-        raise KernelError(" ".join(command), done.stderr.strip())
-    return done.stdout
-
-
-def _reason(error: Exception) -> str:
-    return str(error).replace("b'", "'")
-
-
-def load() -> None:
-    """Load the library, which takes a third of a second. Raises what it raises where it is missing."""
-    _iptc()
-
-
-def _iptc() -> Any:
-    """Import it late: it looks for libraries, and fails where they are missing; only a controller needs it."""
-    import iptc
-
-    return iptc
-
-
-def try_rule(family: int, table: str, words: str) -> None:
-    """Add one rule in a chain of our own and take both away again. Raises what python-iptables raises."""
-    name = f"{CHAIN_PREFIX}PROBE"
-    with _opened(family, table) as handle:
-        handle.create_chain(name).append_rule(_parse_words(handle, words.split()))
-        handle.commit()
-    with _opened(family, table) as handle:
-        handle.flush_entries(name)
-        handle.delete_chain(name)
-        handle.commit()
-
-
 def foreign_rules(family: int) -> list[str]:
-    """The rules of others, as iptables prints them."""
-    lines = [line for line in save(family).splitlines() if line.startswith("-A ")]
-    return [line for line in lines if not line.startswith(f"-A {CHAIN_PREFIX}") and not _is_ours(line)]
+    """The rules of others, as iptables prints them. Raises KernelError, OSError."""
+    return [
+        line for printed in read_printed(family) for line in read_foreign(family, printed, list(printed.list_foreign()))
+    ]
 
 
-def _parse_words(table: Any, words: list[str]) -> Any:
-    built = _blank(table)
-    if words[0] == "-p":
-        built.protocol, words = words[1], words[2:]
-    at = words.index("-j")
-    if at:
-        _set_options(built.create_match(words[1]), tuple(words[2:at]))
-    _set_options(built.create_target(words[at + 1]), tuple(words[at + 2 :]))
-    return built
+def find_buckets(family: int) -> dict[str, str]:
+    """The tables of hashlimit of which rules speak, with the sizes that these give them ("": the default). Rules may
+    lie about others' tables. Raises KernelError, OSError."""
+    directory = "/proc/net/ipt_hashlimit" if family == 4 else "/proc/net/ip6t_hashlimit"
+    there = {name_of(name) for name in os.listdir(directory)} if os.path.isdir(directory) else set()
+    lines: list[str] = []
+    for printed in read_printed(family):
+        lines += (printed.texts[place.chain][place.before] or "" for place in printed.list_own())
+        with suppress(KernelError):  # those of others only advise
+            lines += read_foreign(family, printed, list(printed.list_foreign()))
+    found = (pair for line in lines for pair in _HASHLIMIT.findall(_QUOTED.sub("", line)))
+    return {name: most for name, most in found if name in there}

@@ -1,30 +1,44 @@
-"""The real kernel: sets by ipset, chains by python-iptables, the rest by pyroute2."""
+"""The real kernel: sets by ipset, chains by python-iptables or iptables-legacy-restore, the rest by pyroute2."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
 
 from pyroute2 import NetlinkError
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
-from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, queues, sessions, tc
-from netlimit.kernel.base import Addresses, HostFacts, Reading
-from netlimit.kernel.lock import is_locked, locked
+from netlimit.kernel import (
+    addresses,
+    capabilities,
+    connections,
+    ingress,
+    ipset,
+    iptables,
+    libiptc,
+    queues,
+    sessions,
+    tc,
+)
+from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.claim import Claim, claimed, is_claimed
+from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
-from netlimit.kernel.survey import look_round
+from netlimit.kernel.survey import NFTABLES, look_round
+from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
+from netlimit.marks import MarkUse
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 
-LOCKS = Path("/run/netlimit")
-"""Where the locks between netlimit's own processes are, named by the network namespace that they are for."""
-_MOMENT = 0.5
+_PATIENCE, _MOMENT = 10.0, 0.5
+"""Seconds for which the end of another's writing, and of another controller, is waited for."""
+_LONGEST = 120.0
+"""Seconds after which a listing of nftables is given up."""
 
 
 class LinuxKernel:
@@ -33,65 +47,92 @@ class LinuxKernel:
     def __init__(self) -> None:
         self._watch = TopologyWatch()
         self._tables = iptables.TableReader()
+        self._writer: iptables.Writer | None = None
+        self._marks = MarkReader(self._tables)
         self._queues = Watched(LINKS | QUEUES, queues.QueueReader().read)
+        self._nftables = Listing(*NFTABLES, longest=_LONGEST)
+        self._busy: frozenset[str] = frozenset()
         self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
 
-    def probe(self, mark_mask: int) -> HostFacts:
+    def probe(self) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
         with _translated("probe the host"):
-            found = capabilities.probe(mark_mask)
-        if found.capabilities["iptables"] is None:
-            iptables.load()  # now rather than while the first rule waits
+            found = capabilities.probe()
+        self._writer = iptables.find_writer(found.capabilities.get(capabilities.LIBRARY))
+        if found.capabilities["iptables"] is None and self._writer is libiptc:
+            libiptc.load()  # now rather than while the first rule waits
         return found
 
     def survey(self, thorough: bool = True) -> HostReport:
         """Look for what on this host gets in the way of limits."""
         with _translated("look round"):
-            return look_round(capabilities.read_hz(), self.queues().foreign, thorough=thorough)
+            listing = partial(self._nftables.read, _PATIENCE if thorough else _MOMENT)
+            foreign = self.queues().foreign
+            return look_round(capabilities.read_hz(), foreign, thorough=thorough, list_nftables=listing)
+
+    def marks(self, patience: float = 0.0) -> MarkUse:
+        """What is known of who else uses packet marks; the same object as before while nothing has changed."""
+        with _translated("look for packet marks"):
+            return self._marks.read(patience)
 
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
         with _translated("read addresses"):
             return Addresses(addresses.read_own(), *sessions.read_sessions())
 
+    def connections(self, ports: Iterable[int]) -> list[Connection]:
+        """Read the TCP connections to some of this host's ports that both ends have agreed to."""
+        with _translated("read open connections"):
+            return list(connections.read_connections(ports))
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep every other netlimit process in this network namespace from writing meanwhile."""
-        with locked(_find_lock("lock"), "write to the kernel", keep=False):
+        taken = f"another process of netlimit has been writing for {_PATIENCE:g} seconds"
+        with claimed(Claim.WRITER, "write to the kernel", _PATIENCE, taken):
             yield
 
     @contextmanager
     def sole(self) -> Iterator[None]:
         """Be the one controller of this network namespace."""
-        purpose, lock = "be the controller of this host", _find_lock("controller")
-        with ExitStack() as held:
-            try:
-                # Who looks whether there is a controller, as the guard does, holds the lock for a moment.
-                held.enter_context(locked(lock, purpose, keep=False, patience=_MOMENT))
-            except KernelError:
-                if not is_locked(lock, purpose):
-                    raise
-                reason = "another controller runs here already; stop it first, one is enough"
-                raise KernelError(purpose, reason) from None
+        taken = (
+            "another controller runs here already, on this host or in a container that has its network; stop it first, "
+            "one is enough"
+        )
+        with claimed(Claim.CONTROLLER, "be the controller of this host", _MOMENT, taken):
             yield
 
     def controlled(self) -> bool:
         """Whether some process is the controller of this network namespace now."""
-        return is_locked(_find_lock("controller"), "look for the controller")
+        return is_claimed(Claim.CONTROLLER, "look for the controller")
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""
         with _translated("read the structure"):
             sets = ipset.read_sets()
+            if self._busy:
+                # What is left for others who use it is none of ours, until they do no more.
+                self._busy = (self._busy & sets.keys()) - ipset.find_unused()
+            sets = {name: found for name, found in sets.items() if name not in self._busy}
             chains4, hooks4 = self._tables.read(4)
             chains6, hooks6 = self._tables.read(6)
             return Structure(sets, {**chains4, **chains6}, {**hooks4, **hooks6})
 
+    def leftovers(self) -> tuple[str, ...]:
+        """What of ours could not be taken away, for somebody else uses it."""
+        chains = (chain for held in self._tables.held.values() for chain in held)
+        found = [*(f"The set {name}" for name in sorted(self._busy)), *(f"The chain {each}" for each in sorted(chains))]
+        return tuple(f"{each} is used by a rule of somebody else, and cannot go as long as it is." for each in found)
+
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of some sets with their counters."""
         with _translated("read sets"):
-            held = ipset.read_sets()
-            return {name: ipset.read_entries(name) for name in names if name in held}
+            return ipset.read_entries(names)
+
+    def peers(self, names: Iterable[str]) -> dict[str, int]:
+        """Count the entries of some sets, without reading them."""
+        with _translated("count peers"):
+            return ipset.count_entries(names)
 
     def topology(self) -> Topology:
         """Read devices and routes; the same object as before while nothing has changed."""
@@ -132,21 +173,33 @@ class LinuxKernel:
         """Take one step. Raises KernelError."""
         with _translated(f"write {type(step).__name__}"):
             if isinstance(step, WriteSets):
-                ipset.write_sets(step)
+                self._write_sets(step)
             elif isinstance(step, SwitchTable):
                 self._tables.forget()
-                iptables.switch_table(step)
+                if self._writer is None:
+                    self._writer = iptables.find_writer(capabilities.judge_library())
+                iptables.switch_table(step, iptables.choose_writer(step, self._writer))
             elif isinstance(step, WriteTree):
                 tc.write_tree(step)
             elif isinstance(step, WriteIngress):
                 ingress.write_ingress(step)
 
+    def reopened(self) -> LinuxKernel:
+        """With sockets of its own, for a copy of this process."""
+        another = LinuxKernel()
+        another._busy = self._busy
+        return another
 
-def _find_lock(name: str) -> str:
-    """The lock file of this network namespace."""
-    with _translated("find the lock"):
-        LOCKS.mkdir(mode=0o750, exist_ok=True)
-        return str(LOCKS / f"{os.stat('/proc/self/ns/net').st_ino}.{name}")
+    def _write_sets(self, step: WriteSets) -> None:
+        refused = ipset.write_sets(step, self._busy)
+        self._busy = (self._busy - {each.name for each in step.create}) | refused
+        if refused:
+            chains = [chains for family in (4, 6) for chains in self._tables.read(family)]
+            words = {word for each in chains for rules in each.values() for rule in rules for word in rule.text.split()}
+            ours = sorted(refused & words)
+            if ours:
+                self._busy -= set(ours)
+                raise KernelError(str(step), f"the set {ours[0]} cannot be destroyed: it is in use by a chain of ours")
 
 
 @contextmanager

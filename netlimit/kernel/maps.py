@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Self
 
 from netlimit.kernel.bpf import call, read_info
+from netlimit.plain import decode_name
 
 _CREATE, _GET_FD = 0, 14
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
@@ -50,7 +51,7 @@ class Map:
         """Open a map by its id."""
         fd = call(_GET_FD, bytearray(struct.pack("=III", number, 0, 0)))
         key_bytes, value_bytes, name = struct.unpack_from("=8xII8x16s", read_info(fd, bytes(_INFO_BYTES)))
-        return cls(fd, key_bytes, value_bytes, name.rstrip(b"\0").decode())
+        return cls(fd, key_bytes, value_bytes, decode_name(name))
 
     def __enter__(self) -> Self:
         return self

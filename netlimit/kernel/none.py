@@ -9,10 +9,11 @@ from pathlib import Path
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel.addresses import read_own
-from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.sessions import read_sessions
+from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
@@ -28,8 +29,9 @@ class NoKernel:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._topology = Topology()
+        self._marks = MarkUse()
 
-    def probe(self, mark_mask: int) -> HostFacts:
+    def probe(self) -> HostFacts:
         """Nothing can be done here: every rule needs one of these."""
         return HostFacts(dict.fromkeys(("iptables", "ip6tables"), REASON), read_hz(), ())
 
@@ -37,12 +39,22 @@ class NoKernel:
         """Nothing gets in the way."""
         return HostReport()
 
+    def marks(self, patience: float = 0.0) -> MarkUse:
+        """Nobody's are in the way."""
+        del patience
+        return self._marks
+
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off: they are safe from the limiter too."""
         try:
             return Addresses(read_own(), *read_sessions())
         except OSError as error:
             raise KernelError("read addresses", str(error)) from error
+
+    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
+        """None."""
+        del ports
+        return ()
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Nobody writes."""
@@ -64,6 +76,14 @@ class NoKernel:
 
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Nothing is there."""
+        return {}
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Nothing is there."""
+        return ()
+
+    def peers(self, names: Iterable[str]) -> dict[str, int]:
+        """Nobody is remembered."""
         return {}
 
     def topology(self) -> Topology:
@@ -101,3 +121,7 @@ class NoKernel:
     def _find_lock(self) -> str:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(self._directory / "controller.lock")
+
+    def reopened(self) -> NoKernel:
+        """It has no sockets."""
+        return self

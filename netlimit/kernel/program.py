@@ -22,6 +22,7 @@ from netlimit.kernel.headers import (
     ENDS,
     HEADER,
     ICMP,
+    NO_PORT,
     PACKET,
     PORT,
     PROTOCOLS,
@@ -131,15 +132,21 @@ def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
         text.jump_if(TRANSPORT, "!=", number, following)
     for register, ranges in ((PORT, lane.ports), (SOURCE_PORT, lane.source_ports)):
         if ranges:
-            _compare_port(text, register, ranges, following)
+            _compare_port(text, register, ranges, following, unknown=lane.side == "src" and not lane.copies)
     text.store_number(STACK, key + _TAG_AT, int.from_bytes(tag(lane.name), "little"))
     _look_up(text, entries, key)
     text.jump_unless_null(0, _name_found(lane.family, lane.side))
     text.place(following)
 
 
-def _compare_port(text: Assembly, register: int, ranges: tuple[tuple[int, int], ...], otherwise: str) -> None:
+def _compare_port(
+    text: Assembly, register: int, ranges: tuple[tuple[int, int], ...], otherwise: str, *, unknown: bool
+) -> None:
+    """Go on if the port is in one of the ranges; or if it is `unknown`. Nobody has put fragments together here yet, and
+    later ones tell no port: what a rule names does not pass by that, for which it waits with the rest of its target."""
     matched = text.new_label()
+    if unknown:
+        text.jump_if(register, "==", NO_PORT, matched)
     for low, high in ranges:
         above = text.new_label()
         text.jump_if(register, "<", low, above)

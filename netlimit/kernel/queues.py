@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from netlimit.errors import KernelError
 from netlimit.kernel import rtnetlink
+from netlimit.kernel.names import read_names
 from netlimit.kernel.rtnetlink import TcMessage
+from netlimit.plain import decode_name
 from netlimit.tree import (
     FIRST_CHILD,
     INGRESS_DEVICE,
@@ -21,19 +23,19 @@ from netlimit.tree import (
     QueueClass,
     Queues,
     SavedRoot,
-    TokenBucket,
     Tree,
     Usage,
     format_handle,
+    is_beside,
     is_ours,
     major,
 )
 
-FILTER = "nl-root"
-"""The name of the program that leads packets from a root HTB to the child HTBs."""
+FILTER = "nl-lead"
+"""The name of the program that leads packets from a root HTB to the child HTBs, and past the cap."""
 KIND, OPTIONS, STATISTICS, _SIZE_TABLE, _INVISIBLE = 1, 2, 7, 8, 10
 _HTB_PARAMETERS, _HTB_RATE, _HTB_CEIL = 1, 6, 7
-_TBF_PARAMETERS, _TBF_RATE = 1, 4
+_TBF_PARAMETERS = 1
 _FQ_CODEL_LIMIT = 2
 _BPF_NAME = 7
 _BASIC, _QUEUE, _PACKETS = 1, 3, 8
@@ -43,6 +45,8 @@ _GET_FLAGS, _UP = 0x8913, 0x1
 _INTERFACE = struct.Struct("=16sH22x")
 """struct ifreq: the name of a device, and its flags."""
 _LINES = {"pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast", "sfq", "skbprio"}
+_BUCKET = Tree(0)
+"""A TBF of ours, which is what earlier versions made of a cap: as good as another tree, so that one takes its place."""
 _MANAGED = {"fq_codel", "codel", "fq", "fq_pie", "pie", "cake", "hhf"}
 """Kinds that take as options what they give as such. Not so red and choke, which keep their tables to themselves."""
 
@@ -59,7 +63,7 @@ class QueueReader:
         by_device: defaultdict[int, list[bytes]] = defaultdict(list)
         for body in rtnetlink.read_bodies(rtnetlink.GET_QDISC, 0):
             by_device[rtnetlink.find_device(body)].append(rtnetlink.cut_statistics(body))
-        names = dict(socket.if_nameindex())
+        names = read_names()
         known, self._known = self._known, {}
         foreign, trees = {}, {}
         for index, qdiscs in by_device.items():
@@ -78,7 +82,7 @@ class QueueReader:
         if not _is_in_use(device):
             return Tree(major(root.handle))
         if kind(root) == "tbf":
-            return Tree(major(root.handle), cap=_read_bucket(root))
+            return _BUCKET
         filtered = is_filtered(root)
         classes = list(map(rtnetlink.cut_statistics, rtnetlink.read_bodies(rtnetlink.GET_CLASS, root.device)))
         digest = hashlib.blake2b(b"".join((*qdiscs, *classes, bytes([filtered])))).digest()
@@ -126,8 +130,6 @@ def read_usages(device: str) -> dict[int, Usage]:
     root = read_root(index) if index else None
     if index is None or root is None or not is_own_root(root):
         return {}
-    if kind(root) == "tbf":
-        return {root.handle: _read_usage(root)}
     qdiscs = _read_qdiscs(index)
     # An fq_codel drops packets that its class has taken in.
     lost = {qdisc.parent: _read_usage(qdisc).dropped for qdisc in qdiscs}
@@ -191,16 +193,17 @@ def show_root(root: TcMessage) -> str:
 
 def _read_tree(root: TcMessage, qdiscs: Sequence[TcMessage]) -> Tree:
     if kind(root) == "tbf":
-        return Tree(major(root.handle), cap=_read_bucket(root))
+        return _BUCKET
     return _make_tree(root, qdiscs, rtnetlink.read_all(rtnetlink.GET_CLASS, root.device), is_filtered(root))
 
 
 def _make_tree(root: TcMessage, qdiscs: Sequence[TcMessage], classes: Iterable[TcMessage], filtered: bool) -> Tree:
     leaves = {qdisc.parent: _read_leaf(qdisc) for qdisc in qdiscs}
     found = {each.handle: _read_class(each, leaves) for each in _own_classes(root, qdiscs, classes)}
-    # What no packet reaches does not hang there: then the filter is written again with the children.
-    children = _find_children(qdiscs) if filtered else {}
-    return Tree(major(root.handle), classes=found, children=children)
+    if filtered:
+        return Tree(major(root.handle), found, _find_children(qdiscs))
+    # What no packet reaches is not there: then the filter is written again with it.
+    return Tree(major(root.handle), {number: each for number, each in found.items() if not is_beside(number)})
 
 
 def _find_children(qdiscs: Iterable[TcMessage]) -> dict[int, int]:
@@ -236,14 +239,6 @@ def _read_class(message: TcMessage, leaves: Mapping[int, Leaf | None]) -> QueueC
     parent = message.handle & 0xFFFF0000 if message.parent == rtnetlink.ROOT else message.parent
     bursts = _count_bytes(buffer, rate), _count_bytes(cbuffer, ceil)
     return QueueClass(parent, rate, ceil, *bursts, quantum, leaves.get(message.handle))
-
-
-def _read_bucket(message: TcMessage) -> TokenBucket:
-    """struct tc_tbf_qopt (linux/pkt_sched.h)."""
-    options = rtnetlink.decode(message.attributes[OPTIONS])
-    rate, limit, buffer = struct.unpack_from("=8xI12xII", options[_TBF_PARAMETERS])
-    rate = _number(options.get(_TBF_RATE), rate)
-    return TokenBucket(rate, _count_bytes(buffer, rate), limit)
 
 
 def _read_leaf(message: TcMessage) -> Leaf | None:
@@ -330,7 +325,8 @@ def _has_own_queue(root: TcMessage, index: int) -> bool:
     shown = rtnetlink.encode(_INVISIBLE, b"")
     qdiscs = rtnetlink.read_all(rtnetlink.GET_QDISC, index, extra=shown)
     queues = [each for each in qdiscs if each.device == index and major(each.parent) == major(root.handle)]
-    limit = _read_bucket(root).limit
+    options = rtnetlink.decode(root.attributes[OPTIONS])
+    (limit,) = struct.unpack_from("=24xI", options[_TBF_PARAMETERS])  # struct tc_tbf_qopt (linux/pkt_sched.h)
     return [(kind(each), _number(each.attributes.get(OPTIONS), 0)) for each in queues] == [("bfifo", limit)]
 
 
@@ -340,4 +336,4 @@ def _number(value: bytes | None, otherwise: int) -> int:
 
 
 def _text(value: bytes | None) -> str:
-    return (value or b"").rstrip(b"\0").decode()
+    return decode_name(value or b"")

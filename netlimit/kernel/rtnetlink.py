@@ -12,6 +12,8 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from netlimit.plain import decode_name
+
 NEW_QDISC, GET_QDISC = 36, 38
 GET_CLASS = 42
 NEW_FILTER, GET_FILTER = 44, 46
@@ -144,9 +146,14 @@ def take_apart(body: bytes) -> TcMessage:
     return TcMessage(index, handle, parent, info, decode(body, _TC.size))
 
 
-def _ask(kind: int, flags: int, body: bytes) -> _Answer:
+def dump(kind: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
+    """The bodies of all messages of a kind. Raises OSError."""
+    return _ask(kind, _DUMP, body, protocol).bodies
+
+
+def _ask(kind: int, flags: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> _Answer:
     """Send one message and give what is answered."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         sock.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
         sock.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
@@ -184,4 +191,4 @@ def _check(flags: int, answer: bytes) -> None:
     number = -struct.unpack_from("=i", answer)[0]
     if number:
         words = decode(answer, 4 + _HEADER.size) if flags & _EXPLAINED else {}
-        raise OSError(number, words[1].rstrip(b"\0").decode() if 1 in words else os.strerror(number))
+        raise OSError(number, decode_name(words[1]) if 1 in words else os.strerror(number))

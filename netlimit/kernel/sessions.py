@@ -6,41 +6,59 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-_ESTABLISHED, _LISTENING = "01", "0A"
+from netlimit.kernel.base import Door
+from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
+from netlimit.plain import decode_name, read_text
+
 _PORT = re.compile(r"^\s*port\s+(\d+)\s*$", re.IGNORECASE | re.MULTILINE)
+_STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d+)\s*$", re.MULTILINE)
 _USUAL_PORT = 22
+_PROC, _NAME, _START = "/proc", b"sshd", 4096
+_SESSION = re.compile(rb"sshd(-session)?: .+@.*[^\]]")  # "sshd: user@domain [priv]" still waits for a proof
+_USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
+_PARENT = re.compile(rb"^PPid:\t(\d+)", re.MULTILINE)
+_UNITS = (
+    Path("/usr/lib/systemd/system"),
+    Path("/lib/systemd/system"),
+    Path("/run/systemd"),
+    Path("/etc/systemd/system"),
+)
 
 
-class Connection(NamedTuple):
-    """A TCP socket of this network namespace; `owner` is a user id."""
-
-    state: str
-    port: int
-    peer: str
-    owner: int
-    inode: str
-
-
-def read_sessions(logins: Path = Path("/run/systemd/sessions")) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The far ends of SSH sessions, and the ports on which sshd listens.
+def read_sessions(logins: Path = Path("/run/systemd/sessions")) -> tuple[tuple[str, ...], tuple[Door, ...]]:
+    """The far ends of SSH sessions, and where sshd listens.
 
     Other people's sockets may be looked at only with CAP_SYS_PTRACE. Without it, systemd's list of `logins` tells who
-    is there, and sshd's configuration the ports.
+    is there, and sshd's configuration the ports. So it does where no sshd is seen: systemd may listen for it and start
+    one for each connection, or it runs in another container.
     """
     sessions, daemons = _find_processes()
-    if not sessions and not daemons and os.geteuid() == 0:
-        return tuple(sorted(set(_read_logins(logins)))), ()  # root sees every process
-    connections = list(_read_connections())
-    ports = _find_ports(daemons, connections)
+    doors = _find_doors(daemons, list(read_sockets([LISTENING])))
+    ports = {door.port for door in doors}
+    connections = list(read_sockets([ESTABLISHED])) if sessions else []
     peers = {peer for process in sessions for peer in _find_peers(process, connections, ports)}
-    return tuple(sorted(peers.union(_read_logins(logins)))), tuple(sorted(ports))
+    return tuple(sorted(peers.union(_read_logins(logins)))), tuple(sorted(doors))
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
+
+
+class _Process(NamedTuple):
+    """A process that is called sshd: its number, the user that it really is, and its parent."""
+
+    number: str
+    user: int
+    parent: str
+
+    @property
+    def is_root_s(self) -> bool:
+        """Whether nobody but root can have started it."""
+        return self.user == 0
 
 
 def _find_processes() -> tuple[list[Path], list[Path]]:
@@ -48,51 +66,48 @@ def _find_processes() -> tuple[list[Path], list[Path]]:
     those of root that listen or wait for a proof.
 
     An open connection to the port proves nothing: else anybody could exempt himself by opening one. The parent of a
-    session must be root's sshd, for a title alone can be anybody's.
+    session must be root's sshd, for a title alone can be anybody's. Nor is a title read but of its children: it lies in
+    the memory of the process, is as long as its user likes, and who reads it may have to wait for him.
     """
+    found = {number: _read_process(number) for number in os.listdir(_PROC) if number.isdecimal()}
     sessions, daemons = [], []
-    for process in Path("/proc").glob("[0-9]*"):
-        title = _read_title(process)
-        if title.startswith(("sshd: ", "sshd-session: ")) and "@" in title:
-            parent = _read_parent(process)
-            if parent and _is_daemon(parent, _read_title(parent)):
-                sessions.append(process)
-        elif _is_daemon(process, title):
-            daemons.append(process)
+    for each in (each for each in found.values() if each is not None):
+        parent = found.get(each.parent)
+        begun = parent is not None and parent.is_root_s
+        if begun and _SESSION.fullmatch(_read_start(each.number, "cmdline").partition(b"\0")[0].strip()):
+            sessions.append(Path(_PROC, each.number))
+        elif each.is_root_s:
+            daemons.append(Path(_PROC, each.number))
     return sessions, daemons
 
 
-def _is_daemon(process: Path, title: str) -> bool:
-    """Whether it is root's sshd."""
-    try:
-        return "sshd" in title.split(" ")[0] and process.stat().st_uid == 0
-    except OSError:  # it has ended
-        return False
-
-
-def _read_title(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_parent(process: Path) -> Path | None:
-    try:
-        number = (process / "stat").read_text().rpartition(")")[2].split()[1]
-    except OSError:
+def _read_process(number: str) -> _Process | None:
+    """A process that says it is sshd; None if it does not, or has ended."""
+    if _NAME not in _read_start(number, "comm"):
         return None
-    parent = Path("/proc", number)
-    return parent if parent.exists() else None
+    status = _read_start(number, "status")
+    user, parent = _USER.search(status), _PARENT.search(status)
+    return _Process(number, int(user[1]), decode_name(parent[1])) if user and parent else None
 
 
-def _read_sockets(process: Path) -> Iterator[str]:
+def _read_start(number: str, file: str) -> bytes:
+    """How a file of a process begins; nothing if the process has ended, or may not be looked at."""
+    with suppress(OSError):
+        descriptor = os.open(f"{_PROC}/{number}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _START)
+        finally:
+            os.close(descriptor)
+    return b""
+
+
+def _find_sockets(process: Path) -> Iterator[int]:
     """The inodes of its sockets."""
     try:
         for descriptor in (process / "fd").iterdir():
             kind, _, inode = os.readlink(descriptor).partition(":[")
             if kind == "socket":
-                yield inode.rstrip("]")
+                yield int(inode.rstrip("]"))
     except OSError:
         return
 
@@ -100,39 +115,22 @@ def _read_sockets(process: Path) -> Iterator[str]:
 # -- their sockets --------------------------------------------------------------------------------------------------
 
 
-def _find_ports(daemons: Iterable[Path], connections: Iterable[Connection]) -> set[int]:
+def _find_doors(daemons: Iterable[Path], listeners: Iterable[Socket]) -> set[Door]:
     """Where root's sshd listens."""
-    sockets = {inode for process in daemons for inode in _read_sockets(process)}
-    listening = [each for each in connections if each.state == _LISTENING and each.owner == 0]
-    found = {each.port for each in listening if each.inode in sockets}
-    return found or {each.port for each in listening} & _read_configured()
+    sockets = {inode for process in daemons for inode in _find_sockets(process)}
+    listening = [each for each in listeners if each.owner == 0]
+    found = {Door(each.near_port, each.near) for each in listening if each.inode in sockets}
+    configured = set() if found else _read_configured()
+    return found or {Door(each.near_port, each.near) for each in listening if each.near_port in configured}
 
 
-def _find_peers(process: Path, connections: Iterable[Connection], ports: set[int]) -> Iterator[str]:
-    """The far end of a session; not those that it forwards to, where that can be told."""
-    sockets = set(_read_sockets(process))
-    open_ones = [each for each in connections if each.state == _ESTABLISHED and each.inode in sockets]
-    served = [each for each in open_ones if each.port in ports]
-    yield from (each.peer for each in served or open_ones if not ip_address(each.peer).is_loopback)
-
-
-def _read_connections() -> Iterator[Connection]:
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        lines: list[str] = []
-        with suppress(OSError):  # a kernel without IPv6 has no such file
-            lines = Path(path).read_text().splitlines()[1:]
-        for line in lines:
-            words = line.split()
-            port = int(words[1].rpartition(":")[2], 16)
-            yield Connection(words[3], port, _parse_hex(words[2].partition(":")[0]), int(words[7]), words[9])
-
-
-def _parse_hex(text: str) -> str:
-    """An address as /proc/net/tcp has it: 32-bit words in the byte order of the host (here little-endian)."""
-    raw = bytes.fromhex(text)
-    address = ip_address(b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4)))
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
+def _find_peers(process: Path, connections: Iterable[Socket], ports: set[int]) -> Iterator[str]:
+    """The far end of a session; not those that it forwards to, where that can be told. Root's sshd has accepted it, and
+    what a user opens is his own: titles, and even a parent of root's, can be feigned."""
+    sockets = set(_find_sockets(process))
+    mine = [each for each in connections if each.inode in sockets and each.owner == 0]
+    served = [each for each in mine if each.near_port in ports]
+    yield from (each.far for each in served or mine if not ip_address(each.far).is_loopback)
 
 
 # -- and what is known without a look at them -----------------------------------------------------------------------
@@ -144,8 +142,8 @@ def _read_logins(directory: Path) -> Iterator[str]:
     with suppress(OSError):
         for path in directory.iterdir():
             said: dict[str, str] = {}
-            with suppress(OSError, UnicodeDecodeError):
-                said = dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+            with suppress(OSError):
+                said = dict(line.split("=", 1) for line in read_text(path).splitlines() if "=" in line)
             if said.get("SERVICE") == "sshd" and said.get("STATE") != "closing":
                 with suppress(ValueError):  # a name, or nothing
                     address = ip_address(said.get("REMOTE_HOST", "").partition("%")[0])
@@ -153,10 +151,14 @@ def _read_logins(directory: Path) -> Iterator[str]:
                         yield str(address)
 
 
-def _read_configured(directory: Path = Path("/etc/ssh")) -> set[int]:
-    """The ports in sshd's configuration."""
+def _read_configured(directory: Path = Path("/etc/ssh"), units: Iterable[Path] = _UNITS) -> set[int]:
+    """The ports in sshd's configuration, and in that of the socket by which systemd starts it (systemd.socket(5))."""
+    paths = [(_PORT, directory / "sshd_config"), *((_PORT, path) for path in directory.glob("sshd_config.d/*.conf"))]
+    for place, name in product(units, ("ssh", "sshd")):
+        for wanted in (f"{name}.socket", f"{name}.socket.d/*.conf", f"generator*/{name}.socket.d/*.conf"):
+            paths += [(_STREAM, path) for path in place.glob(wanted)]
     found: set[int] = set()
-    for path in (directory / "sshd_config", *directory.glob("sshd_config.d/*.conf")):
-        with suppress(OSError, UnicodeDecodeError):
-            found.update(map(int, _PORT.findall(path.read_text())))
+    for pattern, path in paths:
+        with suppress(OSError):
+            found.update(map(int, pattern.findall(read_text(path))))
     return found or {_USUAL_PORT}

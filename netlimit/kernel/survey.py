@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+from typing import TypeVar
 
 from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
-from netlimit.kernel import iptables
-from netlimit.state import CHAIN_PREFIX, OFFENDER_PREFIX, SEEN_PREFIX, SET_PREFIX
+from netlimit.kernel import ipset, iptables
+from netlimit.kernel.ingress import find_ahead
+from netlimit.kernel.tools import ask, run
+from netlimit.plain import decode_name, name_of, read_text
+from netlimit.state import CHAIN_PREFIX
 
 _RULE_FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf", "etc/nftables/*.nft", "etc/nftables.d/*.nft")
 _SAVED_FILES = (
@@ -24,33 +29,83 @@ _SAVED_FILES = (
     "etc/sysconfig/iptables",
     "etc/sysconfig/ip6tables",
 )
+_OURS = rf"^(?::{CHAIN_PREFIX}|-A {CHAIN_PREFIX})|-[jg] {CHAIN_PREFIX}"
 _UNITS = ("nftables", "netfilter-persistent", "iptables", "ip6tables")
-_HASHLIMIT = re.compile(r"--hashlimit-name (\S+)(?:.* --hashlimit-htable-max (\d+))?")
 _TIME_ERROR = 5
 """What adjtimex(2) answers where nobody keeps the clock right."""
+_PART, _LONGEST_COUNT = 2**20, 0.5
+"""Bytes that are read at once of a table of hashlimit, and seconds after which the rest of it is not."""
+_PATIENCE = 10.0
+"""Seconds that a tool may take."""
+_NOTHING: tuple[str, ...] = ()
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
-def look_round(hz: int, foreign: Mapping[str, str], root: Path = Path("/"), thorough: bool = True) -> HostReport:
+NFTABLES = "nft", "-t", "list", "ruleset"
+"""How the rules of nftables are listed, without what their sets hold."""
+
+
+def look_round(
+    hz: int,
+    foreign: Mapping[str, str],
+    root: Path = Path("/"),
+    thorough: bool = True,
+    list_nftables: Callable[[], str] | None = None,
+) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
-    `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. Raises OSError, KernelError."""
-    bridges = tuple(sorted(path.parent.name for path in Path("/sys/class/net").glob("*/bridge")))
+    `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables` is for who does
+    not want to wait for the end of it.
+
+    It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
+    look = _Look()
+    bridges = look.at("bridges", lambda: tuple(_find_bridges()), _NOTHING)
     return HostReport(
         hz=hz,
-        programs=frozenset(_find_programs()),
-        flushing=tuple(_find_files(root, _RULE_FILES, r"^\s*flush ruleset")),
-        enabled=tuple(_find_units(root)),
-        saved=tuple(_find_files(root, _SAVED_FILES, rf"^(?::{CHAIN_PREFIX}|-A {CHAIN_PREFIX})|-[jg] {CHAIN_PREFIX}")),
-        nftables=_run("nft", "-t", "list", "ruleset"),
-        legacy=tuple(_read_foreign_rules()),
-        connections=Fill(_read_number("nf_conntrack_count"), _read_number("nf_conntrack_max")),
-        sets=dict(_read_sets()),
-        buckets=dict(_read_buckets()) if thorough else {},
+        programs=look.at("the programs that run", lambda: frozenset(_find_programs()), frozenset()),
+        flushing=look.at(
+            "files that flush rules", lambda: tuple(_find_files(root, _RULE_FILES, r"^\s*flush ruleset")), ()
+        ),
+        enabled=look.at("units that load rules", lambda: tuple(_find_units(root)), ()),
+        saved=look.at("saved rules", lambda: tuple(_find_files(root, _SAVED_FILES, _OURS)), ()),
+        nftables=look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), ""),
+        legacy=look.at("the rules of others", lambda: tuple(_read_foreign_rules()), ()),
+        connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
+        sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
+        buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
         foreign=foreign,
-        offloading=tuple(_find_offloading()) if thorough else (),
+        ahead=look.at("filters on the ingress of devices", find_ahead, {}),
+        offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
-        bridged=_is_bridged() if bridges else None,
-        synchronized=_is_synchronized(),
+        bridged=look.at("whether bridges pass iptables", _is_bridged, None) if bridges else None,
+        source_routed=look.at("whether source routes are followed", _is_source_routed, False),
+        synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
+        groups=look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset()),
+        unknown=tuple(look.unknown),
     )
+
+
+class _Look:
+    """Looks at one thing after the other. `unknown` are those that could not be read, each with the reason."""
+
+    def __init__(self) -> None:
+        self.unknown: list[str] = []
+
+    def at(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` gives, or something else where it fails."""
+        try:
+            return read()
+        except KernelError as error:
+            self.unknown.append(f"{what} ({error.reason})")
+        except Exception as error:
+            log.debug("The survey failed.", exc_info=True)
+            self.unknown.append(f"{what} ({type(error).__name__}: {error})")
+        return otherwise
+
+
+def _find_bridges() -> Iterator[str]:
+    yield from sorted(name_of(path.parent) for path in Path("/sys/class/net").glob("*/bridge"))
 
 
 def _find_programs() -> Iterator[str]:
@@ -59,16 +114,31 @@ def _find_programs() -> Iterator[str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if os.readlink(path / "ns/net") == here:
-                yield (path / "comm").read_text().strip()
+                yield decode_name((path / "comm").read_bytes().rstrip(b"\n"))
         except OSError:  # it has ended
             continue
+
+
+def _find_groups() -> Iterator[tuple[str, str]]:
+    """The multicast addresses that devices listen to, each with the device."""
+    device = ""
+    for line in read_text(Path("/proc/net/igmp")).splitlines()[1:]:
+        words = line.split()
+        if line[:1].isspace():
+            yield str(IPv4Address(bytes.fromhex(words[0])[::-1])), device  # the byte order of the host
+        else:
+            device = words[1].rstrip(":")
+    six = Path("/proc/net/igmp6")
+    for line in read_text(six).splitlines() if six.exists() else ():
+        words = line.split()
+        yield str(IPv6Address(bytes.fromhex(words[2]))), words[1]
 
 
 def _find_files(root: Path, names: tuple[str, ...], pattern: str) -> Iterator[str]:
     """The files that have a line like that, as they are called on the host."""
     for path in (path for name in names for path in sorted(root.glob(name))):
         try:
-            text = path.read_text(errors="replace")
+            text = read_text(path)
         except OSError:
             continue
         if re.search(pattern, text, re.MULTILINE):
@@ -84,77 +154,73 @@ def _find_units(root: Path) -> Iterator[str]:
 
 def _read_foreign_rules() -> Iterator[str]:
     for family in (4, 6):
-        with suppress(KernelError):  # the tool is missing, which the probe tells
-            yield from iptables.foreign_rules(family)
+        yield from iptables.foreign_rules(family)
+
+
+def _read_connections() -> Fill:
+    return Fill(_read_number("nf_conntrack_count"), _read_number("nf_conntrack_max"))
 
 
 def _read_number(name: str) -> int:
     try:
-        return int(Path("/proc/sys/net/netfilter", name).read_text())
-    except (OSError, ValueError):  # nothing tracks connections here
+        return int(read_text(Path("/proc/sys/net/netfilter", name)))
+    except FileNotFoundError:  # nothing tracks connections here
         return 0
 
 
 def _read_sets() -> Iterator[tuple[str, Fill]]:
     """Our sets, but for those that forget some when they are full."""
-    for block in _run("ipset", "list", "-t").split("\n\n"):
-        name, most, held = (
-            re.search(pattern, block) for pattern in (r"Name: (\S+)", r"maxelem (\d+)", r"Number of entries: (\d+)")
-        )
-        if name and most and held and _refuses_more(name[1]):
-            yield name[1], Fill(int(held[1]), int(most[1]))
-
-
-def _refuses_more(name: str) -> bool:
-    """Whether a set is one of ours, and does not forget some of what it holds when it is full."""
-    return name.startswith(SET_PREFIX) and not name.startswith((OFFENDER_PREFIX, SEEN_PREFIX))
+    for name, held, most in ipset.find_fills():
+        yield name, Fill(held, most)
 
 
 def _read_buckets() -> Iterator[tuple[str, Fill]]:
     """The tables of hashlimit whose size the rules tell, ours and others'."""
     for family, directory in ((4, "ipt_hashlimit"), (6, "ip6t_hashlimit")):
-        for name, most in _find_buckets(family):
+        for name, most in sorted(iptables.find_buckets(family).items()):
             try:
-                with Path("/proc/net", directory, name).open() as lines:
-                    held = sum(1 for _ in lines)
-            except OSError:  # it has gone
+                held = _count_lines(Path("/proc/net", directory, name), int(most or 0))
+            except FileNotFoundError:  # it has gone
                 continue
             if most:
                 yield name, Fill(held, int(most))
 
 
-def _find_buckets(family: int) -> list[tuple[str, str]]:
-    """The names of tables, with the sizes that the rules give them ("": the default)."""
-    try:
-        return sorted(set(_HASHLIMIT.findall(iptables.save(family))))
-    except KernelError:
-        return []
+def _count_lines(path: Path, enough: int) -> int:
+    """Count lines up to so many; a table of a million is read in no time that anybody waits for. Raises OSError."""
+    end, held = time.monotonic() + _LONGEST_COUNT, 0
+    with path.open("rb", buffering=0) as file:
+        while held < enough and (part := file.read(_PART)):
+            held += part.count(b"\n")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{path} has more than {held} lines")
+    return held
 
 
 def _find_offloading() -> Iterator[str]:
     """Cards, not virtual devices, whose driver takes over tc filters."""
     for path in sorted(Path("/sys/class/net").glob("*/device")):
-        device = path.parent.name
-        if re.search(r"^hw-tc-offload: on", _run("ethtool", "-k", device), re.MULTILINE):
-            yield device
+        device = path.parent.name  # as Python reads it: so it is given back
+        if re.search(r"^hw-tc-offload: on", run("ethtool", "-k", device, patience=_PATIENCE).output, re.MULTILINE):
+            yield name_of(device)
 
 
 def _is_bridged() -> bool | None:
     """Whether what bridges forward passes iptables; without the module it does not."""
     try:
-        return Path("/proc/sys/net/bridge/bridge-nf-call-iptables").read_text().strip() == "1"
-    except OSError:
+        return read_text("/proc/sys/net/bridge/bridge-nf-call-iptables").strip() == "1"
+    except FileNotFoundError:
+        return False
+
+
+def _is_source_routed() -> bool:
+    """Whether packets of IPv4 that name their way themselves are led on; each device may still say no."""
+    try:
+        return read_text("/proc/sys/net/ipv4/conf/all/accept_source_route").strip() != "0"
+    except FileNotFoundError:
         return False
 
 
 def _is_synchronized() -> bool:
     answer: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
     return answer != _TIME_ERROR
-
-
-def _run(*command: str) -> str:
-    """What a tool prints; nothing where it is missing or refuses."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:
-        return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,12 +15,17 @@ from pyroute2 import IPRoute
 
 from netlimit.errors import KernelError
 from netlimit.kernel import bpf, queues, rtnetlink
+from netlimit.kernel.assembly import Assembly
 from netlimit.kernel.rtnetlink import TcMessage
+from netlimit.kernel.tools import ToolMissing, run
 from netlimit.plan import WriteTree
 from netlimit.tree import (
+    BESIDE,
+    BESIDE_HANDLE,
     FIRST_CHILD,
     INGRESS_DEVICE,
     LAST_CHILD,
+    NEIGHBOURS,
     REST,
     TOP,
     QueueClass,
@@ -29,11 +33,12 @@ from netlimit.tree import (
     Tree,
     classid,
     format_classid,
+    is_beside,
     major,
 )
 
 _FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
-PINNED = "/sys/fs/bpf/netlimit/nl_root"
+PINNED = "/sys/fs/bpf/netlimit/nl_lead"
 """Where the program of root filters is pinned for a controller that may not load it."""
 
 _BPF_CLASSID, _BPF_FD, _BPF_NAME, _BPF_FLAGS = 3, 6, 7, 8
@@ -41,6 +46,13 @@ _DIRECT = 1
 """TCA_BPF_FLAG_ACT_DIRECT: the program itself writes the minor of the class."""
 _EVERY_PROTOCOL = 3
 """ETH_P_ALL."""
+_PACKET = 1
+_PROTOCOL, _PRIORITY, _CAME_BY, _CLASS = 16, 32, 36, 72
+_UNSPECIFIED, _OK = -1, 0
+"""The register of the packet, places in struct __sk_buff (protocol, priority, ingress_ifindex, tc_classid), and answers
+(linux/bpf.h, linux/pkt_cls.h)."""
+_LINK_PROTOCOLS = (0x0806, 0x888E, 0x88CC, 0x8809, 0x0004)
+"""ARP, 802.1X, LLDP, LACP, and spanning tree (802.2): without them there is soon no link."""
 
 
 class _Refusal(NamedTuple):
@@ -56,9 +68,9 @@ def write_tree(step: WriteTree) -> None:
     if step.device == INGRESS_DEVICE and (step.root or step.classes or step.children):
         _set_up_ingress_device()
     base, rest = _split(step)
-    refused = step.root is not None and _make_root(base, step.root)
-    if step.children:
-        _lead_to_children(step)
+    refused = step.root is not None and _make_root(base, step.root.handle)
+    if step.children or any(map(is_beside, step.classes)):
+        _lead(step)
     if refused or _run(_render(rest)):
         # Perhaps it was done already. Looking first would cost more than the change of a single class.
         refusal = _run(list(_render_rest(step)))
@@ -68,10 +80,10 @@ def write_tree(step: WriteTree) -> None:
 
 def _split(step: WriteTree) -> tuple[WriteTree, WriteTree]:
     """What stands first, and the rest. A new root HTB lets everything through until it has the class for what nothing
-    claims, so that one and the class above it come with it, in the same process."""
+    claims, so that one comes with it, in the same process, and so do the class above it and those beside."""
     if step.root is None:
         return WriteTree(step.device, step.handle), step
-    first = (classid(step.handle, TOP), classid(step.handle, REST))
+    first = [classid(step.handle, minor) for minor in (TOP, REST, *BESIDE)]
     base = {name: step.classes[name] for name in first if name in step.classes}
     others = {name: each for name, each in step.classes.items() if name not in base}
     return replace(step, classes=base, children={}, gone=()), replace(step, root=None, classes=others)
@@ -85,17 +97,17 @@ def _render(step: WriteTree) -> list[str]:
 # -- the root -------------------------------------------------------------------------------------------------------
 
 
-def _make_root(step: WriteTree, root: Tree) -> bool:
+def _make_root(step: WriteTree, handle: int) -> bool:
     """Write a root and the classes that come with it; whether one of those was refused."""
     index = _find(step)
     found = queues.read_root(index)
     if found is not None and found.handle and not queues.is_own_root(found):
         _check_saved(step, found)
     # The kernel changes no HTB: one of this handle is as it should be.
-    standing = found is not None and (major(found.handle), queues.kind(found)) == (root.handle, "htb")
+    standing = found is not None and (major(found.handle), queues.kind(found)) == (handle, "htb")
     lines = _render(step)
     classes = lines[1:]
-    refusal = _run(classes if standing and root.cap is None else lines)
+    refusal = _run(classes if standing else lines)
     if refusal and refusal.line.removeprefix("tc ") not in classes:
         raise KernelError(*refusal)
     return refusal is not None
@@ -108,9 +120,9 @@ def _check_saved(step: WriteTree, found: TcMessage) -> None:
         raise KernelError(str(step), reason)
 
 
-def _lead_to_children(step: WriteTree) -> None:
-    """Attach the root filter, if it is not there: an HTB finds its own classes by `skb->priority`, but not those of
-    an HTB that hangs on one of them."""
+def _lead(step: WriteTree) -> None:
+    """Attach the root filter, if it is not there, in the place of one that an earlier version may have left: an HTB
+    finds its own classes by `skb->priority`, but not those of an HTB that hangs on one of them."""
     index = _find(step)
     root = queues.read_root(index)
     if root is None or major(root.handle) != step.handle or queues.is_filtered(root):
@@ -124,7 +136,7 @@ def _lead_to_children(step: WriteTree) -> None:
         attributes = {queues.KIND: b"bpf\0", queues.OPTIONS: options}
         # Priority 1, for every protocol.
         message = TcMessage(index, 1, root.handle, 1 << 16 | socket.htons(_EVERY_PROTOCOL), attributes)
-        rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, message)
+        rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE, message)
     finally:
         os.close(program)
 
@@ -133,7 +145,7 @@ def open_lead() -> int:
     """The program for root filters, as a file descriptor that the caller closes: loaded, or the one that root has
     pinned for those who may not load any. Raises KernelError."""
     try:
-        return bpf.load_program(_lead(), "nl_root")
+        return bpf.load_program(write_lead(), "nl_lead")
     except KernelError:
         with suppress(OSError):
             return bpf.open_pinned(PINNED)
@@ -142,33 +154,50 @@ def open_lead() -> int:
 
 def pin_lead() -> None:
     """Leave the program where a controller that has no CAP_BPF finds it; as root. Raises KernelError, OSError."""
-    program = bpf.load_program(_lead(), "nl_root")
+    program = bpf.load_program(write_lead(), "nl_lead")
     try:
         bpf.pin(program, PINNED)
     finally:
         os.close(program)
 
 
-def _lead() -> bytes:
-    """From the handle of a child HTB, the upper half of `skb->priority`, to the class on which it hangs.
+def write_lead() -> bytes:
+    """The program: where a packet goes by its priority, and without one.
 
-    7001: hangs on 6e01:1, 7002: on 6e01:2, and so on; the filter knows the root's handle, so that one program does for
-    all. Other packets go on.
+    Children: from the handle of a child HTB to the class on which it hangs. 7001: hangs on 6e01:1, 7002: on 6e01:2, and
+    so on; the filter knows the root's handle, so that one program does for all. Beside the cap: what says so, and what
+    this host itself sends to find neighbours and keep its links. Whatever has come in by a device, such as the ARP of
+    others on a bridge, goes on, as all else does.
     """
-    r0, r1, r2 = 0, 1, 2
-    return b"".join(
-        [
-            bpf.ins(0x61, r2, r1, off=32),  # r2 = skb->priority
-            bpf.ins(0x74, r2, imm=16),  # r2 >>= 16
-            bpf.ins(0xB4, r0, imm=0xFFFFFFFF),  # r0 = TC_ACT_UNSPEC
-            bpf.ins(0x04, r2, imm=1 - FIRST_CHILD),  # r2 -= 0x7000
-            bpf.ins(0x16, r2, off=3, imm=0),  # if r2 == 0: return r0
-            bpf.ins(0x26, r2, off=2, imm=LAST_CHILD - FIRST_CHILD + 1),  # if r2 > 0xfff: return r0
-            bpf.ins(0x63, r1, r2, off=72),  # skb->tc_classid = r2
-            bpf.ins(0xB4, r0, imm=0),  # r0 = TC_ACT_OK
-            bpf.ins(0x95),  # return r0
-        ]
-    )
+    text = Assembly()
+    priority, upper, found = 2, 3, 4
+    text.load(priority, _PACKET, _PRIORITY)
+    text.copy(upper, priority)
+    text.change(upper, ">>", 16)
+    text.jump_if(upper, "==", BESIDE_HANDLE, "beside")
+    text.jump_if(upper, "<", FIRST_CHILD, "unclaimed")
+    text.jump_if(upper, "<=", LAST_CHILD, "child")
+    text.place("unclaimed")
+    text.load(found, _PACKET, _CAME_BY)
+    text.jump_if(found, "!=", 0, "go on")
+    text.load(found, _PACKET, _PROTOCOL)
+    for number in _LINK_PROTOCOLS:
+        text.jump_if(found, "==", socket.htons(number), "neighbours")
+    text.place("go on")
+    text.leave(_UNSPECIFIED)
+    text.place("beside")
+    text.change(priority, "&", 0xFFFF)
+    text.store(_PACKET, _CLASS, priority)
+    text.leave(_OK)
+    text.place("child")
+    text.change(upper, "&", 0xFFF)
+    text.store(_PACKET, _CLASS, upper)
+    text.leave(_OK)
+    text.place("neighbours")
+    text.set(found, NEIGHBOURS)
+    text.store(_PACKET, _CLASS, found)
+    text.leave(_OK)
+    return text.finish()
 
 
 def _set_up_ingress_device() -> None:
@@ -272,13 +301,11 @@ def _run(lines: Sequence[str]) -> _Refusal | None:
     if not lines:
         return None
     try:
-        done = subprocess.run(
-            ["tc", "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return _Refusal("tc", "there is no `tc` on this host; install the package iproute2")
-    if not done.returncode:
+        done = run("tc", "-batch", "-", script="\n".join(lines) + "\n")
+    except ToolMissing as error:
+        return _Refusal("tc", error.reason)
+    if not done.status:
         return None
-    failed = _FAILED.search(done.stderr)
-    words = done.stderr[: failed.start() if failed else None].strip().rpartition("\n")[2]
+    failed = _FAILED.search(done.errors)
+    words = done.errors[: failed.start() if failed else None].strip().rpartition("\n")[2]
     return _Refusal(f"tc {lines[int(failed[1]) - 1]}" if failed else "tc -batch -", words.removeprefix("Error: "))

@@ -3,106 +3,286 @@
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from ipaddress import ip_address
+from itertools import chain
+from typing import Any, NamedTuple
 
 from pyroute2 import IPRoute
 
-from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices
+from netlimit.kernel import rtnetlink
+from netlimit.kernel.names import is_speakable, read_name
+from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
 
-_GROUPS = LINKS | 0x10 | 0x40 | 0x100 | 0x400
-"""Changes of links, addresses and routes (linux/rtnetlink.h: RTMGRP_…)."""
+_DEVICES = LINKS | 1 << 23
+"""Changes of links, and of what net.ipv4.conf says of them (linux/rtnetlink.h: RTNLGRP_IPV4_NETCONF)."""
+_GROUPS = _DEVICES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
+"""These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
 _LOOPBACK = 0x8
 _UP = 0x1
 _DEAD = 0x1 | 0x10
 """RTNH_F_DEAD, RTNH_F_LINKDOWN: no packet goes there."""
 _UNICAST = 1
+_LOCAL = (2, 3, 4)
+"""RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
 _LOCAL_TABLE = 255
-_UNROUTED = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
+_CLONED = 0x200
+_GET_ROUTE, _GET_SETTINGS, _GET_NEXTHOP = 26, 82, 106
+_FAMILY = struct.Struct("=Bxxx")
+"""struct netconfmsg."""
+_SETTINGS_DEVICE, _SETTINGS_FILTER = 1, 3
+"""NETCONFA_IFINDEX, NETCONFA_RP_FILTER."""
+_EVERY_DEVICE = -1
+_STRICT = 1
+_ROUTE = struct.Struct("=BBBBBBBBI")
+"""struct rtmsg: family, length of the prefix, that of the source, TOS, table, protocol, scope, type, flags."""
+_NEXT_HOP, _NUMBER = struct.Struct("=HBxi"), struct.Struct("=I")
+_DESTINATION, _DEVICE, _GATEWAY, _MULTIPATH, _TABLE, _VIA, _OBJECT = 1, 4, 5, 9, 15, 18, 30
+_NEXTHOP, _MEMBER = struct.Struct("=4xI"), struct.Struct("=I4x")
+"""What is wanted of struct nhmsg (the flags) and of struct nexthop_grp (the number of an object)."""
+_OBJECT_NUMBER, _OBJECT_GROUP, _OBJECT_DEVICE, _OBJECT_GATEWAY = 1, 2, 5, 6
+_SHORT_READING = 0.05
+_READING_SHARE = 50
+"""A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
+host with many routes something always does."""
 
 
 class TopologyWatch:
     """Keeps the last reading until the kernel says that links, addresses or routes have changed, or half a minute has
-    passed."""
+    passed. While it rests from a long reading of routes, it follows devices all the same."""
 
     def __init__(self) -> None:
         self._notices = Notices(_GROUPS)
+        self._devices = Watched(_DEVICES, _read_links)
         self._read: Topology | None = None
-        self._until = 0.0
+        self._until = self._rested = 0.0
+        self._stale = False
 
     def topology(self) -> Topology:
-        """The same object as before while nothing has changed that it tells. Raises OSError."""
-        if self._notices.heard() or self._read is None or time.monotonic() >= self._until:
+        """The same object as before while nothing has changed that it tells, or the last reading was too long to read
+        again already. Raises OSError."""
+        began = time.monotonic()
+        self._stale = self._notices.heard() or self._stale or began >= self._until
+        if self._read is None or (self._stale and began >= self._rested):
+            self._stale, spent = False, time.thread_time()
             found = read_topology()
+            spent = time.thread_time() - spent
+            self._rested = time.monotonic() + (_READING_SHARE * spent if spent > _SHORT_READING else 0.0)
             # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
             self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
             self._until = time.monotonic() + LONGEST_TRUST
+        elif self._stale and (devices := self._devices.get()) != self._read.devices:
+            self._read = replace(self._read, devices=devices)
         return self._read
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
-    return (one.devices, one.routes, one.gateways) == (other.devices, other.routes, other.gateways)
+    return (one.devices, one.routes, one.gateways, one.local) == (
+        other.devices,
+        other.routes,
+        other.gateways,
+        other.local,
+    )
 
 
 def read_topology() -> Topology:
     """Devices without loopback and ours, and unicast routes of every table but the local one."""
-    with IPRoute() as ipr:
-        devices = dict(_read_devices(ipr.get_links()))
-        messages = [each for family in (socket.AF_INET, socket.AF_INET6) for each in ipr.get_routes(family=family)]
+    devices = _read_links()
+    dumps = (
+        rtnetlink.dump(_GET_ROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+        for family in (socket.AF_INET, socket.AF_INET6)
+    )
+    bodies = list(chain.from_iterable(dumps))
+    objects = cache(_read_objects)  # read once, and only if a route tells no more than the number of one
+    messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
     names = {device.index: name for name, device in devices.items()}
-    return Topology(devices, tuple(_read_routes(messages, names)), tuple(sorted(_read_gateways(messages))))
+    gateways, local = sorted(_read_gateways(messages)), sorted(set(_read_local(bodies)))
+    return Topology(devices, tuple(_read_routes(messages, names)), tuple(gateways), tuple(local))
 
 
-def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
-    for message in messages:
-        name = message.get_attr("IFLA_IFNAME")
-        if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE:
+def _read_links() -> dict[str, Device]:
+    filters = read_filters(rtnetlink.dump(_GET_SETTINGS, _FAMILY.pack(socket.AF_INET)))
+    with IPRoute() as ipr:
+        return dict(_read_devices(ipr.get_links(), filters))
+
+
+def read_filters(bodies: Iterable[bytes]) -> Callable[[int], bool]:
+    """Whether the device of an index throws away what comes from where it does not lead, of the kernel's settings as it
+    sends them. Of a device's own rp_filter and that for all the larger one counts; 2 asks only for a route anywhere."""
+    found: dict[int, int] = {}
+    for body in bodies:
+        said = rtnetlink.decode(body, _FAMILY.size)
+        if _SETTINGS_DEVICE in said and _SETTINGS_FILTER in said:
+            found[_read_signed(said[_SETTINGS_DEVICE])] = _read_signed(said[_SETTINGS_FILTER])
+    least = found.get(_EVERY_DEVICE, 0)
+    return lambda index: max(least, found.get(index, 0)) == _STRICT
+
+
+def _read_local(bodies: Iterable[bytes]) -> Iterator[str]:
+    """What ends on this host by a route. One for everything is that of a transparent proxy, for what was marked."""
+    for body in bodies:
+        family, length, _, _, _, _, _, kind, flags = _ROUTE.unpack_from(body)
+        if kind in _LOCAL and length and not flags & _CLONED:
+            address = rtnetlink.decode(body, _ROUTE.size).get(_DESTINATION, b"")
+            prefix = ip_address(address.ljust(16 if family == socket.AF_INET6 else 4, b"\0"))
+            if not prefix.is_loopback:
+                yield f"{prefix}/{length}"
+
+
+def _read_devices(messages: Iterable[Any], is_strict: Callable[[int], bool]) -> Iterator[tuple[str, Device]]:
+    found = [(message, read_name(message.get_attr("IFLA_IFNAME") or b"")) for message in messages]
+    names = {message["index"]: name for message, name in found}
+    for message, name in found:
+        # What no tool can be told cannot be given queues: it is as if it were not there.
+        if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE and is_speakable(name):
             about = message.get_attr("IFLA_LINKINFO")
             kind = (about.get_attr("IFLA_INFO_KIND") if about else None) or ""
-            yield name, Device(message["index"], bool(message["flags"] & _UP), kind)
+            above = message.get_attr("IFLA_MASTER")
+            master = names.get(above, f"device {above}") if above else ""
+            index = message["index"]
+            yield name, Device(index, bool(message["flags"] & _UP), kind, master, is_strict(index))
 
 
-def _read_routes(messages: Iterable[Any], names: Mapping[int, str]) -> Iterator[Route]:
-    for message in messages:
-        prefix = _read_prefix(message)
-        if message["type"] != _UNICAST or message.get_attr("RTA_TABLE") == _LOCAL_TABLE or _is_link_local(prefix):
+class _Hop(NamedTuple):
+    """A next hop: the index of its device (0 for none), and the address of its gateway (None for none)."""
+
+    device: int
+    gateway: str | None
+
+
+_Hops = Sequence[tuple[int, _Hop]]
+"""Next hops, each with its flags."""
+
+
+class _Message(NamedTuple):
+    """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
+    hundred thousand. `hops` are those that packets can go by, `gateways` those of all."""
+
+    family: int
+    length: int
+    prefix: bytes
+    local: bool
+    hops: tuple[_Hop, ...]
+    gateways: tuple[str, ...]
+
+
+def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
+    """A route as the kernel sends it; None for what drops or stays here, and for what it has only noted of one address
+    (RTM_F_CLONED), as whoever answers it may have it do. `objects` gives the nexthop objects, by number."""
+    family, length, _, _, table, _, _, kind, flags = _ROUTE.unpack_from(body)
+    if kind != _UNICAST or flags & _CLONED:
+        return None
+    said = rtnetlink.decode(body, _ROUTE.size)
+    hops: _Hops
+    if _MULTIPATH in said:
+        hops = list(_split_hops(said[_MULTIPATH]))
+    elif _OBJECT in said and _DEVICE not in said:
+        hops = objects().get(_read_number(said[_OBJECT]), ())
+    else:
+        hops = [(flags, _read_hop(said))]
+    if _TABLE in said:
+        (table,) = _NUMBER.unpack_from(said[_TABLE])
+    usable = tuple(hop for state, hop in hops if not state & _DEAD)
+    gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
+    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways)
+
+
+def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
+    """The next hops of a route with several, each with its flags. Nexthop objects are told as such too, as long as
+    net.ipv4.nexthop_compat_mode is 1, as it is by default; of a route that is told their number alone."""
+    start = 0
+    while start + _NEXT_HOP.size <= len(data):
+        length, flags, device = _NEXT_HOP.unpack_from(data, start)
+        if length < _NEXT_HOP.size:
+            return
+        said = rtnetlink.decode(data[start + _NEXT_HOP.size : start + length])
+        yield flags, _Hop(device, _read_gateway(said))
+        start += (length + 3) & ~3
+
+
+def _read_objects() -> Mapping[int, _Hops]:
+    return join_objects(rtnetlink.dump(_GET_NEXTHOP, bytes(_NEXTHOP.size)))
+
+
+def join_objects(bodies: Iterable[bytes]) -> dict[int, _Hops]:
+    """Nexthop objects as the kernel sends them, by number. A group has the next hops of its members; a group in a group
+    the kernel does not take."""
+    single: dict[int, _Hops] = {}
+    groups: dict[int, bytes] = {}
+    for body in bodies:
+        if len(body) < _NEXTHOP.size:
             continue
-        hops = [hop for hop in _read_hops(message) if not hop["flags"] & _DEAD]
-        devices = (_read_device(hop) for hop in hops)
-        known = tuple(dict.fromkeys(names[index] for index in devices if index in names))
+        said = rtnetlink.decode(body, _NEXTHOP.size)
+        number = _read_number(said.get(_OBJECT_NUMBER, b""))
+        if _OBJECT_GROUP in said:
+            groups[number] = said[_OBJECT_GROUP]
+        else:
+            hop = _Hop(_read_number(said.get(_OBJECT_DEVICE, b"")), _read_address(said.get(_OBJECT_GATEWAY, b"")))
+            single[number] = ((*_NEXTHOP.unpack_from(body), hop),)
+    return single | {number: _find_members(data, single) for number, data in groups.items()}
+
+
+def _find_members(data: bytes, single: Mapping[int, _Hops]) -> _Hops:
+    """The next hops of a group, in its order."""
+    whole = len(data) - len(data) % _MEMBER.size
+    return tuple(hop for (number,) in _MEMBER.iter_unpack(data[:whole]) for hop in single.get(number, ()))
+
+
+def _read_signed(data: bytes) -> int:
+    """A number that may be below zero, as the kernel sends it."""
+    return int.from_bytes(data[: _NUMBER.size], sys.byteorder, signed=True)
+
+
+def _read_number(data: bytes) -> int:
+    """A number as the kernel sends it; 0, which is the number of nothing, if it is none."""
+    number: int = _NUMBER.unpack_from(data)[0] if len(data) >= _NUMBER.size else 0
+    return number
+
+
+def _read_hop(said: Mapping[int, bytes]) -> _Hop:
+    return _Hop(_NUMBER.unpack_from(said[_DEVICE])[0] if _DEVICE in said else 0, _read_gateway(said))
+
+
+def _read_gateway(said: Mapping[int, bytes]) -> str | None:
+    """That of an IPv4 route may have an IPv6 address (`via inet6`)."""
+    return _read_address(said.get(_GATEWAY) or said.get(_VIA, b"")[2:])
+
+
+def _read_address(address: bytes) -> str | None:
+    return str(ip_address(address)) if len(address) in (4, 16) else None
+
+
+def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iterator[Route]:
+    for each in messages:
+        if each.local or _is_link_local(each):
+            continue
+        known = tuple(dict.fromkeys(names[hop.device] for hop in each.hops if hop.device in names))
         if known:
-            yield Route(str(prefix), known, connected=not any(map(_has_gateway, hops)))
+            yield Route(_write_prefix(each), known, connected=not any(hop.gateway for hop in each.hops))
 
 
-def _read_gateways(messages: Iterable[Any]) -> set[str]:
-    """The next hops of default routes. That of an IPv4 route may have an IPv6 address (`via inet6`)."""
-    hops = [hop for each in messages if each["dst_len"] == 0 and each["type"] == _UNICAST for hop in _read_hops(each)]
-    said = [hop.get_attr("RTA_GATEWAY") or (hop.get_attr("RTA_VIA") or {}).get("addr") for hop in hops]
-    return {address for address in said if address}
+def _read_gateways(messages: Iterable[_Message]) -> set[str]:
+    """The next hops of default routes."""
+    return {gateway for each in messages if each.length == 0 for gateway in each.gateways}
 
 
-def _read_hops(message: Any) -> Iterable[Any]:
-    """The next hops of a route; one alone is said by the route itself. Nexthop objects are told as hops too, as long
-    as net.ipv4.nexthop_compat_mode is 1, as it is by default."""
-    return message.get_attr("RTA_MULTIPATH") or [message]
+def _write_prefix(route: _Message) -> str:
+    address = route.prefix or bytes(16 if route.family == socket.AF_INET6 else 4)
+    if route.family == socket.AF_INET:
+        return f"{socket.inet_ntop(socket.AF_INET, address)}/{route.length}"
+    return f"{ip_address(address)}/{route.length}"
 
 
-def _read_device(hop: Any) -> int:
-    """The index of the device, 0 for none."""
-    return (hop["oif"] if "oif" in hop else hop.get_attr("RTA_OIF")) or 0
-
-
-def _has_gateway(hop: Any) -> bool:
-    return bool(hop.get_attr("RTA_GATEWAY") or hop.get_attr("RTA_VIA"))
-
-
-def _read_prefix(message: Any) -> IPv4Network | IPv6Network:
-    anywhere = "::" if message["family"] == socket.AF_INET6 else "0.0.0.0"  # noqa: S104 - the default route
-    return ip_network(f"{message.get_attr('RTA_DST') or anywhere}/{message['dst_len']}")
-
-
-def _is_link_local(prefix: IPv4Network | IPv6Network) -> bool:
-    return isinstance(prefix, IPv6Network) and any(map(prefix.subnet_of, _UNROUTED))
+def _is_link_local(route: _Message) -> bool:
+    """Of fe80::/10 and ff00::/8."""
+    if route.family != socket.AF_INET6 or len(route.prefix) != 16:
+        return False
+    first, second = route.prefix[:2]
+    linked = route.length >= 10 and first == 0xFE and second & 0xC0 == 0x80
+    return linked or (route.length >= 8 and first == 0xFF)

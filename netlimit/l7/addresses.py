@@ -175,7 +175,8 @@ class AddressRules:
     def _make_place(self, rule: Rule, mine: bool) -> _Place:
         purpose = compile_rule(rule, self._facts).purpose
         tally = self.counts.setdefault(rule.id, Count()) if mine else _NOBODY
-        named = rule.action is Action.ALLOW or self._facts.protects(rule.target)
+        facts = self._facts
+        named = rule.action is Action.ALLOW or facts.overrides(rule) or facts.stands_here(rule)
         made, charge = make_rule(rule)
         if mine and charge is Charge.FLIGHT:
             self.flights[made.name] = made

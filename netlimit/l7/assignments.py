@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import StoreError
 from netlimit.l7.addresses import AddressRules, Count
+from netlimit.plain import name_of
 from netlimit.records import Assigned, Counts, Duties, LimiterReport
 from netlimit.rules import OnFailure, Rule
 
@@ -52,7 +53,7 @@ class Assignments:
         self._host = host
         self._failure_seconds = failure_seconds
         self._now = now
-        self._process = f"{socket.gethostname()}/{os.getpid()}"
+        self._process = f"{name_of(socket.gethostname())}/{os.getpid()}"
         self._since = now()
         self._assigned = Assigned()
         self._duties = Duties()
@@ -88,7 +89,8 @@ class Assignments:
 
     def refresh(self) -> None:
         """Take in what has changed, and say so. Raises StoreError."""
-        duties = self._store.duties(self._host, self._duties.revision, self._assigned.serial)
+        known = self._duties
+        duties = self._store.duties(self._host, known.revision, self._assigned.serial, known.stamp)
         moment = self._now()
         changed = self._lost is not None or self._has_ended(moment) or _differ(duties, self._duties)
         self._take(duties)
@@ -208,6 +210,8 @@ def _differ(new: Duties, old: Duties) -> bool:
     if new.assigned is not None and new.assigned != Assigned():
         return True
     if new.rules or new.removed or (new.revision < 0) != (old.revision < 0):
+        return True
+    if new.removed is None and new.revision >= 0:  # all of them, of which there are none
         return True
     return (new.own, new.safe) != (old.own, old.safe)
 

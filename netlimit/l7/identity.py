@@ -13,6 +13,7 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
+from netlimit.addresses import read_network
 from netlimit.errors import LimitError
 
 Scope = Mapping[str, Any]
@@ -104,7 +105,7 @@ class ClientAddress:
 
 def _read_network(text: str) -> IPv4Network | IPv6Network:
     try:
-        return ip_network(text, strict=False)
+        return read_network(text, strict=False)
     except ValueError:
         raise LimitError(
             "trusted", f'{text!r} is no proxy; write an address, a network such as "10.0.0.0/8", or "{UNIX}".'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,19 +35,17 @@ class KeptDocument(Protocol):
     @property
     def content_type(self) -> str: ...  # noqa: D102
 
-    @property
-    def revision(self) -> int: ...  # noqa: D102
-
 
 class Database(Protocol):
     """What keeps documents besides files. Both raise StoreError while it cannot be asked."""
 
-    def limits_revision(self) -> int:
-        """Another one whenever something has changed."""
+    def limits_identity(self) -> object:
+        """Another one whenever something has changed, also when another server has taken the place of the one that was
+        asked before."""
         ...
 
     def limits(self) -> tuple[int, Sequence[KeptDocument]]:
-        """That revision, and all documents."""
+        """The revision, and all documents."""
         ...
 
 
@@ -57,15 +56,17 @@ class Rows:
         self.good: dict[str, Document] = {}
         self.troubles: dict[str, str] = {}
         self._database = database
-        self._revision = -1
-        self._read: dict[str, int] = {}
+        self._identity: object = None
+        self._read: dict[str, bytes] = {}
 
     def refresh(self) -> None:
         """Read what has changed. While the database does not answer, all stays as it was."""
         try:
-            if self._database.limits_revision() != self._revision:
-                self._revision, kept = self._database.limits()
+            identity = self._database.limits_identity()
+            if identity != self._identity:
+                _, kept = self._database.limits()
                 self._take({each.domain: each for each in kept})
+                self._identity = identity  # asked first: what has changed since is read the next time
             self.troubles.pop("", None)
         except StoreError as error:
             self.troubles[""] = str(error)
@@ -74,15 +75,21 @@ class Rows:
         for known in (self.good, self.troubles):
             for gone in known.keys() - kept.keys():
                 del known[gone]
+        digests = {domain: _digest(each) for domain, each in kept.items()}
         for domain, each in kept.items():
-            if self._read.get(domain) == each.revision:
+            if self._read.get(domain) == digests[domain]:
                 continue
             try:
                 self.good[domain] = parse_document(each.document, each.content_type == "application/json")
                 self.troubles.pop(domain, None)
             except LimitError as error:  # an older netlimit took it, or a newer one
                 self.troubles[domain] = f"The limits of the domain {domain!r} in the database: {error}"
-        self._read = {domain: each.revision for domain, each in kept.items()}
+        self._read = digests
+
+
+def _digest(kept: KeptDocument) -> bytes:
+    """Of what is said. The number of a revision says nothing: another server may have given it to another text."""
+    return hashlib.sha256(f"{kept.content_type}\n{kept.document}".encode("utf-8", "surrogatepass")).digest()
 
 
 class Sources:

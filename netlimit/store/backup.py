@@ -6,12 +6,14 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Table, delete, insert, select
 from sqlalchemy.engine import URL
@@ -22,6 +24,11 @@ from netlimit.store.engine import Database
 from netlimit.store.tables import SCHEMA, metadata
 
 _AT_ONCE = 2000
+_MAGIC = b"SQLite format 3\0"
+_SIZES, _PAGES = 16, slice(12, 16)
+"""The header of a SQLite file (sqlite.org/fileformat2.html): the size of a page follows the magic, the number of pages
+is twelve bytes further on."""
+_CHUNK = 2**20
 _LABEL = "CREATE TABLE backup (made_at TEXT, source TEXT, revision INTEGER, digest TEXT)"
 _NOT_SEALED = ("backup", "sqlite_sequence")
 
@@ -60,7 +67,7 @@ def open_backup(path: Path) -> Iterator[tuple[Label, Connection]]:
     a copy. Raises NoBackup where the file is not just what was written, and OSError where it cannot be read."""
     with TemporaryDirectory(prefix="netlimit-") as directory:
         copy = Path(directory) / "backup.db"
-        shutil.copyfile(path, copy)
+        _copy(path, copy)
         label = _verify(copy, path)
         database = _open(copy)
         try:
@@ -70,6 +77,40 @@ def open_backup(path: Path) -> Iterator[tuple[Label, Connection]]:
                 yield label, connection
         finally:
             database.close()
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copy a file that begins as SQLite's do. Waits for nobody: not for the other end of a FIFO."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise NoBackup(f"{path} is no file, so no backup of netlimit; `netlimit backup` makes one.")
+    with open(descriptor, "rb") as source, copy.open("wb") as target:
+        if source.read(len(_MAGIC)) != _MAGIC:
+            raise NoBackup(f"{path} is no backup of netlimit, or is damaged; `netlimit backup` makes one.")
+        # A file with holes, or with more than its header says, would be copied for minutes.
+        pages = int.from_bytes(source.read(_SIZES)[_PAGES], "big")
+        source.seek(len(_MAGIC))
+        size = int.from_bytes(source.read(2), "big")
+        if pages * (65536 if size == 1 else size) != found.st_size:
+            raise NoBackup(f"The backup {path} is damaged: it is not as long as it says; take another one.")
+        _look_for_label(path)
+        source.seek(0)
+        shutil.copyfileobj(source, target, _CHUNK)
+
+
+def _look_for_label(path: Path) -> None:
+    """Whether it says that it is a backup: some other database of gigabytes is not copied to find out."""
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    try:
+        connection.execute("SELECT made_at FROM backup").fetchone()
+    except sqlite3.Error as error:
+        raise NoBackup(
+            f"{path} is no backup of netlimit, or is damaged ({error}); `netlimit backup` makes one."
+        ) from None
+    finally:
+        connection.close()
 
 
 def copy_rows(source: Connection, target: Connection, table: Table) -> None:

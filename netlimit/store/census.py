@@ -9,11 +9,12 @@ from datetime import datetime, timedelta
 from ipaddress import ip_network
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, or_, select
 
-from netlimit.records import Exceptional, State
-from netlimit.rules import Rule
-from netlimit.store.rows import read_hosts
+from netlimit.records import Exceptional
+from netlimit.rules import Action, Rule
+from netlimit.store.rows import RULE_COLUMNS, from_row, read_hosts
+from netlimit.store.states import read_state
 from netlimit.store.tables import rule_states, rules
 
 _ANY = ip_network("0.0.0.0/0")
@@ -44,6 +45,16 @@ def take_census(connection: Connection, now: datetime, applied: Sequence[int]) -
     return groups + [alike for alike, _ in sort_out(connection, now, applied, [marked])]
 
 
+def sample_selectors(connection: Connection) -> list[Rule]:
+    """One rule of each selector with ports or an interface that rules in force have, by family, direction and hosts."""
+    family = case((rules.c.target.contains(":"), 6), else_=4)
+    selector = (rules.c.direction, rules.c.protocol, rules.c.ports, rules.c.source_ports, rules.c.interface)
+    particular = or_(rules.c.ports != "", rules.c.source_ports != "", rules.c.interface.is_not(None))
+    wanted = rules.c.enabled & (rules.c.action != Action.SHAPE.value) & particular
+    first = select(func.min(rules.c.id)).where(wanted).group_by(family, rules.c.hosts, *selector)
+    return [from_row(row) for row in connection.execute(select(*RULE_COLUMNS).where(rules.c.id.in_(first)))]
+
+
 def sort_out(
     connection: Connection, now: datetime, applied: Sequence[int], wanted: Sequence[ColumnElement[bool]]
 ) -> list[tuple[Alike, list[int]]]:
@@ -64,7 +75,7 @@ def sort_out(
 
 
 def _describe(row: Row[Any], states: Iterable[tuple[str, str]], number: int, now: datetime) -> Alike:
-    exceptional = {host: Exceptional(row.id, State(state), "") for host, state in states}
+    exceptional = {host: Exceptional(row.id, read_state(state), "") for host, state in states}
     return Alike(_example(row, now), exceptional, number)
 
 

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Connection, or_, select
 
 from netlimit.records import Changes
 from netlimit.rules import Rule
-from netlimit.store.clock import revision
+from netlimit.store.clock import revision, stamp
 from netlimit.store.rows import RULE_COLUMNS, from_row
-from netlimit.store.tables import rule_hosts, rules
+from netlimit.store.tables import revisions, rule_hosts, rules
 from netlimit.store.tombstones import removed_since
 
 _AT_ONCE = 2000
@@ -23,18 +23,28 @@ def stream(connection: Connection, host: str) -> Iterator[Rule]:
         yield from map(from_row, rows)
 
 
-def changes(connection: Connection, since: int, host: str) -> Changes | None:
-    """What changed after `since`; None when that is not known any more, or lies in the future (a restored backup)."""
-    now = revision(connection)
+def changes(connection: Connection, since: int, host: str, known: int | None = None) -> Changes | None:
+    """What changed after `since`; None when that is not known any more, or lies in the future (a restored backup), or
+    was another revision than the one with the stamp `known` (a server that lagged has taken another's place)."""
+    now, mark = revision(connection), stamp(connection)
+    if known is not None and known != (mark if since == now else _stamp_of(connection, since)):
+        return None
     if since == now:
-        return Changes(now, (), ())
+        return Changes(now, (), (), mark)
     removed = removed_since(connection, since)
     if removed is None or since > now:
         return None
     changed = rules.c.revision > since
     elsewhere = connection.scalars(select(rules.c.id).where(changed, ~_concerns(host)))
     here = connection.execute(select(*RULE_COLUMNS).where(changed, _concerns(host)))
-    return Changes(now, tuple(map(from_row, here)), (*removed, *elsewhere))
+    return Changes(now, tuple(map(from_row, here)), (*removed, *elsewhere), mark)
+
+
+def _stamp_of(connection: Connection, number: int) -> int | None:
+    """The stamp of an earlier revision; None when it is not kept any more. Before the first change there is none."""
+    if number == 0:
+        return 0
+    return connection.execute(select(revisions.c.stamp).where(revisions.c.revision == number)).scalar_one_or_none()
 
 
 def _concerns(host: str) -> ColumnElement[bool]:

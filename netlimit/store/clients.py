@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, delete, select
 
+from netlimit.rules import is_network
 from netlimit.store.tables import clients
 from netlimit.store.upsert import upsert
 
@@ -24,4 +25,5 @@ def saw(connection: Connection, host: str, address: str, now: datetime) -> None:
 def since(connection: Connection, host: str, moment: datetime) -> list[str]:
     """The addresses that were seen at a gateway at this moment or later, the latest first."""
     wanted = select(clients.c.address).where(clients.c.host == host, clients.c.seen_at >= moment)
-    return list(connection.execute(wanted.order_by(clients.c.seen_at.desc(), clients.c.address)).scalars())
+    found = connection.execute(wanted.order_by(clients.c.seen_at.desc(), clients.c.address)).scalars()
+    return [address for address in found if is_network(address)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from secrets import randbits
+
 from sqlalchemy import Connection, select, update
 
 from netlimit.store.tables import clock
@@ -11,6 +13,17 @@ def revision(connection: Connection) -> int:
     """The revision of the last change; 0 when there was none yet."""
     number: int = connection.execute(select(clock.c.revision)).scalar_one()
     return number
+
+
+def stamp(connection: Connection) -> int:
+    """What tells the present revision from others of its number."""
+    number: int = connection.execute(select(clock.c.stamp)).scalar_one()
+    return number
+
+
+def make_stamp() -> int:
+    """A stamp that no other change has."""
+    return randbits(62) + 1
 
 
 def lock(connection: Connection) -> None:
@@ -24,6 +37,10 @@ def take_revision(connection: Connection, new_rules: int = 0) -> tuple[int, int]
     Locks the clock until the transaction ends: what is read after this holds until the commit, and commits come in
     the order of revisions.
     """
-    step = {"revision": clock.c.revision + 1, "last_rule": clock.c.last_rule + new_rules}
+    step = {
+        "revision": clock.c.revision + 1,
+        "last_rule": clock.c.last_rule + new_rules,
+        "stamp": make_stamp(),
+    }
     row = connection.execute(update(clock).values(step).returning(clock.c.revision, clock.c.last_rule)).one()
     return row.revision, row.last_rule - new_rules + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
@@ -167,10 +168,15 @@ def _to_row(host: str, reading: RuleCounters) -> dict[str, Any]:
 
 
 def _from_row(row: RowMapping) -> RuleCounters:
-    queued = int(row["queued_packets"]), int(row["queued_bytes"])
+    queued = _number(row["queued_packets"]), _number(row["queued_bytes"])
     total, raw = _read_counts(row), _read_counts(row, "raw_")
     return RuleCounters(row["rule_id"], total, raw, row["since"], row["as_of"], *queued)
 
 
 def _read_counts(row: RowMapping, prefix: str = "") -> Counts:
-    return Counts(**{name: int(row[prefix + name]) for name in _COUNTED})
+    return Counts(**{name: _number(row[prefix + name]) for name in _COUNTED})
+
+
+def _number(value: Any) -> int:
+    """Sums come as decimals from PostgreSQL, and as whatever there was from SQLite."""
+    return int(value) if isinstance(value, int | float | Decimal) else 0

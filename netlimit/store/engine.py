@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -19,9 +19,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from netlimit.errors import StoreError
+from netlimit.errors import Busy, StoreError
 from netlimit.store import files
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
+from netlimit.store.servers import Reached, find_servers
 from netlimit.store.tables import SCHEMA
 
 CHANNEL = "netlimit"
@@ -45,7 +46,7 @@ _PATIENCE = {
 _SECRET = ("password", "sslpassword")
 """What libpq lets a URL say behind its question mark (libpq, 32.1.2), and nobody is to read."""
 
-_POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8, "pool_timeout": BUSY_SECONDS}
+_POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8}
 """What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
 asked on it, and changes of rules wait for each other anyway: so a few that stay, and who finds none free waits."""
 
@@ -79,13 +80,20 @@ class Database:
 
     `wal` gives a SQLite file a write-ahead log, so that readers go on while one writes. Without it, the file can be
     read on a disk without room.
+
+    With `patience`, in seconds, a lock is waited for only so long, and a server that says nothing for a few seconds is
+    given up: for who has other things to do. Without it, locks are waited for as long as the longest change takes.
     """
 
-    def __init__(self, url: str | URL, wal: bool = True) -> None:
+    def __init__(self, url: str | URL, wal: bool = True, patience: float | None = None) -> None:
+        self._patience = BUSY_SECONDS if patience is None else patience
         self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
-        self.engine = _open_sqlite(self.path) if self.path else _open_postgres(self.url)
+        self.engine = _open_sqlite(self.path, self._patience) if self.path else _open_postgres(self.url, patience)
+        self.reached = Reached()
+        if not self.is_sqlite:
+            event.listen(self.engine, "connect", self.reached.note)
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self.driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         self._reader = self.engine.execution_options(**snapshot)
@@ -172,6 +180,12 @@ class Database:
         self._place, self._checked = None, False
         return aside
 
+    def try_tables(self, names: Iterable[str]) -> None:
+        """Raise StoreError unless these tables can be read and written now, whoever has locked them."""
+        with self.writing(wake=False) as connection:
+            if not self.is_sqlite:
+                connection.execute(text(f"LOCK TABLE {', '.join(names)} IN ROW EXCLUSIVE MODE"))
+
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""
         self._check()
@@ -180,7 +194,7 @@ class Database:
 
     def explain(self, error: BaseException) -> StoreError:
         """What an error of the driver means."""
-        return explain_fault(error, str(self))
+        return explain_fault(error, str(self), self._patience)
 
     def close(self) -> None:
         """Close every connection."""
@@ -236,8 +250,8 @@ class Database:
         if not self.is_sqlite:
             yield
             return
-        if not self._turn.acquire(timeout=BUSY_SECONDS):
-            raise StoreError(f"The database {self} was busy for {BUSY_SECONDS} seconds; try again.")
+        if not self._turn.acquire(timeout=self._patience):
+            raise Busy(f"The database {self} was busy for {self._patience:g} seconds; try again.")
         try:
             yield
         finally:
@@ -255,8 +269,8 @@ class Database:
             raise self.explain(error) from error
         except PoolTimeout as error:
             raise StoreError(
-                f"All connections to the database {self} that this process may have were in use for {BUSY_SECONDS} "
-                "seconds; try again."
+                f"All connections to the database {self} that this process may have were in use for "
+                f"{self._patience:g} seconds; try again."
             ) from error
         except SQLAlchemyError as error:
             raise StoreError(f"The database {self} cannot do this: {error}") from error
@@ -269,6 +283,11 @@ def schema(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
 
 
+def name_hosts(url: str) -> tuple[str, ...]:
+    """The hosts that the database may be on, by name or address. Raises StoreError for what is no URL of one."""
+    return find_servers(_parse_url(url))
+
+
 def _parse_url(text: str) -> URL:
     try:
         url = make_url(text)
@@ -277,6 +296,12 @@ def _parse_url(text: str) -> URL:
             "NETLIMIT_DATABASE_URL (not shown, it may hold a password) is no database URL; write for example "
             "sqlite:////var/lib/netlimit/netlimit.db or postgresql+psycopg://user:password@host/netlimit."
         ) from None
+    if "@" in (url.host or ""):
+        # What stands before it is a part of the password, which neither an error nor the resolver may be told.
+        raise StoreError(
+            "NETLIMIT_DATABASE_URL (not shown, it may hold a password) has more than one @ before its host; write an @ "
+            "of the user or the password as %40."
+        )
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
@@ -286,15 +311,15 @@ def _parse_url(text: str) -> URL:
     return url
 
 
-def _open_sqlite(path: Path) -> Engine:
+def _open_sqlite(path: Path, patience: float) -> Engine:
     address = _address(path)
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(
-            address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False, cached_statements=64
         )
 
-    pool = _POOL | {"pool_size": 40, "poolclass": QueuePool}  # as many as the API has threads
+    pool = _POOL | {"pool_size": 40, "pool_timeout": patience, "poolclass": QueuePool}  # as many as the API has threads
     engine = create_engine("sqlite://", creator=connect, hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -313,6 +338,7 @@ def _describe_damage(found: str) -> sqlite3.DatabaseError:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
+    connection.text_factory = _read_text  # else one text that is no UTF-8 hides all rows that are asked for with it
     connection.execute("PRAGMA foreign_keys=ON")
 
 
@@ -323,18 +349,36 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _open_postgres(url: URL) -> Engine:
-    patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
+def _open_postgres(url: URL, patience: float | None) -> Engine:
+    chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
+    defaults = {name: value for name, value in chosen.items() if name not in url.query}
+    pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
     try:
-        engine = create_engine(url, connect_args=patience, hide_parameters=True, pool_pre_ping=True, **_POOL)
+        engine = create_engine(url, connect_args=defaults, hide_parameters=True, pool_pre_ping=True, **pool)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
-    event.listen(engine, "connect", _prepare_postgres)
+    if patience is not None:
+        event.listen(engine, "do_connect", _choose_impatience())
+    wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
+    event.listen(engine, "connect", partial(_prepare_postgres, wait))
     return engine
 
 
-def _prepare_postgres(connection: Any, _entry: ConnectionPoolEntry) -> None:
-    connection.execute(f"SET lock_timeout = '{BUSY_SECONDS}s'")
+def _choose_impatience() -> Callable[..., Any]:
+    from netlimit.store.silence import ImpatientConnection  # the driver is not everywhere
+
+    def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
+        return ImpatientConnection.connect(*where, **how)
+
+    return connect
+
+
+def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:
+    connection.execute(f"SET lock_timeout = {milliseconds}")
     connection.commit()
+
+
+def _read_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netlimit.errors import StoreError
+from netlimit.errors import Busy, StoreError
 
 BUSY_SECONDS = 20
 """How long a writer waits for its turn, and a statement for a lock; the longest change, 100,000 rules, takes about
@@ -43,21 +43,25 @@ _SENTENCES = {
     "": "{name} refused: {reason}.",
 }
 """By how a code begins: SQLite's by name, or SQLSTATE (PostgreSQL, appendix A), which errors of connecting lack."""
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
 _RESCUE = (
     " What is in the kernel stays. Stop netlimit and bring back a backup with `netlimit restore FILE`, or move the "
     "file away and begin anew with `netlimit db upgrade`."
 )
 
 
-def explain_fault(error: BaseException, name: str) -> StoreError:
-    """The error to raise for one of a driver; `name` is the database's, without any password."""
+def explain_fault(error: BaseException, name: str, patience: float = BUSY_SECONDS) -> StoreError:
+    """The error to raise for one of a driver; `name` is the database's, without any password, and `patience` how long
+    it was waited for a lock."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
     code = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None)
     if not code and "connection" in reason:
         code = "connection"
     kind = next(kind for kind in _SENTENCES if (code or "").startswith(kind))
-    sentence = _SENTENCES[kind].format(name=f"The database {name}", reason=reason, seconds=BUSY_SECONDS)
+    sentence = _SENTENCES[kind].format(name=f"The database {name}", reason=reason, seconds=f"{patience:g}")
     if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
         return Damaged(sentence + _RESCUE)
+    if kind in _BUSY:
+        return Busy(sentence)
     return Undone(sentence) if kind.startswith("40") else StoreError(sentence)

@@ -15,6 +15,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from netlimit.records import Actor, Difference, Revision
 from netlimit.rules import Rule
 from netlimit.store.bulk import write
+from netlimit.store.clock import stamp
+from netlimit.store.columns import EPOCH, Unreadable, to_microseconds
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.rows import (
     RULE_COLUMNS,
@@ -26,12 +28,15 @@ from netlimit.store.rows import (
     to_row,
     with_number,
 )
-from netlimit.store.tables import EPOCH, clock, revisions, rules, to_microseconds, undo, windows
+from netlimit.store.tables import clock, revisions, rules, undo, windows
 
 KEPT_REVISIONS = 1000
 """How many changes can be undone, unless the settings say otherwise."""
 
 _AT_ONCE = 500
+_MOST_AT_ONCE = 10_000_000
+"""No change has added so many rules."""
+_TOLD = [column for column in revisions.c if column.name != "stamp"]
 _NAMES = [column.name for column in WRITTEN_COLUMNS]
 _READ = [column.name for column in RULE_COLUMNS]
 Row = Mapping[str, Any]
@@ -97,6 +102,10 @@ def past(connection: Connection, revision: int) -> dict[int, Kept | None]:
     changed = select(undo.c.first_rule, undo.c.last_rule, undo.c.before).where(undo.c.revision > revision)
     found: dict[int, Row | None] = {}
     for first, last, before in connection.execute(changed.order_by(undo.c.revision.desc())):
+        if not _is_readable(first, last, before):
+            raise NoSuchRevision(
+                revision, f"Revision {revision} cannot be returned to: what has changed since then cannot be read."
+            )
         found.update(dict.fromkeys(range(first, last + 1), before))
     return {rule_id: _read_row(row) if row else None for rule_id, row in found.items()}
 
@@ -152,7 +161,7 @@ def same(one: Kept | None, other: Kept | None) -> bool:
 
 def listed(connection: Connection, limit: int, before: int | None) -> list[Revision]:
     """The changes that can be undone, the newest first; `before` is the revision of the last one already seen."""
-    wanted = select(revisions).order_by(revisions.c.revision.desc()).limit(limit)
+    wanted = select(*_TOLD).order_by(revisions.c.revision.desc()).limit(limit)
     if before is not None:
         wanted = wanted.where(revisions.c.revision < before)
     return [Revision(**row) for row in connection.execute(wanted).mappings()]
@@ -160,7 +169,7 @@ def listed(connection: Connection, limit: int, before: int | None) -> list[Revis
 
 def find(connection: Connection, revision: int) -> Revision:
     """Who made a revision, and what it was. Raises NoSuchRevision."""
-    row = connection.execute(select(revisions).where(revisions.c.revision == revision)).mappings().one_or_none()
+    row = connection.execute(select(*_TOLD).where(revisions.c.revision == revision)).mappings().one_or_none()
     if row is None:
         check(connection, revision)
         raise NoSuchRevision(
@@ -199,6 +208,7 @@ def _note(
         "action": action,
         "rules": count,
         "returned_to": returned_to,
+        "stamp": stamp(connection),
     }
     connection.execute(insert(revisions), [row])
 
@@ -223,13 +233,19 @@ def _write_row(kept: Kept) -> Row:
 
 
 def _read_row(row: Row) -> Kept:
-    moments = {name: _read_moment(row[name]) for name in ("expires_at", "created_at", "updated_at")}
-    rule = from_row([moments[name] if name in moments else row[name] for name in _READ])
-    created, updated = moments["created_at"], moments["updated_at"]
-    assert created is not None
-    assert updated is not None
-    return Kept(rule, created, updated)
+    moments = {name: _read_moment(row.get(name)) for name in ("expires_at", "created_at", "updated_at")}
+    rule = from_row([moments[name] if name in moments else row.get(name) for name in _READ])
+    return Kept(rule, moments["created_at"] or EPOCH, moments["updated_at"] or EPOCH)
 
 
-def _read_moment(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+def _is_readable(first: Any, last: Any, before: Any) -> bool:
+    if not (isinstance(first, int) and isinstance(last, int) and 0 <= last - first <= _MOST_AT_ONCE):
+        return False
+    return before is None or (isinstance(before, dict) and not isinstance(before, Unreadable))
+
+
+def _read_moment(microseconds: Any) -> datetime | None:
+    try:
+        return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+    except (TypeError, OverflowError):
+        return EPOCH

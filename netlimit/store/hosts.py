@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Row, delete, insert, select
 
 from netlimit.records import HostStatus, SafeReason
+from netlimit.rules import is_network
 from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
@@ -34,6 +36,8 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> None:
         "lifted": status.lifted,
         "safe_reasons": dict(status.safe_reasons),
         "management": list(status.management),
+        "faults": status.faults,
+        "networks": {prefix: list(devices) for prefix, devices in status.networks.items()},
     }
     connection.execute(upsert(connection, hosts), [row])
 
@@ -45,32 +49,59 @@ def statuses(connection: Connection) -> list[HostStatus]:
         .join(pauses, pauses.c.host == hosts.c.host, isouter=True)
         .order_by(hosts.c.host)
     )
-    return [
-        HostStatus(
-            host=row.host,
-            backend=row.backend,
-            applied_revision=row.applied_revision,
-            paused=row.pause is not None,
-            hz=row.hz,
-            capabilities=row.capabilities,
-            own=tuple(row.own),
-            safe=tuple(row.safe),
-            notes=tuple(row.notes),
-            drift=row.drift,
-            last_error=row.last_error,
-            seen_at=row.seen_at,
-            repairs=row.repairs or {},
-            applying=row.applying or {},
-            desired=row.desired,
-            enforced=row.enforced,
-            degraded=row.degraded,
-            drifted=row.drifted,
-            lifted=row.lifted,
-            safe_reasons={network: SafeReason(*why) for network, why in (row.safe_reasons or {}).items()},
-            management=tuple(row.management or ()),
-        )
-        for row in rows
-    ]
+    return [_read(row) for row in rows]
+
+
+def _read(row: Row[Any]) -> HostStatus:
+    """A gateway's report; what of it cannot be read is as if it had not been said."""
+    return HostStatus(
+        host=row.host,
+        backend=row.backend,
+        applied_revision=row.applied_revision,
+        paused=row.pause is not None,
+        hz=row.hz,
+        capabilities=_read_map(row.capabilities, str | None),
+        own=_read_list(row.own, str),
+        safe=_read_list(row.safe, str),
+        notes=_read_list(row.notes, str),
+        drift=row.drift,
+        last_error=row.last_error,
+        seen_at=row.seen_at,
+        repairs=_read_map(row.repairs, int),
+        applying=_read_map(row.applying, int | float),
+        desired=row.desired,
+        enforced=row.enforced,
+        degraded=row.degraded,
+        drifted=row.drifted,
+        lifted=row.lifted,
+        safe_reasons=_read_reasons(row.safe_reasons),
+        management=_read_list(row.management, int),
+        faults=row.faults,
+        networks=_read_networks(row.networks),
+    )
+
+
+def _read_list(value: Any, kind: Any) -> tuple[Any, ...]:
+    return tuple(each for each in value if isinstance(each, kind)) if isinstance(value, list) else ()
+
+
+def _read_map(value: Any, kind: Any) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if isinstance(each, kind)} if isinstance(value, dict) else {}
+
+
+def _read_reasons(value: Any) -> dict[str, SafeReason]:
+    found = {}
+    for network, why in _read_map(value, list).items():
+        match why:
+            case [str() as text, int() | float() as seen] if is_network(network):
+                found[network] = SafeReason(text, seen)
+    return found
+
+
+def _read_networks(value: Any) -> dict[str, tuple[str, ...]]:
+    return {
+        prefix: _read_list(devices, str) for prefix, devices in _read_map(value, list).items() if is_network(prefix)
+    }
 
 
 def pause(connection: Connection, host: str, paused: bool) -> None:

@@ -47,9 +47,9 @@ def serial(connection: Connection, host: str) -> int:
     return connection.execute(select(assignments.c.revision).where(*at)).scalar_one_or_none() or 0
 
 
-def duties(connection: Connection, host: str, since: int, known: int) -> Duties:
-    """What a limiter enforces that knows the rules of revision `since` (-1: none), and what was assigned with the
-    serial `known`."""
+def duties(connection: Connection, host: str, since: int, known: int, stamp: int | None = None) -> Duties:
+    """What a limiter enforces that knows the rules of revision `since` (-1: none) with its stamp, and what was assigned
+    with the serial `known`."""
     if hosts.paused(connection, host):
         return Duties()
     given = None if known and serial(connection, host) == known else assigned(connection, host)
@@ -57,10 +57,11 @@ def duties(connection: Connection, host: str, since: int, known: int) -> Duties:
         return Duties(given)
     row = connection.execute(select(host_rows.c.own, host_rows.c.safe).where(host_rows.c.host == host)).first()
     where = (tuple(row.own), tuple(row.safe)) if row else ((), ())
-    changed = changes.changes(connection, since, host) if since >= 0 else None
+    changed = changes.changes(connection, since, host, stamp) if since >= 0 else None
     if changed is not None:
-        return Duties(given, changed.revision, changed.rules, changed.removed, *where)
-    return Duties(given, clock.revision(connection), tuple(changes.stream(connection, host)), None, *where)
+        return Duties(given, changed.revision, changed.rules, changed.removed, *where, changed.stamp)
+    every = tuple(changes.stream(connection, host))
+    return Duties(given, clock.revision(connection), every, None, *where, clock.stamp(connection))
 
 
 def report(connection: Connection, limiter: LimiterReport) -> None:

@@ -59,6 +59,12 @@ def revision(connection: Connection) -> int:
     return number
 
 
+def identity(connection: Connection) -> tuple[int, int]:
+    """What no other state of the documents has, also where another server has given the same revision."""
+    row = connection.execute(select(clock_table.c.limits, clock_table.c.limits_stamp)).one()
+    return row.limits, row.limits_stamp
+
+
 def find(connection: Connection, domain: str) -> LimitDocument | None:
     """The document of a domain."""
     row = connection.execute(select(documents).where(documents.c.domain == domain)).mappings().one_or_none()
@@ -119,7 +125,7 @@ def remove(
 def bring_back(connection: Connection, backup: Connection, actor: Actor, now: datetime) -> None:
     """Let the documents be those of a backup. Whoever knows a revision, of here or of there, reads them all anew."""
     newest = max(revision(connection), revision(backup)) + 1
-    connection.execute(update(clock_table).values(limits=newest))
+    connection.execute(update(clock_table).values(limits=newest, limits_stamp=clock.make_stamp()))
     present, then = ({each.domain: each for each in every(source)} for source in (connection, backup))
     for domain in sorted(present.keys() | then.keys()):
         before, after = present.get(domain), then.get(domain)
@@ -139,8 +145,8 @@ def _write(connection: Connection, document: LimitDocument) -> None:
 
 
 def _take_revision(connection: Connection) -> int:
-    step = update(clock_table).values(limits=clock_table.c.limits + 1).returning(clock_table.c.limits)
-    number: int = connection.execute(step).scalar_one()
+    values = {"limits": clock_table.c.limits + 1, "limits_stamp": clock.make_stamp()}
+    number: int = connection.execute(update(clock_table).values(values).returning(clock_table.c.limits)).scalar_one()
     return number
 
 

@@ -15,7 +15,7 @@ def numbering(connection: Connection, host: str) -> dict[tuple[str, str], int]:
     rows = connection.execute(
         select(numbers.c.limit_group, numbers.c.profile, numbers.c.number).where(numbers.c.host == host)
     )
-    return {(group, profile): number for group, profile, number in rows}
+    return {(group, profile): number for group, profile, number in rows if number >= 0}
 
 
 def number(

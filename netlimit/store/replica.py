@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -56,6 +57,7 @@ class Replica(Store):
         super().__init__(f"sqlite:///{path}", wal=False)  # it must be there on a full disk
         self._host = host
         self._copied = -1
+        self._stamp = 0
         self._paused = False
         self._roots: dict[str, SavedRoot] = {}
 
@@ -66,12 +68,17 @@ class Replica(Store):
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         known = self._copied >= 0 and self._copied == self.revision()  # a guard may have put another in its place
-        changes = source.changes(self._copied, self._host) if known else None
-        revision, every = (changes.revision, None) if changes is not None else source.load(self._host)
-        window = source.window()  # asked last: all of this was so before it opened
-        if window is not None and window.outcome is None:
-            return False
-        with self._database.writing() as connection:
+        changes = source.changes(self._copied, self._host, self._stamp) if known else None
+        with ExitStack() as stack:
+            if changes is not None:
+                revision, stamp, every = changes.revision, changes.stamp, None
+            else:
+                revision, stamp, every = source.load_stamped(self._host)
+                stack.enter_context(closing(every))
+            window = source.window()  # asked last: all of this was so before it opened
+            if window is not None and window.outcome is None:
+                return False
+            connection = stack.enter_context(self._database.writing())
             if changes is not None:
                 rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
                 self._write(connection, changes.rules)
@@ -86,7 +93,7 @@ class Replica(Store):
             for device, root in saved.items():
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, paused)
-        self._copied, self._paused, self._roots = revision, paused, saved
+        self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
 
     def hold(self, snapshot: Snapshot, window: Window) -> None:

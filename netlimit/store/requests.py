@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from netlimit.records import Request
 from netlimit.store.tables import requests
 
 LIFETIME = timedelta(minutes=1)
-"""After this nobody waits for the answer any more."""
+"""After this nobody waits for the answer any more; who has stopped waiting before says so, unless he was killed."""
 
 
 def ask(connection: Connection, host: str, kind: str, argument: Mapping[str, object], now: datetime) -> int:
@@ -27,7 +27,7 @@ def unanswered(connection: Connection, host: str, now: datetime) -> list[Request
     """The open questions to a gateway, oldest first."""
     open_ones = (requests.c.host == host, requests.c.answer.is_(null()), requests.c.asked_at >= now - LIFETIME)
     rows = connection.execute(select(requests).where(*open_ones).order_by(requests.c.id))
-    return [Request(row.id, row.kind, row.argument) for row in rows]
+    return [Request(row.id, row.kind, row.argument) for row in rows if isinstance(row.argument, dict)]
 
 
 def answer(connection: Connection, request_id: int, text: Mapping[str, object]) -> None:
@@ -38,3 +38,8 @@ def answer(connection: Connection, request_id: int, text: Mapping[str, object]) 
 def answered(connection: Connection, request_id: int) -> dict[str, Any] | None:
     """The answer to a question, or None as long as there is none."""
     return connection.execute(select(requests.c.answer).where(requests.c.id == request_id)).scalar_one_or_none()
+
+
+def withdraw(connection: Connection, request_ids: Iterable[int]) -> None:
+    """Forget questions for whose answers nobody waits."""
+    connection.execute(delete(requests).where(requests.c.id.in_(list(request_ids))))

@@ -17,10 +17,10 @@ from netlimit.errors import NetlimitError
 from netlimit.records import Actor
 from netlimit.store import audit, history, limits, windows
 from netlimit.store.backup import Label, copy_rows
-from netlimit.store.clock import lock
+from netlimit.store.clock import lock, make_stamp
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rollback import exchange, renew
-from netlimit.store.rows import Kept
+from netlimit.store.rows import RULE_COLUMNS, Kept, from_row
 from netlimit.store.tables import clock, limit_documents, metadata, rules, tombstones
 
 _PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients", "assignments", "limiters")
@@ -48,7 +48,8 @@ def restore(
 ) -> Restored:
     """Bring the rules of a backup in the place of those that are there; every controller reads all of them anew.
 
-    Raises InUse where there are rules, unless forced, and where there is nothing but an open window of confirmation.
+    Raises InUse where there are rules or a rule comes that was forced, unless this is, and where there is nothing but
+    an open window of confirmation.
     """
     lock(connection)
     newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
@@ -65,13 +66,16 @@ def restore(
             "A window of confirmation is open, which could not undo what comes into an empty database: "
             "end it first, with `netlimit confirm`."
         )
+    if not force:
+        _refuse_forced(backup, now)
     before = backup.execute(select(clock)).one()
     revision = max(newest, label.revision) + 1
     if newest == 0:
         filled = _take_over(connection, backup)
         pruned = {"audit_pruned": before.audit_pruned} if "audit" in filled else {}
         connection.execute(update(clock).values(oldest=before.oldest, **pruned))
-    values = {"revision": revision, "last_rule": max(last_rule, before.last_rule), "pruned": revision}
+    last_rule = max(last_rule, before.last_rule)
+    values = {"revision": revision, "last_rule": last_rule, "pruned": revision, "stamp": make_stamp()}
     connection.execute(update(clock).values(values))
     if newest == 0:
         history.note_restore(connection, revision, {}, actor, now)
@@ -82,6 +86,18 @@ def restore(
     restored = Restored(revision, _count(connection), label)
     audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
     return restored
+
+
+def _refuse_forced(backup: Connection, now: datetime) -> None:
+    """An empty database takes over a backup as it is, but not what comes before who is safe unless somebody says so."""
+    wanted = select(*RULE_COLUMNS).where(rules.c.forced_by.is_not(None))
+    forced = [rule for rule in map(from_row, backup.execute(wanted)) if rule.in_force(now)]
+    if forced:
+        first, more = forced[0], f" and {len(forced) - 1} more" if len(forced) > 1 else ""
+        raise InUse(
+            f"The backup holds '{first}'{more} that {first.forced_by} has forced, and that would hit who is safe; use "
+            "--force if they shall come back into force."
+        )
 
 
 def _take_over(connection: Connection, backup: Connection) -> set[str]:

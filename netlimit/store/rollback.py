@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from sqlalchemy import Connection
 
+from netlimit.judgement import Change, Judge
 from netlimit.records import Actor
 from netlimit.rules import Rule
 from netlimit.store import audit, history, tombstones
@@ -14,15 +15,13 @@ from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rows import Kept, with_number
 from netlimit.store.rules import erase, forget, write_kept
-
-Check = Callable[[Rule, Rule | None], None]
-"""Raises something if a rule must not take the place of another, or of none."""
+from netlimit.store.standing import judged
 
 
-def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime, check: Check | None = None) -> int:
+def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime, judge: Judge | None = None) -> int:
     """Bring back the rules of a revision, under their ids; the new revision, or the present one if they are the same.
 
-    `check` is asked of each rule that comes back. Raises NoSuchRevision, and what `check` raises.
+    Raises NoSuchRevision, and what `judge` raises.
     """
     lock(connection)
     then = history.past(connection, revision)
@@ -31,16 +30,30 @@ def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime
               if not history.same(present.get(rule_id), then[rule_id])}  # fmt: skip
     if not before:
         return newest_revision(connection)
-    for rule_id, replaced in before.items():
-        back = then[rule_id]
-        if check and back:
-            check(back.rule, replaced.rule if replaced else None)
+    if judge:
+        then = judge_exchange(connection, judge, before, then)
     number, _ = take_revision(connection)
     history.note_rollback(connection, number, before, revision, actor, now)
     after = {rule_id: renew(then[rule_id], number, now) for rule_id in before}
     exchange(connection, before, after, number)
     audit.note_rollback(connection, number, revision, before, after, actor, now)
     return number
+
+
+def judge_exchange(
+    connection: Connection, judge: Judge, before: Mapping[int, Kept | None], after: Mapping[int, Kept | None]
+) -> dict[int, Kept | None]:
+    """Have it judged that rules take the place of others, by id: what comes in the end. Raises NeedsForce."""
+    pairs = [(before[rule_id], after.get(rule_id)) for rule_id in before]
+    rules = judged(connection, judge, [Change(_rule_of(old), _rule_of(new)) for old, new in pairs])
+    found: dict[int, Kept | None] = {}
+    for rule_id, rule, (_, new) in zip(before, rules, pairs, strict=True):
+        found[rule_id] = Kept(rule, new.created_at, new.updated_at) if new and rule else None
+    return found
+
+
+def _rule_of(kept: Kept | None) -> Rule | None:
+    return kept.rule if kept else None
 
 
 def renew(kept: Kept | None, revision: int, now: datetime) -> Kept | None:

@@ -23,4 +23,13 @@ def forget(connection: Connection, host: str, device: str) -> None:
 def saved(connection: Connection, host: str) -> dict[str, SavedRoot]:
     """What is kept of a gateway, by device."""
     rows = connection.execute(select(saved_roots).where(saved_roots.c.host == host))
-    return {row.device: SavedRoot(row.handle, row.kind, row.options) for row in rows}
+    return {row.device: SavedRoot(row.handle, row.kind, row.options) for row in rows if _is_hex(row.options)}
+
+
+def _is_hex(text: str) -> bool:
+    """A root of which the options cannot be read could not be put back."""
+    try:
+        bytes.fromhex(text)
+    except ValueError:
+        return False
+    return True

@@ -5,32 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_changes
 from datetime import datetime
-from ipaddress import ip_network
 from itertools import repeat
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
+from netlimit.addresses import read_network
 from netlimit.errors import NetlimitError, RuleError
+from netlimit.judgement import Change, Judge
 from netlimit.records import Actor
 from netlimit.rules import Rule, Target, parse_target
 from netlimit.store import audit, counters, history, tombstones
 from netlimit.store.bulk import write
 from netlimit.store.clock import lock, take_revision
+from netlimit.store.columns import to_microseconds
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
 from netlimit.store.errors import ManyErrors, NotKept, Stale, limited_already, name_taken
 from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, Kept, kept_from_row, to_row, with_number
-from netlimit.store.tables import LARGEST, rule_hosts, rule_labels, rule_states, rules, to_microseconds
+from netlimit.store.standing import judged
+from netlimit.store.tables import LARGEST, rule_hosts, rule_labels, rule_states, rules
 
 _KEPT_COLUMNS = (*RULE_COLUMNS, rules.c.created_at, rules.c.updated_at)
 _AT_ONCE = 500
 
 
-def add(connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime) -> list[Rule]:
-    """Keep all rules of the batch, or none. Raises Conflict or NameTaken for one rule, ManyErrors for more."""
+def add(
+    connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime, judge: Judge | None = None
+) -> list[Rule]:
+    """Keep all rules of the batch, or none. Raises Conflict or NameTaken for one rule, ManyErrors for more, and
+    NeedsForce as `judge` does."""
     if not batch:
         return []
     revision, first = take_revision(connection, len(batch))
+    if judge:
+        batch = [rule for rule in judged(connection, judge, [Change(None, rule) for rule in batch]) if rule]
     kept = [with_number(rule, first + index, revision) for index, rule in enumerate(batch)]
     wrong = find_taken_names(connection, kept)
     nameless = {index for index, _ in wrong}
@@ -53,15 +61,18 @@ def change(
     actor: Actor,
     now: datetime,
     expected_revision: int | None,
+    judge: Judge | None = None,
 ) -> Kept:
     """Put what `alter` makes of a kept rule in its place; the same rule again changes nothing, not even the revision.
 
-    Nobody else can change it in between. Raises NotKept, Stale, Conflict, NameTaken, and what `alter` raises.
+    Nobody else can change it in between. Raises NotKept, Stale, Conflict, NameTaken, what `alter` raises, and `judge`.
     """
     lock(connection)
     before = _get(connection, rule_id, expected_revision)
-    rule = alter(before.rule)
-    if with_number(rule, rule_id, before.rule.revision) == before.rule:
+    rule = with_number(alter(before.rule), rule_id, before.rule.revision)
+    if judge:
+        rule = judged(connection, judge, [Change(before.rule, rule)])[0] or rule
+    if rule == before.rule:
         return before
     revision, _ = take_revision(connection)
     kept = with_number(rule, rule_id, revision)
@@ -77,10 +88,19 @@ def change(
     return Kept(kept, before.created_at, now)
 
 
-def remove(connection: Connection, rule_id: int, actor: Actor, now: datetime, expected_revision: int | None) -> None:
-    """Forget a rule, with all that was known of it. Raises NotKept, Stale."""
+def remove(
+    connection: Connection,
+    rule_id: int,
+    actor: Actor,
+    now: datetime,
+    expected_revision: int | None,
+    judge: Judge | None = None,
+) -> None:
+    """Forget a rule, with all that was known of it. Raises NotKept, Stale, NeedsForce."""
     lock(connection)
     before = _get(connection, rule_id, expected_revision)
+    if judge:
+        judged(connection, judge, [Change(before.rule, None)])
     revision, _ = take_revision(connection)
     connection.execute(delete(rules).where(rules.c.id == rule_id))
     forget(connection, [rule_id])
@@ -158,7 +178,7 @@ def conditions(
 def _networks_around(address: str) -> list[str]:
     """Every network that an address (or network) lies in, as text: 33 or 129 look-ups in the index, never a scan."""
     try:
-        inner: Target = ip_network(address.strip())
+        inner: Target = read_network(address)
     except ValueError:
         raise RuleError("contains", f'{address!r} is no address; write for example "10.1.2.3".') from None
     return [str(inner.supernet(new_prefix=length)) for length in range(inner.prefixlen + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,14 +45,25 @@ def exceptional(connection: Connection, rule_ids: Sequence[int]) -> dict[int, di
 def marked(connection: Connection, host: str) -> dict[int, Exceptional]:
     """Every exceptional state on a gateway, by rule."""
     rows = connection.execute(select(rule_states).where(rule_states.c.host == host))
-    return {row.rule_id: _from_row(row) for row in rows}
+    return {row.rule_id: _from_row(row) for row in rows if isinstance(row.rule_id, int)}
 
 
 def count_states(connection: Connection) -> dict[State, int]:
     """How many pairs of rule and gateway are in each exceptional state."""
     counted = select(rule_states.c.state, func.count()).select_from(_KEPT).group_by(rule_states.c.state)
-    return {State(state): number for state, number in connection.execute(counted)}
+    found: Counter[State] = Counter()
+    for state, number in connection.execute(counted):
+        found[read_state(state)] += number
+    return dict(found)
 
 
 def _from_row(row: Row[Any]) -> Exceptional:
-    return Exceptional(row.rule_id, State(row.state), row.message, row.layer)
+    return Exceptional(row.rule_id, read_state(row.state), row.message, row.layer)
+
+
+def read_state(text: str) -> State:
+    """A state that cannot be read is told as an error until its gateway says it again."""
+    try:
+        return State(text)
+    except ValueError:
+        return State.ERROR

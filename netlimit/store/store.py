@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netlimit.judgement import Change, Judge
 from netlimit.records import (
     Actor,
     Assigned,
@@ -47,13 +48,14 @@ from netlimit.store import (
     rollback,
     roots,
     rules,
+    standing,
     states,
     tokens,
     windows,
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.backup import Label, open_backup, write_backup
-from netlimit.store.census import Alike, sort_out, take_census
+from netlimit.store.census import Alike, sample_selectors, sort_out, take_census
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Damaged
 from netlimit.store.limits import LimitDocument, LimitHead
@@ -69,6 +71,11 @@ if TYPE_CHECKING:
 
 AUDIT_LENGTH = 100_000
 """So many lines of the audit are kept, or a few more."""
+_OF_CONTROLLERS = (
+    "clock", "rules", "rule_hosts", "tombstones", "revisions", "undo", "hosts", "pauses", "rule_states", "counters",
+    "request_counters", "assignments", "limiters", "numbers", "saved_roots", "requests", "windows", "repairs",
+    "clients",
+)  # fmt: skip
 NETLIMIT = Actor("netlimit")
 """Who does what nobody has asked for."""
 
@@ -81,9 +88,15 @@ class Store:
     """
 
     def __init__(
-        self, url: str, audit_length: int = AUDIT_LENGTH, revisions: int = history.KEPT_REVISIONS, wal: bool = True
+        self,
+        url: str,
+        audit_length: int = AUDIT_LENGTH,
+        revisions: int = history.KEPT_REVISIONS,
+        wal: bool = True,
+        patience: float | None = None,
     ) -> None:
-        self._database = Database(url, wal)
+        """With `patience`, in seconds, nothing that somebody else has locked is waited for longer."""
+        self._database = Database(url, wal, patience)
         self._audit_length = audit_length
         self._revisions = revisions
 
@@ -93,6 +106,10 @@ class Store:
     def close(self) -> None:
         """Close every connection."""
         self._database.close()
+
+    def reached(self) -> tuple[str, ...]:
+        """The addresses of the hosts where it was found, whatever the URL calls them."""
+        return self._database.reached.addresses()
 
     def upgrade(self) -> None:
         """Make the database if it is not there, and bring it to the schema of this code. A SQLite file is looked
@@ -136,13 +153,14 @@ class Store:
             return clock.revision(connection)
 
     @again
-    def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime) -> list[Rule]:
+    def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime, judge: Judge | None = None) -> list[Rule]:
         """Keep all rules of the batch as one change, or none; they come back with id and revision.
 
-        Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one.
+        Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one, and what
+        `judge` raises, who is asked before it.
         """
         with self._changing() as connection:
-            return rules.add(connection, batch, as_actor(actor), now)
+            return rules.add(connection, batch, as_actor(actor), now, judge)
 
     def replace(
         self, rule_id: int, rule: Rule, actor: Actor | str, now: datetime, expected_revision: int | None = None
@@ -161,24 +179,38 @@ class Store:
         actor: Actor | str,
         now: datetime,
         expected_revision: int | None = None,
+        judge: Judge | None = None,
     ) -> Kept:
         """Put what `alter` makes of a kept rule in its place; nobody else can change it in between.
 
-        Raises as `replace` does, and what `alter` raises.
+        Raises as `replace` does, and what `alter` and `judge` raise.
         """
         with self._changing() as connection:
-            return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision)
+            return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision, judge)
 
     @again
-    def remove(self, rule_id: int, actor: Actor | str, now: datetime, expected_revision: int | None = None) -> None:
-        """Forget a rule with its states and counters. Raises NotKept, and Stale as `replace` does."""
+    def remove(
+        self,
+        rule_id: int,
+        actor: Actor | str,
+        now: datetime,
+        expected_revision: int | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        """Forget a rule with its states and counters. Raises NotKept, Stale as `replace` does, and what `judge`
+        raises."""
         with self._changing() as connection:
-            rules.remove(connection, rule_id, as_actor(actor), now, expected_revision)
+            rules.remove(connection, rule_id, as_actor(actor), now, expected_revision, judge)
 
     def check(self, rule: Rule, now: datetime) -> None:
         """Raise what `add` would, or, for a rule with an id, `replace` (Conflict, NameTaken). Nothing is written."""
         with self._database.reading() as connection:
             conflicts.check(connection, rule, now)
+
+    def judge(self, changes: Sequence[Change], judge: Judge) -> list[Rule | None]:
+        """What would be kept after each change. Raises what `judge` raises. Nothing is written."""
+        with self._database.reading() as connection:
+            return standing.judged(connection, judge, changes)
 
     def find(self, key: int | str) -> Kept | None:
         """The rule of this id, or of this name."""
@@ -233,6 +265,11 @@ class Store:
         with self._database.reading() as connection:
             return limits.revision(connection)
 
+    def limits_identity(self) -> tuple[int, int]:
+        """What no other state of the limiter's documents has, whatever server it comes from."""
+        with self._database.reading() as connection:
+            return limits.identity(connection)
+
     @again
     def put_limits(
         self,
@@ -277,14 +314,12 @@ class Store:
     # Undoing
 
     @again
-    def rollback(self, revision: int, actor: Actor | str, now: datetime, check: rollback.Check | None = None) -> int:
+    def rollback(self, revision: int, actor: Actor | str, now: datetime, judge: Judge | None = None) -> int:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
-        was nothing to change. `check` is asked of each rule that comes back, with the one whose place it takes.
-
-        Raises NoSuchRevision, and what `check` raises.
+        was nothing to change. Raises NoSuchRevision, and what `judge` raises.
         """
         with self._changing() as connection:
-            return rollback.roll_back(connection, revision, as_actor(actor), now, check)
+            return rollback.roll_back(connection, revision, as_actor(actor), now, judge)
 
     def revisions(self, limit: int = 100, before: int | None = None) -> list[Revision]:
         """The changes that can be undone, the newest first; `before` is the last one already seen."""
@@ -371,17 +406,22 @@ class Store:
 
         The rules are streamed from one snapshot; a connection is held until the iterator is exhausted or dropped.
         """
-        stream = self._stream(host)
-        revision = next(stream)
+        revision, _, stream = self.load_stamped(host)
         return revision, stream
 
-    def changes(self, since: int, host: str) -> Changes | None:
+    def load_stamped(self, host: str) -> tuple[int, int, Generator[Rule]]:
+        """As `load`, and the stamp that tells the revision from others of its number."""
+        stream = self._stream(host)
+        revision, stamp = next(stream)
+        return revision, stamp, stream
+
+    def changes(self, since: int, host: str, stamp: int | None = None) -> Changes | None:
         """The rules of a gateway that changed after a revision, and the ids of those that concern it no more.
 
-        None when that is not known any more: then `load`.
+        None when that is not known any more, or is another revision here than the one with `stamp`: then `load`.
         """
         with self._database.reading() as connection:
-            return changes.changes(connection, since, host)
+            return changes.changes(connection, since, host, stamp)
 
     def numbering(self, host: str) -> dict[tuple[str, str], int]:
         """The mark number of each (group, profile) on a gateway."""
@@ -413,6 +453,12 @@ class Store:
         """Every rule, in groups of those that stand alike; `applied` are the revisions that gateways have applied."""
         with self._database.reading() as connection:
             return take_census(connection, now, applied)
+
+    def sample_selectors(self) -> list[Rule]:
+        """One rule of each selector with ports or an interface that rules in force have, by family, direction and
+        hosts."""
+        with self._database.reading() as connection:
+            return sample_selectors(connection)
 
     def sort_out(
         self, now: datetime, applied: Sequence[int], *, contains: str | None = None, target: str | None = None,
@@ -471,6 +517,11 @@ class Store:
         """Keep what a gateway says of itself, seen now. Its `paused` is left aside: `pause` alone decides that."""
         with self._database.writing() as connection:
             hosts.report(connection, status, now or datetime.now(UTC))
+
+    def try_host(self, status: HostStatus) -> None:
+        """See whether the database does all that a controller asks of it, and keep what that says of itself."""
+        self._database.try_tables(_OF_CONTROLLERS)
+        self.report(status)
 
     def hosts(self) -> list[HostStatus]:
         """What every gateway said last, by name."""
@@ -550,11 +601,11 @@ class Store:
         with self._database.reading() as connection:
             return limiters.serial(connection, host)
 
-    def duties(self, host: str, since: int = -1, serial: int = 0) -> Duties:
-        """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none), and what was
-        assigned with a serial."""
+    def duties(self, host: str, since: int = -1, serial: int = 0, stamp: int | None = None) -> Duties:
+        """What a limiter of a gateway enforces that knows its rules as they were at a revision (-1: none) with its
+        stamp, and what was assigned with a serial."""
         with self._database.reading() as connection:
-            return limiters.duties(connection, host, since, serial)
+            return limiters.duties(connection, host, since, serial, stamp)
 
     @again
     def limiter_runs(self, report: LimiterReport, news: bool = False) -> None:
@@ -594,6 +645,11 @@ class Store:
         """The answer to a question, None as long as there is none."""
         with self._database.reading() as connection:
             return requests.answered(connection, request_id)
+
+    def withdraw(self, request_ids: Iterable[int]) -> None:
+        """Nobody waits for the answers to these questions any more; those that are gone already are no error."""
+        with self._database.writing() as connection:
+            requests.withdraw(connection, request_ids)
 
     # Tokens
 
@@ -652,8 +708,8 @@ class Store:
             audit.prune(connection, self._audit_length)
             history.prune(connection, self._revisions)
 
-    def _stream(self, host: str) -> Iterator[Any]:
-        """First the revision, then the rules: so the snapshot stands before `load` returns."""
+    def _stream(self, host: str) -> Generator[Any]:
+        """First the revision with its stamp, then the rules: so the snapshot stands before `load` returns."""
         with self._database.reading() as connection:
-            yield clock.revision(connection)
+            yield clock.revision(connection), clock.stamp(connection)
             yield from changes.stream(connection, host)

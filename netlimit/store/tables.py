@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, Table, Text, text
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    text,
-)
-from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator
+from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0004"
+SCHEMA = "0008"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
 """The largest whole number that a column holds."""
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-
-
-def to_microseconds(moment: datetime) -> int:
-    """How a time is kept: microseconds since 1970 (UTC)."""
-    return (moment - EPOCH) // _MICROSECOND
-
-
-class Moment(TypeDecorator[datetime]):
-    """An aware time, kept as whole microseconds since 1970 (UTC): exact, sortable, the same in every database."""
-
-    impl = BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        """Turn a time into microseconds."""
-        return None if value is None else to_microseconds(value)
-
-    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        """Turn microseconds into a time."""
-        return None if value is None else EPOCH + timedelta(microseconds=value)
-
 
 Id = BigInteger().with_variant(Integer, "sqlite")
 """SQLite makes a column its row id only if the type is called INTEGER."""
@@ -72,11 +34,14 @@ clock = Table(
     Column("oldest", BigInteger, nullable=False, server_default="0"),
     Column("audit_pruned", BigInteger, nullable=False, server_default="0"),
     Column("limits", BigInteger, nullable=False, server_default="0"),
+    Column("stamp", BigInteger, nullable=False, server_default="0"),
+    Column("limits_stamp", BigInteger, nullable=False, server_default="0"),
 )
 """One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
 `last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone, `oldest` the
 oldest revision that can be returned to, `audit_pruned` the last audit line that may be gone, `limits` the revision of
-the limiter's documents, which is none of the rules'."""
+the limiter's documents, which is none of the rules'. Numbers go on from an older one when a server that lags takes
+another's place: `stamp` and `limits_stamp`, random with each change, tell one revision from another of its number."""
 
 rules = Table(
     "rules",
@@ -95,12 +60,13 @@ rules = Table(
     Column("per", Text),
     Column("ceil", Text),
     Column("on_failure", Text, nullable=False),
-    Column("enabled", Boolean, nullable=False),
+    Column("enabled", Flag, nullable=False),
     Column("expires_at", Moment),
     Column("hosts", Text, nullable=False),
     Column("name", Text),
     Column("labels", Text, nullable=False),
     Column("comment", Text, nullable=False),
+    Column("forced_by", Text),
     Column("identity", Text, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("updated_at", Moment, nullable=False),
@@ -114,15 +80,15 @@ rules = Table(
 rule_hosts = Table(
     "rule_hosts",
     metadata,
-    Column("host", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
     Column("rule_id", Id, ForeignKey("rules.id", ondelete="CASCADE"), primary_key=True, index=True),
 )
 
 rule_labels = Table(
     "rule_labels",
     metadata,
-    Column("key", Text, primary_key=True),
-    Column("value", Text, primary_key=True),
+    Column("key", Words, primary_key=True),
+    Column("value", Words, primary_key=True),
     Column("rule_id", Id, ForeignKey("rules.id", ondelete="CASCADE"), primary_key=True, index=True),
 )
 
@@ -130,46 +96,48 @@ tombstones = Table(
     "tombstones",
     metadata,
     Column("rule_id", Id, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, nullable=False, index=True),
+    Column("revision", Whole, nullable=False, index=True),
 )
 
 hosts = Table(
     "hosts",
     metadata,
-    Column("host", Text, primary_key=True),
-    Column("backend", Text, nullable=False),
-    Column("applied_revision", BigInteger, nullable=False),
-    Column("hz", Integer, nullable=False),
-    Column("capabilities", JSON, nullable=False),
-    Column("own", JSON, nullable=False),
-    Column("safe", JSON, nullable=False),
-    Column("notes", JSON, nullable=False),
-    Column("drift", BigInteger, nullable=False),
-    Column("last_error", Text),
+    Column("host", Words, primary_key=True),
+    Column("backend", Words, nullable=False),
+    Column("applied_revision", Whole, nullable=False),
+    Column("hz", Small, nullable=False),
+    Column("capabilities", Document, nullable=False),
+    Column("own", Document, nullable=False),
+    Column("safe", Document, nullable=False),
+    Column("notes", Document, nullable=False),
+    Column("drift", Whole, nullable=False),
+    Column("last_error", Words),
     Column("seen_at", Moment, nullable=False),
-    Column("repairs", JSON(none_as_null=True)),
-    Column("applying", JSON(none_as_null=True)),
-    Column("desired", BigInteger, nullable=False, server_default="0"),
-    Column("enforced", BigInteger, nullable=False, server_default="0"),
-    Column("degraded", BigInteger, nullable=False, server_default="0"),
-    Column("drifted", BigInteger, nullable=False, server_default="0"),
-    Column("lifted", BigInteger, nullable=False, server_default="0"),
-    Column("safe_reasons", JSON(none_as_null=True)),
-    Column("management", JSON(none_as_null=True)),
+    Column("repairs", Document(none_as_null=True)),
+    Column("applying", Document(none_as_null=True)),
+    Column("desired", Whole, nullable=False, server_default="0"),
+    Column("enforced", Whole, nullable=False, server_default="0"),
+    Column("degraded", Whole, nullable=False, server_default="0"),
+    Column("drifted", Whole, nullable=False, server_default="0"),
+    Column("lifted", Whole, nullable=False, server_default="0"),
+    Column("safe_reasons", Document(none_as_null=True)),
+    Column("management", Document(none_as_null=True)),
+    Column("faults", Whole, nullable=False, server_default="0"),
+    Column("networks", Document(none_as_null=True)),
 )
 """`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 
-pauses = Table("pauses", metadata, Column("host", Text, primary_key=True))
+pauses = Table("pauses", metadata, Column("host", Words, primary_key=True))
 """A row for every gateway whose controller is to keep its hands off: only who pauses writes it, never a report."""
 
 rule_states = Table(
     "rule_states",
     metadata,
-    Column("host", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
     Column("rule_id", Id, primary_key=True, index=True),
-    Column("state", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("layer", Text),
+    Column("state", Words, nullable=False),
+    Column("message", Words, nullable=False),
+    Column("layer", Words),
 )
 """`layer` is what enforces the rule, if it is not the back end of its host. No foreign key, here and in `counters`: a
 controller may speak of a rule that was removed a moment ago. Readers join `rules`, and pruning tombstones sweeps up."""
@@ -177,20 +145,20 @@ controller may speak of a rule that was removed a moment ago. Readers join `rule
 counters = Table(
     "counters",
     metadata,
-    Column("host", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
     Column("rule_id", Id, primary_key=True, index=True),
-    Column("matched_packets", BigInteger, nullable=False),
-    Column("matched_bytes", BigInteger, nullable=False),
-    Column("dropped_packets", BigInteger, nullable=False),
-    Column("dropped_bytes", BigInteger, nullable=False),
-    Column("raw_matched_packets", BigInteger, nullable=False),
-    Column("raw_matched_bytes", BigInteger, nullable=False),
-    Column("raw_dropped_packets", BigInteger, nullable=False),
-    Column("raw_dropped_bytes", BigInteger, nullable=False),
-    Column("delayed", BigInteger, nullable=False, server_default="0"),
-    Column("raw_delayed", BigInteger, nullable=False, server_default="0"),
-    Column("queued_packets", BigInteger, nullable=False, server_default="0"),
-    Column("queued_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("matched_packets", Whole, nullable=False),
+    Column("matched_bytes", Whole, nullable=False),
+    Column("dropped_packets", Whole, nullable=False),
+    Column("dropped_bytes", Whole, nullable=False),
+    Column("raw_matched_packets", Whole, nullable=False),
+    Column("raw_matched_bytes", Whole, nullable=False),
+    Column("raw_dropped_packets", Whole, nullable=False),
+    Column("raw_dropped_bytes", Whole, nullable=False),
+    Column("delayed", Whole, nullable=False, server_default="0"),
+    Column("raw_delayed", Whole, nullable=False, server_default="0"),
+    Column("queued_packets", Whole, nullable=False, server_default="0"),
+    Column("queued_bytes", Whole, nullable=False, server_default="0"),
     Column("since", Moment, nullable=False),
     Column("as_of", Moment, nullable=False),
 )
@@ -198,9 +166,9 @@ counters = Table(
 assignments = Table(
     "assignments",
     metadata,
-    Column("host", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
     Column("rule_id", Id, primary_key=True, index=True),
-    Column("revision", BigInteger, nullable=False),
+    Column("revision", Whole, nullable=False),
 )
 """What the limiters of a gateway enforce, because its kernel cannot: the rules, and at which revision they are so. The
 row of rule 0 has the serial of it all in the place of a revision."""
@@ -208,9 +176,9 @@ row of rule 0 has the serial of it all in the place of a revision."""
 limiters = Table(
     "limiters",
     metadata,
-    Column("host", Text, primary_key=True),
-    Column("process", Text, primary_key=True),
-    Column("loaded", BigInteger, nullable=False),
+    Column("host", Words, primary_key=True),
+    Column("process", Words, primary_key=True),
+    Column("loaded", Whole, nullable=False),
     Column("since", Moment, nullable=False),
     Column("seen_at", Moment, nullable=False),
 )
@@ -219,12 +187,12 @@ limiters = Table(
 request_counters = Table(
     "request_counters",
     metadata,
-    Column("host", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
     Column("rule_id", Id, primary_key=True, index=True),
-    Column("matched_packets", BigInteger, nullable=False),
-    Column("matched_bytes", BigInteger, nullable=False),
-    Column("dropped_packets", BigInteger, nullable=False),
-    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("matched_packets", Whole, nullable=False),
+    Column("matched_bytes", Whole, nullable=False),
+    Column("dropped_packets", Whole, nullable=False),
+    Column("dropped_bytes", Whole, nullable=False),
     Column("since", Moment, nullable=False),
     Column("as_of", Moment, nullable=False),
 )
@@ -234,21 +202,21 @@ the counters of a rule are the sum of both, wherever it is enforced now."""
 numbers = Table(
     "numbers",
     metadata,
-    Column("host", Text, primary_key=True),
-    Column("limit_group", Text, primary_key=True),
-    Column("profile", Text, primary_key=True),
-    Column("number", BigInteger, nullable=False),
+    Column("host", Words, primary_key=True),
+    Column("limit_group", Words, primary_key=True),
+    Column("profile", Words, primary_key=True),
+    Column("number", Whole, nullable=False),
 )
 """The mark number of a profile within its group, on each gateway."""
 
 saved_roots = Table(
     "saved_roots",
     metadata,
-    Column("host", Text, primary_key=True),
-    Column("device", Text, primary_key=True),
-    Column("handle", BigInteger, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("options", Text, nullable=False),
+    Column("host", Words, primary_key=True),
+    Column("device", Words, primary_key=True),
+    Column("handle", Whole, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("options", Words, nullable=False),
 )
 """Root qdiscs that ours took the place of; `options` are the kernel's own bytes, hexadecimal."""
 
@@ -256,11 +224,11 @@ requests = Table(
     "requests",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("host", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("argument", JSON, nullable=False),
+    Column("host", Words, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("argument", Document, nullable=False),
     Column("asked_at", Moment, nullable=False),
-    Column("answer", JSON(none_as_null=True)),
+    Column("answer", Document(none_as_null=True)),
     sqlite_autoincrement=True,
 )
 
@@ -268,13 +236,13 @@ tokens = Table(
     "tokens",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("hash", Text, nullable=False),
-    Column("role", Text, nullable=False),
+    Column("name", Words, nullable=False, unique=True),
+    Column("hash", Words, nullable=False),
+    Column("role", Words, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment),
     Column("revoked_at", Moment),
-    Column("handle", Text, unique=True, index=True),
+    Column("handle", Words, unique=True, index=True),
     sqlite_autoincrement=True,
 )
 
@@ -283,14 +251,14 @@ audit = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("at", Moment, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("revision", BigInteger, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("rule_id", BigInteger),
-    Column("before", JSON(none_as_null=True)),
-    Column("after", JSON(none_as_null=True)),
-    Column("address", Text),
-    Column("request", Text),
+    Column("actor", Words, nullable=False),
+    Column("revision", Whole, nullable=False),
+    Column("action", Words, nullable=False),
+    Column("rule_id", Whole),
+    Column("before", Document(none_as_null=True)),
+    Column("after", Document(none_as_null=True)),
+    Column("address", Words),
+    Column("request", Words),
     sqlite_autoincrement=True,
 )
 """`rule_id` is null where one row speaks of a whole batch; `after` then says how many rules and which ids."""
@@ -300,15 +268,16 @@ revisions = Table(
     metadata,
     Column("revision", Id, primary_key=True, autoincrement=False),
     Column("at", Moment, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("address", Text),
-    Column("request", Text),
-    Column("action", Text, nullable=False),
-    Column("rules", Integer, nullable=False),
-    Column("returned_to", BigInteger),
+    Column("actor", Words, nullable=False),
+    Column("address", Words),
+    Column("request", Words),
+    Column("action", Words, nullable=False),
+    Column("rules", Small, nullable=False),
+    Column("returned_to", Whole),
+    Column("stamp", Whole, nullable=False, server_default="0"),
 )
 """Each change of rules that can be undone: who made it, what it was, how many rules it touched, and for a rollback to
-which revision."""
+which revision. `stamp` is what the clock had then."""
 
 undo = Table(
     "undo",
@@ -316,7 +285,7 @@ undo = Table(
     Column("revision", Id, primary_key=True),
     Column("first_rule", Id, primary_key=True),
     Column("last_rule", Id, nullable=False),
-    Column("before", JSON(none_as_null=True)),
+    Column("before", Document(none_as_null=True)),
 )
 """What each change replaced: the row of a rule as it was before, or null for rules from first to last that were not
 there. The rule set of a revision is the present one, with every change after it undone, the newest first."""
@@ -327,28 +296,28 @@ windows = Table(
     Column("id", Integer, primary_key=True),
     Column("base", BigInteger, nullable=False),
     Column("opened_at", Moment, nullable=False),
-    Column("seconds", Integer, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("paused", JSON, nullable=False),
-    Column("outcome", Text),
+    Column("seconds", Small, nullable=False),
+    Column("actor", Words, nullable=False),
+    Column("paused", Document, nullable=False),
+    Column("outcome", Words),
     Column("ended_at", Moment),
-    Column("revision", BigInteger),
+    Column("revision", Whole),
 )
 """At most one row: the window of confirmation that was opened last. Unless it is confirmed in time, revision `base`
 comes back, and the gateways in `paused` are torn down again. `outcome` is null while it is open; then `revision` is the
 one that it left."""
 
-guards = Table("guards", metadata, Column("host", Text, primary_key=True), Column("seen_at", Moment, nullable=False))
+guards = Table("guards", metadata, Column("host", Words, primary_key=True), Column("seen_at", Moment, nullable=False))
 
 repairs = Table(
     "repairs",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("host", Text, nullable=False),
+    Column("host", Words, nullable=False),
     Column("at", Moment, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("found", Text, nullable=False),
-    Column("took", Float, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("found", Words, nullable=False),
+    Column("took", Amount, nullable=False),
     sqlite_autoincrement=True,
 )
 """The newest repairs of each gateway: what kind of thing had changed, what was found, and the seconds until it was put
@@ -357,8 +326,8 @@ right."""
 clients = Table(
     "clients",
     metadata,
-    Column("host", Text, primary_key=True),
-    Column("address", Text, primary_key=True),
+    Column("host", Words, primary_key=True),
+    Column("address", Words, primary_key=True),
     Column("seen_at", Moment, nullable=False),
 )
 """Who has spoken to the API of a gateway lately, with a token that is good: they join its safe set."""
@@ -366,12 +335,12 @@ clients = Table(
 limit_documents = Table(
     "limit_documents",
     metadata,
-    Column("domain", Text, primary_key=True),
-    Column("document", Text, nullable=False),
-    Column("content_type", Text, nullable=False),
-    Column("revision", BigInteger, nullable=False),
+    Column("domain", Words, primary_key=True),
+    Column("document", Words, nullable=False),
+    Column("content_type", Words, nullable=False),
+    Column("revision", Whole, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("updated_at", Moment, nullable=False),
-    Column("actor", Text, nullable=False),
+    Column("actor", Words, nullable=False),
 )
 """The limiter's rules: the document of a domain as it was given; `actor` is who gave it last."""

@@ -12,11 +12,10 @@ from netlimit.store.engine import CHANNEL, Database
 
 POLL_SECONDS = 0.02
 """Half of it is what a change waits on average; asking a hundred times a second took one in a hundred of a core."""
-
-
-QUIET_SECONDS = 2.0
-"""When nothing was written to the log of a SQLite file for so long, nothing is on its way: to ask it costs more than to
-ask the file system."""
+QUIET_POLL_SECONDS = 0.05
+GRAIN_SECONDS = 0.5
+"""What was written to the log of a SQLite file is a change when the disk has it too: for so long the file is asked, and
+then the file system, which costs less, and less often."""
 
 
 class Watch(ABC):
@@ -50,6 +49,7 @@ class SqliteWatch(Watch):
         self._database = database
         self._connection: Any = None
         self._seen = 0
+        self._log_seen: tuple[int, int] | None = None
         self._open()
 
     def wait(self, timeout: float) -> bool:
@@ -60,9 +60,11 @@ class SqliteWatch(Watch):
             return True
         end = time.monotonic() + timeout
         while (version := self._version()) == self._seen:
+            quiet = self._is_quiet()
             while (left := end - time.monotonic()) > 0:
-                time.sleep(min(POLL_SECONDS, left))
-                if not self._is_quiet():
+                time.sleep(min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, left))
+                quiet = self._is_quiet()
+                if not quiet:
                     break
             else:
                 return False
@@ -82,13 +84,21 @@ class SqliteWatch(Watch):
         self._seen = self._version()
 
     def _is_quiet(self) -> bool:
-        """Whether nobody has written lately. A clock that was set may say so wrongly; the next `wait` asks anyway."""
+        """Whether nobody has written since the version was asked. A clock that was set may say so wrongly; the next
+        `wait` asks anyway."""
+        log = self._look()
+        return log is not None and log == self._log_seen and time.time() - log[0] / 1e9 > GRAIN_SECONDS
+
+    def _look(self) -> tuple[int, int] | None:
+        """When the log was written last (Unix time in ns), and its length; None if there is none yet."""
         try:
-            return time.time() - os.stat(self._log).st_mtime > QUIET_SECONDS
-        except OSError:  # there is no log yet
-            return False
+            found = os.stat(self._log)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
 
     def _version(self) -> int:
+        self._log_seen = self._look()
         try:
             cursor = self._connection.cursor()
             return int(cursor.execute("PRAGMA data_version").fetchone()[0])

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
+from netlimit.store.columns import EPOCH
 from netlimit.store.errors import NoWindow, WindowOpen
 from netlimit.store.rollback import roll_back
 from netlimit.store.tables import pauses, windows
@@ -49,13 +50,19 @@ def begin(
 
 def last(connection: Connection) -> Window | None:
     """The window that was opened last, whether it is open or has ended."""
-    row = connection.execute(select(windows)).one_or_none()
+    row = connection.execute(select(windows).order_by(windows.c.id).limit(1)).one_or_none()
     if row is None:
         return None
-    return Window(
-        row.base, row.opened_at, row.seconds, row.actor, tuple(row.paused),
-        Outcome(row.outcome) if row.outcome else None, row.ended_at, row.revision,
-    )  # fmt: skip
+    try:
+        outcome = Outcome(row.outcome) if row.outcome else None
+    except ValueError:
+        outcome = Outcome.ABANDONED
+    paused = tuple(each for each in row.paused if isinstance(each, str)) if isinstance(row.paused, list) else ()
+    if not isinstance(row.base, int) or row.opened_at == EPOCH:
+        base, outcome = 0, outcome or Outcome.ABANDONED  # nobody can say what it would bring back, or when
+    else:
+        base = row.base
+    return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision)
 
 
 def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:

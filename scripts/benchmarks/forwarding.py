@@ -16,6 +16,7 @@ SECONDS = 0.5
 RULES, LIMITS, PLAIN = 65_536, 64, 10_000
 SOURCES = "10.64.0.0/16"
 GOAL = 1.6
+SELECTORS, SELECTORS_GOAL = 3_000, 2.0
 
 
 def measure() -> list[Figure]:
@@ -25,13 +26,16 @@ def measure() -> list[Figure]:
         Lab() as limited,
         Lab() as crowded,
         Lab() as plain,
+        Lab() as ported,
         Gateway(limited) as few,
         Gateway(crowded) as many,
+        Gateway(ported) as kinds,
         _plain_rules(plain),
     ):
-        few.add([*_limits(), *_verdicts(8)])
-        many.add([*_limits(), *_verdicts(128)])
-        labs = {"none": bare, "few": limited, "many": crowded, "plain": plain}
+        few.add([*make_limits(), *make_verdicts(8)])
+        many.add([*make_limits(), *make_verdicts(128)])
+        kinds.add(_make_selectors())
+        labs = {"none": bare, "few": limited, "many": crowded, "plain": plain, "kinds": ported}
         costs: dict[str, list[float]] = {name: [] for name in labs}
         for _ in range(ROUNDS):
             for name, lab in labs.items():
@@ -41,6 +45,9 @@ def measure() -> list[Figure]:
         Figure("no rules", f"{median(costs['none']):,.0f} ns a packet"),
         compare(f"{what}, 8 allowed, 8 blocked", costs["few"], costs["none"], GOAL),
         compare(f"{what}, 128 allowed, 128 blocked", costs["many"], costs["none"]),
+        compare(
+            f"{SELECTORS:,} rules for one port each, of somebody else", costs["kinds"], costs["none"], SELECTORS_GOAL
+        ),
         compare(f"{PLAIN:,} plain hashlimit rules", costs["plain"], costs["none"]),
     ]
 
@@ -59,7 +66,7 @@ def cost(lab: Lab, sources: str = SOURCES) -> float:
     return report.ns_per_packet
 
 
-def _limits() -> list[dict[str, object]]:
+def make_limits() -> list[dict[str, object]]:
     """One rule an address of the flood, at rates that it does not reach."""
     return [
         {"target": f"10.64.{host >> 8}.{host & 255}", "rate": f"{1000 + host % LIMITS} packets/s"}
@@ -67,7 +74,13 @@ def _limits() -> list[dict[str, object]]:
     ]
 
 
-def _verdicts(number: int) -> list[dict[str, object]]:
+def _make_selectors() -> list[dict[str, object]]:
+    """Rules for one port each, of an address that sends nothing."""
+    fields = {"target": "10.66.0.1", "rate": "100 packets/s", "protocol": "udp"}
+    return [{**fields, "ports": 1000 + number} for number in range(SELECTORS)]
+
+
+def make_verdicts(number: int) -> list[dict[str, object]]:
     """Subnets that are blocked, with exceptions, and one that anybody may reach."""
     rules: list[dict[str, object]] = [{"target": f"10.65.{block}.0/24", "action": "block"} for block in range(number)]
     rules += [{"target": f"10.65.{block}.7", "action": "allow"} for block in range(number - 1)]

@@ -26,10 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class Gateway:
     """`netlimit serve` in the gateway namespace, over a database of its own. A context manager. `program` is what
-    Python runs."""
+    Python runs; another `checkout` than this one has been set up by its own scripts/setup."""
 
-    def __init__(self, lab: Lab, program: tuple[str, ...] = ("-m", "netlimit.cli.main")) -> None:
+    def __init__(self, lab: Lab, program: tuple[str, ...] = ("-m", "netlimit.cli.main"), checkout: Path = ROOT) -> None:
         self._lab = lab
+        self._checkout = checkout
         self._program = program
         self._directory = tempfile.TemporaryDirectory()
         path = Path(self._directory.name)
@@ -39,15 +40,16 @@ class Gateway:
             "NETLIMIT_DATABASE_URL": f"sqlite:///{path}/db/netlimit.db",
             "NETLIMIT_BOOTSTRAP_TOKEN": TOKEN,
             "NETLIMIT_HOST": "gateway",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(checkout),
         }
         self._log = (path / "log").open("w")
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, *self._program, "serve", "--api-user", "nobody"]
+        python = sys.executable if self._checkout == ROOT else str(self._checkout / ".venv/bin/python")
+        command = [python, *self._program, "serve", "--api-user", "nobody"]
         self._process = self._lab.gateway.popen(
-            *command, env=self.environment, stdout=self._log, stderr=subprocess.STDOUT, cwd=ROOT
+            *command, env=self.environment, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._checkout
         )
         self.client = httpx.Client(
             base_url="http://127.0.0.1:8750/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120
@@ -64,7 +66,7 @@ class Gateway:
         self._process.wait(20)
         self._log.close()
         if error is not None:
-            sys.stderr.write((Path(self._directory.name) / "log").read_text()[-2000:])
+            sys.stderr.write((Path(self._directory.name) / "log").read_text()[-20_000:])
         self._directory.cleanup()
 
     def request(self, method: str, path: str, *, wait: int = 5, json: object = None) -> httpx.Response:

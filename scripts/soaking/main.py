@@ -7,9 +7,9 @@ import random
 import sys
 from collections.abc import Sequence
 
-from scripts.soaking import exactness, kernel, sequences, writers
+from scripts.soaking import exactness, kernel, sequences, upgrade, writers
 
-PARTS = {"kernel": kernel, "sequences": sequences, "writers": writers, "exactness": exactness}
+PARTS = {"kernel": kernel, "sequences": sequences, "writers": writers, "exactness": exactness, "upgrade": upgrade}
 """Each has a first line of its docstring to be listed with, `add_options` and `run`."""
 
 

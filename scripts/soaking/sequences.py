@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -35,7 +35,7 @@ from netlimit.kernel import ipset
 from netlimit.kernel.base import HostFacts, observe
 from netlimit.kernel.linux import LinuxKernel
 from netlimit.plan import Step
-from netlimit.records import State
+from netlimit.records import Exceptional, State
 from netlimit.rules import OnFailure, Rule, parse_rule
 from netlimit.state import TABLES
 from netlimit.store import Replica, Store, open_replica
@@ -98,13 +98,13 @@ class FaultyKernel(LinuxKernel):
 
     failing: int | None = None
     fault: Callable[[str], BaseException] = Killed
-    facts: dict[int, HostFacts] = {}  # noqa: RUF012  # shared on purpose: probing takes half a second
+    found: HostFacts | None = None
 
-    def probe(self, mark_mask: int) -> HostFacts:
+    def probe(self) -> HostFacts:
         """Find out what this host can do, the first time."""
-        if mark_mask not in self.facts:
-            self.facts[mark_mask] = super().probe(mark_mask)
-        return self.facts[mark_mask]
+        if FaultyKernel.found is None:  # shared on purpose: probing takes half a second
+            FaultyKernel.found = super().probe()
+        return FaultyKernel.found
 
     def apply(self, step: Step) -> None:
         """Take one step, or not."""
@@ -436,10 +436,9 @@ class Sequences(RuleBasedStateMachine):
         """What a controller that knows nothing would still have to do; it looks with a kernel of its own."""
         fresh = control.Controller(self.store, self.witness, control.Setup(HOST, safe=SAFE), self.clock)
         plan = fresh.plan()
-        problems = set(fresh._compiled.problems)
-        marked = {each.rule_id for each in self.store.marked(HOST).values() if each.state is State.ERROR}
-        if not plan and problems != marked:
-            return f"problems of {sorted(problems)}, but {sorted(marked)} are marked"
+        said, marked = errors(fresh._find_exceptional()), errors(self.store.marked(HOST))
+        if not plan and said != marked:
+            return f"in error are {said}, but as such are marked {marked}"
         return str(plan) if plan else ""
 
     def teardown(self) -> None:
@@ -475,6 +474,12 @@ class Sequences(RuleBasedStateMachine):
         for device in ("lan", "wan", "up0", "other", "nl-in"):
             do("ip", "link", "del", device)
         shutil.rmtree(self.directory)
+
+
+def errors(said: Mapping[int, Exceptional]) -> dict[int, str]:
+    """The rules that are in error, and why: the kernel cannot enforce them, or no packet meets them (a device that is
+    not there)."""
+    return {number: each.message for number, each in sorted(said.items()) if each.state is State.ERROR}
 
 
 def as_shape(fields: dict[str, object]) -> Rule:

@@ -35,14 +35,19 @@ class Answer(NamedTuple):
 class Service:
     """`netlimit serve` in a namespace, on its loopback: a context manager, which ends it and removes its files.
 
-    The API runs as `user`, who must exist. Commands in the same namespace reach it with `env`; `settings` are others
-    than those of the testbed.
+    The API runs as `user`, who must exist, and is asked at `url`. Commands in the same namespace reach it with `env`;
+    `settings` are others than those of the testbed.
     """
 
     def __init__(
-        self, namespace: Namespace, user: str = "nobody", settings: Mapping[str, str] = MappingProxyType({})
+        self,
+        namespace: Namespace,
+        user: str = "nobody",
+        settings: Mapping[str, str] = MappingProxyType({}),
+        url: str = URL,
     ) -> None:
         self.namespace = namespace
+        self.url = url
         self.directory = Path(tempfile.mkdtemp(prefix=f"netlimit-{os.getpid()}-", dir=RUN))
         self.log = self.directory.with_suffix(".log")
         self.env = {
@@ -91,7 +96,7 @@ class Service:
             options += ["--data", json.dumps(body)]
         done = self.namespace.run(
             *("curl", "--silent", "--show-error", "--include", "--noproxy", "*", "--max-time", "10"),
-            *("--request", method, *options, URL + path),
+            *("--request", method, *options, self.url + path),
         )
         head, _, text = done.stdout.replace("\r", "").partition("\n\n")
         return Answer(head.partition("\n")[0], json.loads(text) if text else None)

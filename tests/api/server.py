@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 import time
@@ -15,7 +16,7 @@ import httpx
 import uvicorn
 
 from api.app import create_app
-from api.server import configure
+from api.server import configure, open_door
 from netlimit.records import HostStatus
 from netlimit.settings import Settings
 from netlimit.store import Store
@@ -26,22 +27,27 @@ HASHES = {role: hash_token(token, cost=2) for role, token in TOKENS.items()}
 HANDLES = {role: find_handle(token) for role, token in TOKENS.items()}
 _TRUST = ssl.create_default_context()
 """For all clients: it takes long to make one."""
+LOCALHOST = "127.0.0.1"
+END_SECONDS = 30.0
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @contextmanager
 def serve(settings: Settings, store: Store) -> Iterator[str]:
     """Run the API until the block ends."""
-    config = configure(settings, create_app(settings, store))
-    config.port = 0
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    app = create_app(settings, store)
+    with open_door(settings, app, socket.create_server((LOCALHOST, 0), backlog=2048)) as door:
+        server = uvicorn.Server(configure(settings, app, door))
+        thread = threading.Thread(target=server.run, args=[[door]], daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            yield f"{'https' if settings.tls_cert else 'http'}://{LOCALHOST}:{door.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(END_SECONDS)
+            assert not thread.is_alive(), "the API does not end"
 
 
 def connect(url: str, role: str) -> httpx.Client:

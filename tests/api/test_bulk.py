@@ -10,6 +10,7 @@ import pytest
 
 from api import bulk
 from api.problems import Problem
+from netlimit.store import Store
 from tests.api.server import Controller
 from tests.databases import DATABASES
 
@@ -120,6 +121,27 @@ def test_conflicts_name_line_and_rule(client: httpx.Client) -> None:
     assert total(client) == 1
 
 
+def test_more_kinds_than_a_gateway_holds_are_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one as together; rules for other gateways, and other rates of the same ports, find room."""
+    monkeypatch.setattr("netlimit.crowding.MOST_KINDS", 3)
+    web = {"target": "10.1.2.3", "rate": "1 packets/s", "protocol": "tcp"}
+    assert client.post("/rules/bulk", json=[{**web, "ports": port} for port in (80, 443)]).status_code == 201
+    assert client.post("/rules", json={**web, "ports": 25}).status_code == 201
+    for answer in (
+        client.post("/rules", json={**web, "ports": 22}),
+        client.post("/rules", json={**web, "ports": 22}, params={"dry_run": True}),
+        client.post("/rules/bulk", json=[{**web, "ports": 22}]),
+    ):
+        assert answer.status_code == 422
+        assert "there are 4 kinds of IPv4; a host holds 3" in answer.text
+    assert total(client) == 3
+    for fields in (
+        {"rate": "2 packets/min", "target": "10.9.9.9", "ports": 25},
+        {"ports": 22, "target": "2001:db8::1"},
+    ):
+        assert client.post("/rules", json={**web, **fields}).status_code == 201
+
+
 def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Controller) -> None:
     controller.start()
     answer = client.post("/rules/bulk", json=rules(100), headers={"Prefer": "wait=10"})
@@ -148,3 +170,34 @@ def test_more_than_can_be_added_at_once_are_refused_before_they_are_read(monkeyp
         with pytest.raises(Problem, match="At most 3 rules") as refused:
             bulk.read_batch(sent, now)
         assert refused.value.status == 413
+
+
+def test_a_batch_that_the_memory_does_not_suffice_for_is_refused(
+    client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([64 * 2**20, 20 * 2**20, 16 * 2**20])
+    monkeypatch.setattr(bulk, "find_headroom", lambda: next(left))
+    lines = "\n".join(f'{{"target": "10.{n >> 8}.{n & 255}.1", "action": "block"}}' for n in range(2000))
+    refused = client.post("/rules/bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    assert refused.status_code == 413
+    assert "does not suffice for more than 1000 of these rules" in refused.json()["detail"]
+    assert store.select()[1] == 0
+
+
+def test_who_has_no_memory_left_says_so(client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bulk, "read_batch", fail)
+    refused = client.post("/rules/bulk", content="{}", headers={"Content-Type": "application/x-ndjson"})
+    assert refused.status_code == 413
+    assert "Send smaller ones" in refused.json()["detail"]
+
+
+def test_more_kinds_of_limits_than_a_host_can_hold_are_refused_whole(client: httpx.Client) -> None:
+    ports = [{"target": "10.7.0.1", "rate": "9 packets/s", "protocol": "udp", "ports": 1 + n} for n in range(4097)]
+    answer = client.post("/rules/bulk", json=ports)
+    assert answer.status_code == 422, answer.text
+    assert "4097 kinds of IPv4; a host holds 4096" in answer.json()["detail"]
+    assert "Nothing was kept." in answer.json()["detail"]
+    assert total(client) == 0

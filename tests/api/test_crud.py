@@ -81,6 +81,7 @@ def test_a_rule_is_returned_with_everything(client: httpx.Client) -> None:
         "hosts": ["gw1", "gw2"],
         "labels": {"site": "office"},
         "comment": "a note",
+        "forced_by": None,
         "revision": 1,
         "effective_burst": 2_500_143,
         "warnings": [],
@@ -124,6 +125,12 @@ def test_the_effective_rate_is_what_the_kernel_holds(
     if effective is not None and isinstance(rule["effective_rate"]["amount"], float):
         assert rule["effective_rate"]["amount"] == round(rule["effective_rate"]["amount"], 3)
     assert (rule["effective_rate"], rule["effective_burst"]) == (effective, burst)
+
+
+def test_a_limit_of_connections_at_once_says_which_it_does_not_count(client: httpx.Client) -> None:
+    (warning,) = add(client, rate="50 connections")["warnings"]
+    assert warning.startswith("Connections that are open already are never counted")
+    assert add(client, target="10.9.0.1", rate="50 connections/s")["warnings"] == []
 
 
 def test_a_rule_is_found_by_id_and_by_name(client: httpx.Client) -> None:

@@ -19,6 +19,7 @@ from tests.api.server import TOKENS, Controller
 SEED = 20_260_701
 EXAMPLES = 7
 Operation = tuple[str, str, dict[str, Any]]
+PATIENCE = 60
 SCHEMATHESIS = """
 [checks.positive_data_acceptance]
 # What a schema cannot say of a rule, such as which rates a kernel can hold, is said by 422, or by 412 of If-Match.
@@ -111,6 +112,7 @@ def test_the_document_holds(url: str, controller: Controller, tmp_path: Path) ->
     (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)
     command = [Path(sys.executable).with_name("schemathesis"), "run", f"{url}/openapi.json"]
     command += ["--header", f"Authorization: Bearer {TOKENS['admin']}", "--seed", SEED, "--max-examples", EXAMPLES]
+    command += ["--request-timeout", PATIENCE]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True)
     print(f"seed {SEED}")
     print(done.stdout, done.stderr)

@@ -86,8 +86,16 @@ def test_a_rule_around_them_says_whom_it_spares(client: httpx.Client) -> None:
         "198.51.100.8 (where somebody speaks to the API of gw1 from)."
     ]
     assert client.put("/rules/1", json={**kept, "target": "198.51.101.0/24"}).json()["warnings"] == []
-    everything = client.post("/rules", json={"target": "0.0.0.0/0", "action": "block"}).json()
+    everything = client.post("/rules?force=true", json={"target": "0.0.0.0/0", "action": "block"}).json()
     assert everything["warnings"][0].endswith(" and 3 more.")
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_cap_says_that_it_spares_nobody_but_the_gateway_itself(client: httpx.Client) -> None:
+    cap = {"target": "0.0.0.0/0", "direction": "to", "action": "shape", "rate": "8 kbit/s", "per": "target"}
+    kept = client.post("/rules", json={**cap, "interface": "lan"}).json()
+    assert any("What the gateway itself sends them (SSH, the API) has a class" in each for each in kept["warnings"])
+    assert not any("leaves alone" in each for each in kept["warnings"])
 
 
 @pytest.mark.usefixtures("gateway")
@@ -111,6 +119,8 @@ def test_changes_are_looked_at_too_but_not_what_stays(client: httpx.Client) -> N
     assert client.patch("/rules/1", json={"enabled": False}).status_code == 200
     assert client.patch("/rules/1", json={"enabled": True}).status_code == 409
     assert client.put("/rules/1?force=true", json=LIMIT).status_code == 200
+    assert client.patch("/rules/1", json={"ttl": "1h"}).status_code == 200, "it ends sooner"
+    assert client.patch("/rules/1", json={"ttl": "2h"}).status_code == 409
 
 
 @pytest.mark.usefixtures("gateway")
@@ -127,6 +137,146 @@ def test_a_rule_that_was_forced_does_not_come_back_by_itself(client: httpx.Clien
         assert operator.post("/revisions/3/rollback").json() == {"returned_to": 3, "revision": 5}
     assert client.post("/revisions/2/rollback?force=true").json()["revision"] == 6
     assert client.post("/revisions/1/rollback").json()["revision"] == 7  # it stays
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_rule_keeps_who_has_forced_it_and_only_an_admin_brings_it_in(client: httpx.Client, url: str) -> None:
+    forced = client.post("/rules?force=true", json=BLOCK).json()
+    assert forced["forced_by"] == "admin"
+    assert forced["warnings"] == []
+    with connect(url, "operator") as operator:
+        assert operator.patch("/rules/1", json={"comment": "It stays."}).json()["forced_by"] == "admin"
+        sent = operator.get("/rules/1").json()
+        assert operator.put("/rules/1", json={**sent, "labels": {"a": "b"}}).json()["forced_by"] == "admin"
+        del sent["forced_by"]
+        assert operator.put("/rules/1", json=sent).json()["forced_by"] == "admin", "what is left out stays"
+        refused = operator.patch("/rules/1", json={"protocol": "tcp"})
+        assert refused.status_code == 409
+        assert operator.patch("/rules/1", json={"enabled": False}).json()["forced_by"] == "admin"
+        assert operator.patch("/rules/1", json={"enabled": True}).status_code == 409
+        assert operator.patch("/rules/1?force=true", json={"enabled": True}).status_code == 403
+        other = {"target": "198.51.100.9", "action": "block", "forced_by": "admin"}
+        assert operator.post("/rules", json=other).json()["field"] == "forced_by"
+        assert operator.post("/rules/bulk", json=[other]).status_code == 409
+        assert operator.post("/rules", json={**other, "enabled": False}).status_code == 409
+    added = client.post(
+        "/rules/bulk?force=true", json=[{**other, "forced_by": "alice"}, LIMIT, {**LIMIT, "target": "10.9.9.9"}]
+    )
+    assert [client.get(f"/rules/{number}").json()["forced_by"] for number in added.json()["ids"]] == [
+        "alice",
+        "admin",
+        None,
+    ]
+    assert '"forced_by":"alice"' in client.get("/audit").text.replace(" ", ""), "the audit tells, too"
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_forced_rule_can_be_made_an_ordinary_one_that_hits_nobody(client: httpx.Client, url: str) -> None:
+    own = {"target": "10.1.0.1", "direction": "to", "rate": "1 packets/day"}
+    client.post("/rules?force=true", json=own)
+    with connect(url, "operator") as operator:
+        assert operator.patch("/rules/1", json={"rate": "2 packets/day"}).status_code == 409
+        assert operator.patch("/rules/1", json={"forced_by": None}).json()["forced_by"] is None
+        assert operator.patch("/rules/1", json={"rate": "2 packets/day"}).status_code == 200
+
+
+@pytest.mark.usefixtures("gateway")
+def test_what_was_forced_comes_back_by_an_admin_alone(client: httpx.Client, url: str) -> None:
+    client.post("/rules?force=true", json={"target": "203.0.113.77", "action": "block"})
+    client.delete("/rules/1")
+    with connect(url, "operator") as operator:
+        refused = operator.post("/revisions/1/rollback")
+        assert refused.status_code == 409
+        assert "was forced by admin" in refused.json()["detail"]
+    assert client.post("/revisions/1/rollback").status_code == 409, "who may force must say so"
+    assert client.post("/revisions/1/rollback?force=true").status_code == 200
+    assert client.get("/rules/1").json()["forced_by"] == "admin"
+
+
+@pytest.mark.usefixtures("gateway")
+def test_an_allow_that_keeps_a_forced_rule_from_who_is_safe_stays(client: httpx.Client, url: str) -> None:
+    client.post("/rules?force=true", json={**LIMIT, "direction": "to"})
+    allow = {"target": "198.51.100.0/24", "action": "allow", "direction": "to"}
+    client.post("/rules", json=allow)
+    with connect(url, "operator") as operator:
+        refused = operator.delete("/rules/2")
+        assert refused.status_code == 409
+        assert "which admin has forced, would hit 198.51.100.7" in refused.json()["detail"]
+        for change in ({"enabled": False}, {"target": "198.51.100.128/25"}, {"ttl": "1h"}, {"protocol": "tcp"}):
+            assert operator.patch("/rules/2", json=change).status_code == 409
+        assert operator.patch("/rules/2", json={"target": "198.51.0.0/16"}).status_code == 200
+        assert operator.delete("/rules/2?force=true").status_code == 403
+        assert operator.post("/revisions/1/rollback").status_code == 409
+    assert client.delete("/rules/2?force=true").status_code == 204
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [{"target": "0.0.0.0/0", "action": "block"}],
+        [{"target": "::/0", "action": "block", "direction": "to"}],
+        [{"target": "0.0.0.0/0", "action": "block", "interface": "eth0"}],
+        [{"target": "0.0.0.0/1", "action": "block"}, {"target": "128.0.0.0/1", "direction": "to", "action": "block"}],
+        [{"target": f"{16 * n}.0.0.0/4", "action": "block", "protocol": "tcp"} for n in range(11)],
+        [{"target": "0.0.0.0/0", "rate": "1 packets/day", "per": "target"}],
+        [{"target": "0.0.0.0/0", "rate": "12 kbit/s", "per": "target", "action": "reject"}],
+        [{"target": "::/0", "rate": "1 connections/h", "per": "/16", "protocol": "tcp", "ports": 22}],
+    ],
+    ids=["all", "to all", "by one device", "two halves", "eleven parts", "one packet", "a trickle", "no new SSH"],
+)  # fmt: skip
+def test_what_closes_a_whole_gateway_needs_force(
+    client: httpx.Client, url: str, gateway: None, rules: list[dict[str, Any]]
+) -> None:
+    *others, last = rules
+    with connect(url, "operator") as operator:
+        refused = operator.post("/rules/bulk", json=rules)
+        assert refused.status_code == 409
+        assert "would close gw1 to nearly every IPv" in str(refused.json()["errors"])
+        for rule in others:
+            assert operator.post("/rules", json=rule).status_code == 201 or rule == others[-1]
+        assert operator.post("/rules", json=last).status_code == 409
+        assert operator.post("/rules", json={**last, "enabled": False}).status_code == 201
+        assert operator.get("/rules").json()["total"] >= 1
+    (kept,) = (each for each in client.get("/rules").json()["items"] if not each["enabled"])
+    with connect(url, "operator") as operator:
+        assert operator.patch(f"/rules/{kept['id']}", json={"enabled": True}).status_code == 409
+    assert client.patch(f"/rules/{kept['id']}?force=true", json={"enabled": True}).json()["forced_by"] == "admin"
+    with connect(url, "operator") as operator:
+        assert operator.patch(f"/rules/{kept['id']}", json={"comment": "It is closed."}).status_code == 200
+        assert operator.delete(f"/rules/{kept['id']}").status_code == 204
+
+
+@pytest.mark.usefixtures("gateway")
+def test_what_leaves_the_gateway_open_needs_no_force(client: httpx.Client, url: str) -> None:
+    with connect(url, "operator") as operator:
+        for rule in (
+            {"target": "0.0.0.0/1", "action": "block"},
+            {"target": "0.0.0.0/0", "action": "block", "protocol": "tcp", "ports": 25},
+            {"target": "0.0.0.0/0", "action": "block", "protocol": "udp", "ports": 53},
+            {"target": "0.0.0.0/0", "action": "block", "protocol": "icmp"},
+            {"target": "0.0.0.0/0", "rate": "10 Mbit/s", "per": "target"},
+            {"target": "0.0.0.0/0", "rate": "6 connections/min", "per": "/20", "protocol": "tcp", "ports": 22},
+            {"target": "0.0.0.0/0", "action": "observe", "rate": "1 packets/day", "per": "target"},
+            {"target": "10.1.0.1", "direction": "to", "rate": "1 packets/day"},
+        ):
+            answer = operator.post("/rules", json=rule)
+            assert answer.status_code == 201, answer.text
+
+
+@pytest.mark.usefixtures("gateway")
+def test_the_last_opening_of_a_closed_gateway_goes_by_force_alone(client: httpx.Client) -> None:
+    door = client.post("/rules", json={"target": "10.2.0.0/16", "action": "allow"}).json()["id"]
+    assert client.post("/rules?force=true", json={"target": "0.0.0.0/0", "action": "block"}).status_code == 201
+    answer = client.delete(f"/rules/{door}")
+    assert answer.status_code == 409
+    assert "'allow from 10.2.0.0/16 any' leaves it open" in answer.json()["detail"]
+    for change in ({"enabled": False}, {"ttl": "1m"}, {"target": "10.2.0.0/24"}):
+        assert client.patch(f"/rules/{door}", json=change).status_code == 409
+    halves = [{"target": target, "action": "block"} for target in ("10.2.0.0/17", "10.2.128.0/17")]
+    assert client.post("/rules/bulk", json=halves).status_code == 409
+    assert client.post("/rules", json=halves[0]).status_code == 201
+    assert client.post("/rules", json=halves[1]).status_code == 409
+    assert client.delete(f"/rules/{door}?force=true").status_code == 204
 
 
 @pytest.mark.usefixtures("gateway")

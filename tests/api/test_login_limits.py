@@ -40,7 +40,8 @@ def guess(number: int, handle: str = "x" * 12) -> str:
 
 
 def show(url: str, token: str) -> httpx.Response:
-    return httpx.get(f"{url}/api/v1/rules", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.get(f"{url}/api/v1/rules", headers=headers, trust_env=False, timeout=60)
 
 
 def refused(doorkeeper: Doorkeeper, token: str, place: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -161,7 +162,11 @@ def test_each_request_has_a_line_that_tells_no_secret(client: httpx.Client, capl
     caplog.set_level(logging.DEBUG)
     answer = client.post("/rules?token=hush-query", json={**RULE, "comment": "hush-body"})
     assert answer.status_code == 422
-    (line,) = [record for record in caplog.records if record.name == "api.access"]
+    end = time.monotonic() + 20
+    while not (lines := [record for record in caplog.records if record.name == "api.access"]):  # after the answer
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    (line,) = lines
     assert line.getMessage() == "POST /api/v1/rules: 422"
     assert line.__dict__["request"] == answer.headers["X-Request-ID"]
     assert line.__dict__["actor"] == "admin"

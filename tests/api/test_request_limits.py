@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,10 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api import admission, connections
+from api import admission, connections, room
+from api.room import Standing
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import TOKENS, Controller, connect, serve
+from tests.api.test_tls import make_certificate
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 SECONDS = 0.3
@@ -81,6 +84,7 @@ def test_requests_under_way_are_bounded(
 ) -> None:
     monkeypatch.setattr(admission, "MOST_AT_ONCE", 6)
     monkeypatch.setattr(admission, "MOST_OF_ONE", 4)
+    monkeypatch.setattr(admission, "MOST_LOCAL", 0)
     store.report(controller.status)  # a gateway that is alive, and applies nothing
     with limited(settings, store) as url, connect(url, "operator") as operator, connect(url, "viewer") as viewer:
         assert operator.get("/status").status_code == viewer.get("/status").status_code == 200
@@ -218,34 +222,56 @@ def test_a_head_that_is_too_large_is_refused(url: str, end: bytes, status: bytes
         assert read_all(connection)[:12] in (b"HTTP/1.1 " + status, b"HTTP/1.1 400")
 
 
-def test_connections_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_ONE", 3)
-    kept = [open_socket(url) for _ in range(3)]
-    time.sleep(0.1)
-    with open_socket(url) as one_more:
-        assert read_all(one_more) == b""
-    kept.pop().close()
-    time.sleep(0.1)
-    assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
-    for connection in kept:
-        connection.close()
-
-
-def test_connections_that_agree_on_no_tls_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_OF_ONE", 3)
+def test_connections_are_bounded_and_the_newest_takes_the_place_of_who_waits_longest(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(room.MOST, Standing.LOCAL, 3)
     with ExitStack() as stack:
-        door = stack.enter_context(connections.Door(socket.create_server(("127.0.0.1", 0))))
-        ends = [stack.enter_context(socket.create_connection(door.getsockname(), 5)) for _ in range(5)]
-        inside = [stack.enter_context(door.accept()[0]) for _ in range(3)]
-        with pytest.raises(ConnectionAbortedError):
-            door.accept()
-        assert ends[3].recv(1) == b""
-        inside[0].close()
-        stack.enter_context(door.accept()[0])
-        monkeypatch.setattr(connections, "MOST", 3)
-        stack.enter_context(socket.create_connection(door.getsockname(), 5))
-        with pytest.raises(ConnectionAbortedError):
-            door.accept()
+        kept = [stack.enter_context(open_socket(url)) for _ in range(3)]
+        time.sleep(0.1)
+        kept[0].sendall(b"GET /healthz HTTP/1.1\r\n")  # half a request is waited for, too
+        time.sleep(0.1)
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        assert read_all(kept[0]) == b""
+        kept[1].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert read_all(kept[1]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_never_agrees_on_tls_is_cut_off(
+    settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SECONDS)
+    certificate, key = make_certificate(tmp_path)
+    with limited(settings, store, tls_cert=certificate, tls_key=key) as url, ExitStack() as stack:
+        silent = stack.enter_context(open_socket(url))
+        trickling = stack.enter_context(open_socket(url))
+        began = time.monotonic()
+        with suppress(OSError):
+            for byte in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100):
+                trickling.sendall(bytes([byte]))
+                time.sleep(SECONDS / 10)
+        assert time.monotonic() - began < 8 * SECONDS
+        assert read_all(silent) == b""
+
+
+def test_who_takes_a_little_of_the_answer_now_and_then_is_cut_off(
+    url: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SEND_SECONDS", SECONDS)
+    monkeypatch.setattr(connections, "DRAIN_SECONDS", 0.01)
+    lines = "\n".join(f'{{"target": "10.0.0.{n}", "action": "block", "comment": "{"x" * 1000}"}}' for n in range(200))
+    client.post("/rules/bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    ask = f"GET /api/v1/rules?limit=200 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['admin']}\r\n\r\n"
+    with open_socket(url) as connection:
+        connection.sendall(ask.encode() * 50)
+        _until(lambda: is_held(connection))
+
+        def take() -> bool:
+            with suppress(OSError):
+                connection.recv(20_000)
+            return not is_held(connection)
+
+        _until(take)
 
 
 def test_waiting_for_the_kernel_is_no_slowness(
@@ -290,3 +316,29 @@ def _until(come: Any) -> None:
     while not come():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_few_come_in_before_those_who_are_in_have_their_turn() -> None:
+    """The rest waits in the kernel, and nobody goes for it."""
+
+    async def accept_all(door: connections.Door) -> list[int]:
+        counts = []
+        for _ in range(2):
+            inside = []
+            with suppress(BlockingIOError):
+                while True:
+                    inside.append(door.accept()[0])
+            counts.append(len(inside))
+            await asyncio.sleep(0.05)
+            for each in inside:
+                each.close()
+        return counts
+
+    with ExitStack() as opened:
+        listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        place = listening.getsockname()
+        door = opened.enter_context(connections.Door(listening, lambda place, here: Standing.LOCAL))
+        door.setblocking(False)
+        for _ in range(connections._AT_ONCE + 3):
+            opened.enter_context(socket.create_connection(place, timeout=5))
+        assert asyncio.run(accept_all(door)) == [connections._AT_ONCE, 3]

@@ -115,7 +115,7 @@ def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
     before = snapshot(gateway)
     done = gateway.run("doctor", "--json")
     found = json.loads(done.stdout)
-    assert {"iptables", "ipset", "marks", "htb", "tbf", "bpf", "ifb", "fq_codel"} <= set(found["capabilities"])
+    assert {"iptables", "ipset", "marks", "classify", "htb", "bpf", "ifb", "fq_codel"} <= set(found["capabilities"])
     assert {"controller", "database"} == {each["name"] for each in found["findings"] if each["severity"] == "serious"}
     assert done.returncode == 1
     assert snapshot(gateway) == before
@@ -124,7 +124,7 @@ def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
 def test_doctor_is_content_where_everything_runs(gateway: Netlimit) -> None:
     server = gateway.serve()
     rows = {words[0]: words[1:] for line in gateway.do("doctor").splitlines() if (words := line.split())}
-    assert [rows[name] for name in ("htb", "tbf", "bpf", "ifb")] == [["yes"]] * 4
+    assert [rows[name] for name in ("classify", "htb", "bpf", "ifb")] == [["yes"]] * 4
     assert rows["fq_codel"][:2] in (["yes"], ["not", "needed"])
     assert rows["Nothing"] == ["keeps", "rules", "from", "holding."]
     gateway.do("teardown")

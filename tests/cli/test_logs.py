@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,13 @@ from netlimit.settings import LogFormat, LogLevel, Settings
 
 log = logging.getLogger("netlimit.some.module")
 TOKEN = "nl_3Jx7Yk0aVt-Qd_f9PzL2bN8mWcR5sHgU"
+FAULT = """
+import logging
+from netlimit.cli.logs import log_to_stderr
+from netlimit.settings import Settings
+log_to_stderr("api", Settings())
+logging.getLogger("uvicorn.error").error("A fault\\n", exc_info=ValueError("boom"))
+"""
 
 
 @pytest.fixture
@@ -65,6 +74,14 @@ def test_a_line_to_read_is_one_line_whatever_it_quotes(said: Callable[[], str]) 
     time, _, line = said().partition(" ")
     assert time.endswith("Z")
     assert line == 'WARNING controller: No \\x1b[31mrule\\nLöwe [revision=7 error="two\\nlines"]\n'
+
+
+def test_a_part_that_may_not_read_python_s_library_any_more_tells_a_fault_all_the_same() -> None:
+    """Whoever has given up root may not be able to: a codec that is imported late is not there then."""
+    code = f"import sys; sys.modules['encodings.unicode_escape'] = None\n{FAULT}"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert "ERROR api: A fault\\n [error=boom]\nValueError: boom\n" in told
+    assert "Logging error" not in told
 
 
 def test_what_was_raised_is_in_the_line(said: Callable[[], str]) -> None:

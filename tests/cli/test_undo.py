@@ -34,6 +34,23 @@ def test_it_returns_to_a_revision(served: Netlimit) -> None:
     assert again == {"returned_to": first["revision"], "revision": last + 1, "applied": "applied"}
 
 
+def test_what_was_forced_is_brought_back_only_by_force(served: Netlimit) -> None:
+    assert "nearly every IPv4 address" in served.refuse("rule", "add", "0.0.0.0/0", "--action", "block")
+    forced = served.ask("rule", "add", "10.1.2.5", "--action", "block", "--name", "five", "--force")
+    assert forced["forced_by"] == "bootstrap"
+    revision = served.ask("revisions", "--limit", "1")[0]["revision"]
+    exported = served.do("rule", "export", "--ndjson")
+    assert '"forced_by": "bootstrap"' in exported
+    served.do("rule", "remove", "five")
+    assert "was forced by bootstrap" in served.refuse("rollback", str(revision))
+    served.do("rollback", str(revision), "--force")
+    assert served.ask("rule", "show", "five")["forced_by"] == "bootstrap"
+    assert "was forced by bootstrap" in served.refuse("rule", "edit", "five", "--protocol", "tcp")
+    served.do("rule", "edit", "five", "--unset", "forced_by")
+    assert served.ask("rule", "edit", "five", "--protocol", "tcp")["forced_by"] is None
+    served.do("rule", "remove", "five", "--force")
+
+
 def test_a_window_is_confirmed_or_abandoned(served: Netlimit) -> None:
     before = served.ask("revisions", "--limit", "1")[0]["revision"]
     assert served.ask("apply", "--confirm", "5m")["confirm_within"] == 300

@@ -9,9 +9,11 @@ import pytest
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.fake import FakeKernel
 from netlimit.packet import Packet
-from netlimit.rules import Rule, parse_rule
+from netlimit.questions import Questions
+from netlimit.rules import Rule
 from netlimit.store import Store
 from tests.databases import find_url
+from tests.forcing import make_rule
 
 
 @dataclass
@@ -37,13 +39,18 @@ class Site:
         self.kernel = FakeKernel(now=lambda: self.clock().timestamp())
         self.controller = self.restart()
 
-    def restart(self) -> Controller:
-        setup = Setup("gw", "fake", safe=("192.0.2.9/32",), set_size=self.set_size)
+    def restart(self, mark_mask: int | None = None) -> Controller:
+        setup = Setup("gw", "fake", safe=("192.0.2.9/32",), set_size=self.set_size, mark_mask=mark_mask)
         self.controller = Controller(self.store, self.kernel, setup, self.clock)
         return self.controller
 
     def add(self, **fields: object) -> Rule:
-        return self.store.add([parse_rule(fields, self.clock())], "test", self.clock())[0]
+        return self.store.add([make_rule(fields, self.clock())], "test", self.clock())[0]
+
+    def answer_question(self) -> None:
+        """Have the oldest question answered, as if the controller had rested from the last."""
+        self.controller._questions = Questions()
+        self.controller._answer_question()
 
     def send(self, src: str, dst: str = "203.0.113.1", times: int = 1, **fields: object) -> list[str]:
         packet = Packet(ip_address(src), ip_address(dst), in_interface="lan", out_interface="wan", **fields)  # type: ignore[arg-type]

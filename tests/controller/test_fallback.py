@@ -410,7 +410,7 @@ def test_a_dry_run_tells_who_would_enforce_it(sqlite_site: Site, limiter_of: Cal
 
     def ask(**fields: object) -> tuple[object, object, str]:
         question = site.store.ask("gw", "preview", {"rule": body | fields})
-        site.controller._answer_questions()
+        site.answer_question()
         answer = site.store.answered(question)
         assert answer is not None
         return answer["state"], answer["enforced_by"], answer["message"]
@@ -530,7 +530,7 @@ def test_an_exception_that_the_kernel_does_not_make_is_not_called_applied(
         assert next(host.degraded for host in site.store.hosts()) == 1
         assert site.send("10.0.0.1", times=6)[-1] == "drop"
     question = site.store.ask("gw", "preview", {"rule": {"target": "10.0.0.7", **fields}})
-    site.controller._answer_questions()
+    site.answer_question()
     answer = site.store.answered(question)
     assert answer is not None
     assert (answer["state"], answer["enforced_by"]) == (state, "l7")

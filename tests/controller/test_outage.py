@@ -261,10 +261,10 @@ def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
     def load(host: str) -> object:
         asked.append(host)
         away.take_away()
-        return Store.load(away.site.store, host)
+        return Store.load_stamped(away.site.store, host)
 
     with monkeypatch.context() as patched:
-        patched.setattr(away.site.store, "load", load)
+        patched.setattr(away.site.store, "load_stamped", load)
         away.bring_back()
         while not asked:
             away.run()

@@ -36,7 +36,7 @@ def try_rule(site: Site, rule_id: int = 0, **fields: object) -> dict[str, Any]:
     """What the controller answers the API."""
     rule = parse_rule(fields, site.clock())
     asked = site.store.ask("gw", "preview", {"rule": write_input(rule), "id": rule_id})
-    site.controller._answer_questions()
+    site.answer_question()
     answer = site.store.answered(asked)
     assert answer is not None
     return answer

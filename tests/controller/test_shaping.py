@@ -10,6 +10,7 @@ import pytest
 
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
+from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
 from netlimit.records import State
 from netlimit.rules import Rule, parse_rule
@@ -88,7 +89,7 @@ def test_a_rule_shapes_from_the_next_pass_on_and_no_longer_when_removed(gateway:
     gateway.remove(rule)
     gateway.controller.sync()
     assert (gateway.kernel.trees, gateway.kernel.sets, gateway.kernel.chains) == ({}, {}, {})
-    assert gateway.store.numbering("gw") == {}
+    assert gateway.store.numbering("gw").keys() == {MARK_BITS}
 
 
 def test_one_more_host_is_one_class_and_one_entry(gateway: Shaper) -> None:
@@ -481,13 +482,17 @@ def test_what_is_held_in_part_is_degraded_and_what_promises_too_much_is_applied(
     assert gateway.said(budget) is None
 
 
-def test_whoever_manages_the_host_is_not_shaped_unless_named(gateway: Shaper) -> None:
+def test_whoever_manages_the_host_is_not_shaped_unless_it_was_forced(gateway: Shaper) -> None:
     gateway.shape("10.1.0.0/24", per="target")
     gateway.tick()
     assert gateway.find("10.1.0.2") is not None
     gateway.kernel.where = Addresses(("10.1.0.1", "10.2.0.1"), ("10.1.0.2",))
     gateway.tick(2)
     assert gateway.find("10.1.0.2") is None
-    gateway.shape("10.1.0.2")
+    named = gateway.shape("10.1.0.2")
+    gateway.tick()
+    assert gateway.find("10.1.0.2") is None
+    gateway.remove(named)
+    gateway.shape("10.1.0.2", forced_by="root")
     gateway.tick()
     assert gateway.find("10.1.0.2") is not None

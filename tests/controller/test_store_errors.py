@@ -34,7 +34,7 @@ def _passed(site: Site, address: str) -> int:
     return site.send(address, times=20).count("accept")
 
 
-@pytest.mark.parametrize("method", ["numbering", "marked", "raw_counters", "load"])
+@pytest.mark.parametrize("method", ["numbering", "marked", "raw_counters", "load_stamped"])
 def test_a_load_that_fails_takes_no_limit_away(site: Site, fail: Fail, method: str) -> None:
     site.add(target="10.0.0.1", rate="3 packets/s")
     site.controller.sync()
@@ -51,19 +51,19 @@ def test_a_load_that_breaks_off_takes_no_limit_away(site: Site, monkeypatch: pyt
     for host in (1, 2):
         site.add(target=f"10.0.0.{host}", rate="3 packets/s")
     site.controller.sync()
-    real = Store.load
+    real = Store.load_stamped
 
-    def load(store: Store, host: str) -> tuple[int, Iterator[Rule]]:
-        monkeypatch.setattr(Store, "load", real)
-        revision, rules = real(store, host)
+    def load(store: Store, host: str) -> tuple[int, int, Iterator[Rule]]:
+        monkeypatch.setattr(Store, "load_stamped", real)
+        revision, stamp, rules = real(store, host)
 
         def broken() -> Iterator[Rule]:
             yield next(rules)
             raise StoreError("The database is away.")
 
-        return revision, broken()
+        return revision, stamp, broken()
 
-    monkeypatch.setattr(Store, "load", load)
+    monkeypatch.setattr(Store, "load_stamped", load)
     site.restart()
     with pytest.raises(StoreError):
         site.controller.sync()
@@ -85,7 +85,7 @@ def test_an_end_is_not_forgotten(site: Site, fail: Fail) -> None:
 
 
 def test_a_rule_that_names_a_newly_safe_address_goes_on(site: Site, fail: Fail) -> None:
-    site.add(target="198.51.100.7", action="block")
+    site.add(target="198.51.100.7", action="block", forced_by="root")
     site.controller.tick()
     site.kernel.where = Addresses((), ("198.51.100.7",))
     fail("find")

@@ -71,7 +71,7 @@ def test_teardown_keeps_hands_off_until_apply(site: Site) -> None:
     assert site.send("10.0.0.1", times=6)[-1] == "drop"
 
 
-def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_named(site: Site) -> None:
+def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_a_rule_was_forced(site: Site) -> None:
     site.add(target="198.51.100.0/24", action="block")
     site.controller.tick()
     assert site.send("198.51.100.7") == ["drop"]
@@ -79,9 +79,12 @@ def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_named(site: S
     site.controller._protect()
     site.controller.sync()
     assert site.send("198.51.100.7") == ["accept"]
-    site.add(target="198.51.100.7", action="block")
+    named = site.add(target="198.51.100.7", action="block")
     site.controller.sync()
-    assert site.send("198.51.100.7") == ["drop"], "a rule that names the exact address holds"
+    assert site.send("198.51.100.7") == ["accept"], "a rule that names the exact address spares them, too"
+    site.store.change(named.id, lambda rule: replace(rule, forced_by="root"), "root", site.clock())
+    site.controller.sync()
+    assert site.send("198.51.100.7") == ["drop"], "one that was forced does not"
 
 
 def test_counters_go_on_over_a_restart_and_over_an_entry_written_anew(site: Site) -> None:
@@ -108,7 +111,7 @@ def test_questions_are_answered_through_the_store(site: Site) -> None:
     site.controller.tick()
     answer = site.store.answered(asked)
     assert answer is not None
-    assert "ipset create" in answer["text"]
+    assert answer["text"] == "Nothing to do.", "the pass comes first"
     site.send("10.0.0.1", times=9)
     offenders = site.store.ask("gw", "offenders", {})
     site.controller.tick()

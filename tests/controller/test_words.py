@@ -29,7 +29,7 @@ def test_a_new_rule_comes_into_force_and_netlimit_takes_its_place(site: Site) ->
         "Rule 1 (office) comes into force: at most 200 packets/s from each address of 10.1.0.0/16; what exceeds is "
         "dropped."
     )
-    assert "netlimit takes its place in mangle PREROUTING (IPv4)." in said
+    assert "netlimit takes its place in mangle FORWARD, mangle PREROUTING (IPv4)." in said
     site.controller.sync()
     assert words(site) == []
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from scripts.testbed.namespaces import Lab
-from tests.e2e.gateway import Gateway
+
+pytest.register_assert_rewrite("tests.e2e.gateway")
+
+from tests.e2e.gateway import Gateway  # noqa: E402  it says what was marked when it should not be
 
 
 @pytest.fixture(scope="module")

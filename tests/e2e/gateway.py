@@ -23,10 +23,12 @@ from netlimit.store import Store
 from netlimit.tree import QueueClass, classid
 from scripts.testbed.namespaces import Lab
 from tests import warm
+from tests.forcing import make_rule
 from tests.kernel.worker import RemoteKernel
 
 HOST = "gw"
-PATIENCE = 30.0
+PATIENCE = float(os.environ.get("TESTS_PATIENCE", "30"))
+"""Seconds; an emulated machine takes ten times as long as others."""
 MODULE = "netlimit.cli.main"
 COMMAND = ("-c", "from netlimit.cli.main import app; app()")
 """For Python: one that imports what it needs."""
@@ -78,6 +80,23 @@ class Gateway:
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait(10)
+
+    @contextmanager
+    def serving(self, listen: str, token: str) -> Iterator[None]:
+        """The API listens at an address and port of the gateway, as root."""
+        extra = {"NETLIMIT_LISTEN": listen, "NETLIMIT_BOOTSTRAP_TOKEN": token}
+        place = {**self._place, "env": {**self._place["env"], **extra}}
+        with self.log.open("a") as log, open(os.devnull) as nothing:
+            process = warm.start(MODULE, "api", "--user", "root", **place, stdin=nothing, stdout=log, stderr=log)
+        self._started.append(process)
+        try:
+            port = listen.rpartition(":")[2]
+            shown = ("ss", "-Hltn", f"sport = :{port}")
+            self.wait(lambda: bool(self.lab.gateway.run(*shown).stdout), "the API to listen")
+            yield
+        finally:
+            process.kill()
+            process.wait(10)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -144,7 +163,7 @@ class Gateway:
     def write(self, *wanted: dict[str, object]) -> list[Rule]:
         """Add rules to the database, and wait for nothing."""
         now = datetime.now(UTC)
-        return self.store.add([parse_rule(fields, now) for fields in wanted], "test", now)
+        return self.store.add([make_rule(fields, now) for fields in wanted], "test", now)
 
     def replace(self, rule: Rule, **fields: object) -> Rule:
         """Put another rule in the place of one."""

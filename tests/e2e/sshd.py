@@ -1,6 +1,6 @@
 """A stand-in for sshd, with processes, titles and sockets as OpenSSH has them, and who talks with it.
 
-sshd.py listen PORT             who says "login" is logged in; every line is answered with itself
+sshd.py listen PORT [ADDRESS]   who says "login" is logged in; every line is answered with itself
 sshd.py talk HOST PORT [FROM]   sends each line of its input, and prints the answer, or "silence"
 """
 
@@ -20,9 +20,13 @@ def become(title: str, *words: str) -> None:
     os.execv("/proc/self/exe", [title, __file__, *words])  # noqa: S606 - the title is what this is about
 
 
-def listen(port: int) -> None:
+def listen(port: int, address: str = "") -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+    with (
+        socket.create_server((address, port))
+        if address
+        else socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    ) as server:
         print("ready", flush=True)
         while True:
             connection, _ = server.accept()
@@ -60,12 +64,20 @@ def talk(host: str, port: str, source: str = "") -> None:
                 return
 
 
+def take_name() -> None:
+    """As the kernel names a process by its program."""
+    with open("/proc/self/comm", "w") as file:
+        file.write("sshd")
+
+
 if __name__ == "__main__":
+    if sys.argv[1] != "talk":
+        take_name()
     match sys.argv[1:]:
-        case ["listen", port]:
+        case ["listen", port, *address]:
             if sys.orig_argv[0] != LISTENER:
-                become(LISTENER, "listen", port)
-            listen(int(port))
+                become(LISTENER, "listen", port, *address)
+            listen(int(port), *address)
         case ["serve", number]:
             serve(int(number))
         case ["talk", *words]:

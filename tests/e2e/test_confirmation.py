@@ -191,6 +191,19 @@ def test_a_guard_that_was_killed_is_followed_by_another(running: Site) -> None:
     running.wait(lambda: running.reachable, "the operator")
 
 
+def test_a_guard_that_hangs_is_not_needed(running: Site) -> None:
+    running.open(2)
+    running.cut()
+    with running.guard.frozen():
+        running.wait(lambda: running.reachable, "the operator")
+        assert running.outcome is Outcome.EXPIRED
+        running.wait(lambda: running.holds(HARMLESS), "the rules of before")
+        revision = running.store.revision()
+    time.sleep(1)
+    assert running.store.revision() == revision, "the guard that woke up has undone it again"
+    assert running.holds(HARMLESS)
+
+
 def test_apply_starts_a_guard_that_outlives_it(site: Site) -> None:
     """With no controller at all: what was not in the kernel is taken out again."""
     site.write(HARMLESS, CUT)

@@ -113,3 +113,19 @@ def test_udp_flows_are_connections_too(gateway: Gateway, lab: Lab) -> None:
     counts = gateway.count(rule)
     assert counts.matched_packets - counts.dropped_packets == 3
     assert counts.dropped_packets == 3 * 20, "each packet of a flow that was refused asks again"
+
+
+def test_what_does_not_concern_them_leaves_the_count_of_connections_alone(gateway: Gateway, lab: Lab) -> None:
+    (limit,) = gateway.put({"target": CLIENT, "rate": "3 connections", "protocol": "tcp"})
+    with streams.listen(lab.server, PORT), connect(lab, SERVER, count=5) as first:
+        assert first.report().established == 3
+        gateway.put({"target": "10.1.0.77", "action": "allow"})
+        gateway.put({"target": "10.7.0.0/24", "action": "allow", "direction": "to"})
+        gateway.put({"target": "10.7.0.0/20", "action": "allow", "protocol": "udp", "ports": 53})
+        gateway.put({"target": "10.1.0.78", "rate": "9 packets/s", "protocol": "udp", "ports": 53})
+        gateway.put({"target": "10.1.0.79", "action": "block", "protocol": "tcp", "ports": 25})
+        gateway.put({"target": "10.1.0.80", "rate": "3 connections", "protocol": "tcp"})
+        gateway.erase(*(kept.rule for kept in gateway.store.select(limit=1000)[0] if kept.rule.id != limit.id))
+        gateway.wait_until_applied()
+        with connect(lab, SERVER, count=5) as more:
+            assert more.report().established == 0

@@ -152,7 +152,7 @@ def test_a_device_that_is_made_anew_gets_its_tree_back(limited: Gateway, lab: La
 def look(gateway: Gateway) -> Held:
     kernel = gateway.kernel
     structure = kernel.structure()
-    readings = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.rolling)
+    readings = kernel.readings(name for name, ipset in structure.sets.items() if not ipset.lives)
     entries = {name: {key: each.entry for key, each in found.items()} for name, found in readings.items()}
     return Held(structure, entries, kernel.ingress(), kernel.queues().trees)
 

@@ -105,7 +105,7 @@ FLOWS: dict[str, Flow] = {
     "this interface": Flow([limit("10.1.15.1", interface="lan")], ["10.1.15.1"], 100),
     "another interface": Flow([limit("10.1.15.2", interface="wan")], ["10.1.15.2"], None),
     "the safe set": Flow(
-        [{"target": "10.1.16.0/24", "action": "block"}, limit("10.1.16.2")],
+        [{"target": "10.1.16.0/24", "action": "block"}, limit("10.1.16.2", forced_by="root")],
         ["10.1.16.1", "10.1.16.2", "10.1.16.9"],
         RATE + 100,
         each={"10.1.16.1": None, "10.1.16.2": 100, "10.1.16.9": 0},
@@ -154,12 +154,8 @@ FLOWS: dict[str, Flow] = {
         each={"fd00:1::501": None, "fd00:1::502": 0},
     ),
     "six: to a host": Flow([limit(A6, direction="to")], ["fd00:1::601"], 100, destination=A6),
-    "six: by peer": Flow(
-        [limit("fd00:2::b", direction="to", per="peer")],
-        ["fd00:1::701", "fd00:1::702"],
-        200,
-        destination="fd00:2::b",
-        each={"fd00:1::701": 100, "fd00:1::702": 100},
+    "six: by peer, which is a /64": Flow(
+        [limit("fd00:2::b", direction="to", per="peer")], ["fd00:1::701", "fd00:1::702"], 100, destination="fd00:2::b"
     ),
 }
 

@@ -94,12 +94,12 @@ def test_who_speaks_to_the_api_is_safe_and_so_are_gateways_and_servers(gateway: 
     assert streams.ping(lab.gateway, SERVER6, count=2) == 2
 
 
-def test_a_rule_that_names_who_is_safe_hits_nevertheless(gateway: Gateway, lab: Lab) -> None:
-    """As one that is forced does, but for the connection that is open."""
+def test_a_rule_that_was_forced_hits_who_is_safe(gateway: Gateway, lab: Lab) -> None:
+    """But for the connection that is open."""
     with Visitor(lab.client, LAN, source=OPERATOR) as operator:
         operator.say("login")
         wait_for(gateway, OPERATOR, "SSH session")
-        gateway.put({"target": OPERATOR, "action": "block"})
+        gateway.put({"target": OPERATOR, "action": "block", "forced_by": "root"})
         assert operator.say("still here")
         with Visitor(lab.client, LAN, source=OPERATOR) as late:
             assert not late.connected

@@ -86,7 +86,7 @@ def test_it_repairs_what_others_change(lab: Lab, gateway: Gateway) -> None:
 def test_it_shapes_hosts_by_the_program_that_root_has_pinned(lab: Lab, gateway: Gateway) -> None:
     gateway.put({"target": SERVER, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
     assert gateway.class_of(SERVER)
-    assert "nl_root" in lab.gateway.run("tc", "filter", "show", "dev", "wan").stdout
+    assert "nl_lead" in lab.gateway.run("tc", "filter", "show", "dev", "wan").stdout
 
 
 def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) -> None:
@@ -110,7 +110,7 @@ def test_what_root_prepares_is_for_the_controller_alone(
         f"750 {USER} /run/netlimit",
         "640 root /run/netlimit/capabilities.json",
         "750 root /sys/fs/bpf/netlimit",
-        "640 root /sys/fs/bpf/netlimit/nl_root",
+        "640 root /sys/fs/bpf/netlimit/nl_lead",
     ]
     missing = {name: reason for name, reason in json.loads(found).items() if reason and name != "fq_codel"}
     assert list(missing) == (["ifb"] if ingress else [])

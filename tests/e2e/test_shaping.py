@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_interface
 from itertools import chain
 
 import pytest
@@ -25,7 +26,7 @@ OFFERED = 3.0
 SECONDS = 4.0
 AFTER, DURING = 1.0, 2.5
 SAFE = ("10.1.39.0/30",)
-PORT, OTHER_PORT = 9000, 9001
+PORT, OTHER_PORT, DISCARD = 9000, 9001, 9
 PAYLOAD = 1448 / 1514, 1428 / 1514
 """What is left of a frame's bytes for TCP, over IPv4 and over IPv6."""
 
@@ -46,6 +47,14 @@ class Flow:
     @property
     def hosts(self) -> list[str]:
         return sorted({*self.each, *chain(*self.together)})
+
+    @property
+    def blocks(self) -> list[str]:
+        """Whoever gets a class when it first appears."""
+        lengths = {str(rule["per"]) for rule in self.rules if rule.get("per") not in (None, "target")}
+        shaped = [host for host in self.hosts if self.each.get(host, 0) is not None]
+        networks = [ip_interface(host + each.removeprefix("host")).network for each in lengths for host in shaped]
+        return [str(each).removesuffix(f"/{each.max_prefixlen}") for each in networks]
 
 
 FLOWS = {
@@ -93,7 +102,7 @@ FLOWS = {
         {"10.1.38.1": None, "10.1.38.2": 1},
     ),
     "the safe set": Flow(
-        [shape("10.1.39.0/24", per="target"), shape("10.1.39.2", "500 kbit/s")],
+        [shape("10.1.39.0/24", per="target"), shape("10.1.39.2", "500 kbit/s", forced_by="root")],
         {"10.1.39.1": None, "10.1.39.2": 0.5, "10.1.39.9": 1},
     ),
     "policed below its rate": Flow(
@@ -154,6 +163,7 @@ def run(lab: Lab, controller: Gateway) -> Iterator[Run]:
     add_server_addresses(lab, *SENDERS.values())
     controller.put(*(fields for flow in FLOWS.values() for fields in flow.rules))
     assert not controller.drift()
+    show_newcomers(lab, controller)
     sent = {}
     with ExitStack() as stack:
         receivers = {
@@ -168,6 +178,16 @@ def run(lab: Lab, controller: Gateway) -> Iterator[Run]:
     assert all(report.lost == 0 for report in reports.values())
     yield Run(sent, reports)
     controller.clear()
+
+
+def show_newcomers(lab: Lab, controller: Gateway) -> None:
+    """Let those send, or be sent something, who get their class then: what waits before does not count."""
+    new = {block for flow in FLOWS.values() for block in flow.blocks}
+    with ExitStack() as stack:
+        for flow, hosts in parts():
+            if flow.blocks:
+                stack.enter_context(start(lab, replace(flow, port=DISCARD), hosts))
+        controller.wait(lambda: all(map(controller.class_of, new)), "classes of those who are new")
 
 
 def parts() -> Iterator[tuple[Flow, list[str]]]:

@@ -72,3 +72,21 @@ def test_a_budget_that_promised_too_much_says_so_and_holds(gateway: Gateway, lab
         sender.report()
     report = receiver.report()
     assert megabits(report, *hosts, after=0.6, during=3) == pytest.approx(2, rel=MEASURED)
+
+
+def test_a_class_that_somebody_else_gives_its_packets_is_told(gateway: Gateway, lab: Lab) -> None:
+    """What is written behind us holds, whoever wrote it: the rule says so, until that is gone."""
+    rule = ("POSTROUTING", "-o", "wan", "-j", "CLASSIFY", "--set-class", "0:6")
+    lab.gateway.run("iptables-legacy", "-t", "mangle", "-A", *rule)
+    try:
+        gateway.stop()
+        gateway.start()
+        (shaped,) = gateway.add(shape(HOST))
+        assert "CLASSIFY" in gateway.wait_for_state(shaped, State.DEGRADED)
+        assert deliver(lab) > 2
+    finally:
+        lab.gateway.run("iptables-legacy", "-t", "mangle", "-D", *rule)
+    gateway.stop()
+    gateway.launch()
+    gateway.wait_for_state(shaped, State.APPLIED)
+    assert deliver(lab) == pytest.approx(1, rel=MEASURED)

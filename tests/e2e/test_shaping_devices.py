@@ -76,19 +76,16 @@ def show(lab: Lab, device: str) -> str:
     return lab.gateway.run("tc", "qdisc", "show", "dev", device).stdout
 
 
-def test_a_cap_alone_is_a_bucket_and_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -> None:
+def test_a_cap_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -> None:
     gateway.put(shape("0.0.0.0/0", "3 Mbit/s", per="target", interface="wan"))
-    assert gateway.kernel.queues().trees["wan"].kind == "tbf"
     with streams.receive(lab.server) as receiver, offer(lab.client, "", HOST, OTHER, megabits=4, seconds=7.2) as sender:
         began = time.time()
         time.sleep(2.2)
         (host,) = gateway.put(shape(HOST))
         joined = time.time() - began
-        assert gateway.kernel.queues().trees["wan"].kind == "htb"
         time.sleep(2.5)
         left = time.time() - began
         gateway.remove(host)
-        assert gateway.kernel.queues().trees["wan"].kind == "tbf"
         sender.report()
     report = receiver.report()
     both = HOST, OTHER

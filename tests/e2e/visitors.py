@@ -35,10 +35,10 @@ class _Process:
 
 
 class Sshd(_Process):
-    """Listens on a port of a namespace; see `sshd.py`."""
+    """Listens on a port of a namespace, maybe at one address alone; see `sshd.py`."""
 
-    def __init__(self, namespace: Namespace, port: int = 22) -> None:
-        super().__init__(namespace, "listen", str(port))
+    def __init__(self, namespace: Namespace, port: int = 22, address: str = "") -> None:
+        super().__init__(namespace, "listen", str(port), *([address] if address else []))
         assert self.first == "ready"
 
 
@@ -52,6 +52,11 @@ class Visitor(_Process):
     def connected(self) -> bool:
         """Whether the connection came about."""
         return self.first == "connected"
+
+    @property
+    def works(self) -> bool:
+        """Whether all that was said has been answered until now."""
+        return self.connected and self._process.poll() is None
 
     def say(self, word: str) -> bool:
         """Send a line; whether it came back."""

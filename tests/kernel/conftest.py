@@ -79,7 +79,8 @@ def emit(kernel: Kernel) -> Callable[[int, int], None]:
 
     def send(count: int, length: int) -> None:
         if isinstance(kernel, FakeKernel):
-            packet = Packet(ip_address(HERE), ip_address(THERE), out_interface="near", length=length, opens=True)
+            ends = ip_address(HERE), ip_address(THERE)
+            packet = Packet(*ends, port=9, source_port=40_000, out_interface="near", length=length, opens=True)
             for _ in range(count):
                 kernel.trace(packet)
         else:

@@ -325,3 +325,38 @@ def test_chains_of_ours_that_nobody_wants_are_seen(kernel: Kernel) -> None:
     assert ChainId(4, "mangle", "NL-OLD") in kernel.structure().chains
     enforce(kernel, compiled())
     assert observe(kernel) == State()
+
+
+def many_selectors(host: str) -> list[dict[str, object]]:
+    """So many that trees lead to them: ports on either side, ranges that overlap, and devices."""
+    to: dict[str, object] = {"target": host, "direction": "to", "rate": "1000 packets/s"}
+    return [
+        *({**to, "protocol": "udp", "ports": port} for port in range(1, 40)),
+        *({**to, "protocol": "udp", "ports": f"{port}-{port + 30_000}", "per": "target"} for port in range(1, 20)),
+        *({**to, "protocol": "tcp", "source_ports": port, "action": "reject"} for port in range(1, 40)),
+        *({**to, "interface": name} for name in ("near", *(f"nea{n}" for n in range(20)), *"abcdefghij")),
+        *({**to, "protocol": "udp", "ports": 9, "interface": f"n{n}"} for n in range(20)),
+    ]
+
+
+def test_trees_lead_to_the_selector_of_a_packet_and_to_no_other(
+    kernel: Kernel, emit: Callable[[int, int], None]
+) -> None:
+    rules = many_selectors(THERE)
+    compilation = compiled(*rules, *many_selectors("fd00:1::2"))
+    enforce(kernel, compilation)
+    assert observe(kernel) == compilation.state
+    emit(3, 100)
+    counted = {}
+    for number in range(1, len(rules) + 1):
+        name = compilation.sets_of(number)[0]
+        counted[number] = kernel.readings([name])[name][THERE].packets
+    speaking = {"9", *(f"{port}-{port + 30_000}" for port in range(1, 10))}
+    speaks = {
+        number
+        for number, fields in enumerate(rules, 1)
+        if fields.get("interface", "near") == "near" and str(fields.get("ports", "9")) in speaking
+        if "source_ports" not in fields
+    }
+    assert counted == {number: 3 if number in speaks else 0 for number in counted}
+    assert len(speaks) == 11

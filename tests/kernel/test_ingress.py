@@ -40,7 +40,7 @@ class EchoTcp(socketserver.BaseRequestHandler):
 class EchoUdp(socketserver.BaseRequestHandler):
     def handle(self):
         self.request[1].sendto(self.request[0], self.client_address)
-for port in (7, 53, 443):
+for port in (7, 53, 443, 3784, 3785):
     for server, handler in ((Tcp, EchoTcp), (Udp, EchoUdp)):
         threading.Thread(target=server(("::", port), handler).serve_forever, daemon=True).start()
 print("ready", flush=True)
@@ -97,6 +97,20 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
     ethernet = b"\\xff" * 6 + sock.getsockname()[4] + struct.pack("!H", 0x0800)
     for _ in range(3):
         sock.send(bytes(10) + ethernet + packet + bytes(8000))
+"""
+
+
+ADVERTS = """
+import socket, sys, time
+host, protocol, port, hops, count = sys.argv[1], *map(int, sys.argv[2:])
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+limit = (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS) if family == socket.AF_INET6 else (socket.SOL_IP, socket.IP_TTL)
+kind = (socket.SOCK_DGRAM, 0) if protocol == 17 else (socket.SOCK_RAW, protocol)
+with socket.socket(family, *kind) as sock:
+    sock.setsockopt(*limit, hops)
+    for _ in range(count):
+        sock.sendto(bytes(40), (host, port))
+    time.sleep(0.2)  # what comes back is for somebody: nobody says that it is not
 """
 
 
@@ -422,10 +436,24 @@ def test_lanes_tell_protocols_and_ports(network: Network, family: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
+def test_later_fragments_go_where_any_port_of_their_target_goes(network: Network, family: int) -> None:
+    """They tell none: what a rule names does not pass by that. What no rule names does, and what is allowed must say
+    its port."""
+    network.shape(
+        {"allowed-in": {CLIENT[family]: Entry()}, "to": {HOST[family]: to(TWO)}, "dns": {CLIENT[family]: to(ONE)}},
+        IngressLane.copy("allowed", family, "src", "udp", ((443, 443),)),
+        IngressLane("to", family, "dst", "udp", ((443, 443),)),
+        IngressLane("dns", family, "src", "udp", ((53, 53),)),
+    )
+    network.talk("udp", HOST[family], 53, 1, size=4000)
+    assert (network.packets(ONE), network.packets(TWO)) == (3, 0)
+
+
+@pytest.mark.parametrize("family", [4, 6])
 def test_only_the_first_fragment_has_ports(network: Network, family: int) -> None:
     network.shape(
-        {"dns": {CLIENT[family]: to(ONE)}, "rest": {CLIENT[family]: to(TWO)}},
-        IngressLane("dns", family, "src", "udp", ((53, 53),)),
+        {"dns": {HOST[family]: to(ONE)}, "rest": {CLIENT[family]: to(TWO)}},
+        IngressLane("dns", family, "dst", "udp", ((53, 53),)),
         IngressLane("rest", family, "src", "udp"),
     )
     network.talk("udp", HOST[family], 53, 1, size=4000)
@@ -436,7 +464,7 @@ def test_extension_headers_hide_nothing(network: Network) -> None:
     network.shape({"dns": {CLIENT[6]: to(ONE)}}, IngressLane("dns", 6, "src", "udp", ((53, 53),)))
     network.talk("udp", HOST[6], 53, 5, option="padding")
     network.talk("udp", HOST[6], 53, 1, size=4000, option="padding")
-    assert network.packets(ONE) == 6
+    assert network.packets(ONE) == 8
 
 
 def test_neighbours_are_found_however_little_they_may_send(network: Network) -> None:
@@ -445,6 +473,32 @@ def test_neighbours_are_found_however_little_they_may_send(network: Network) -> 
     network.gateway.run("ip", "-6", "neigh", "flush", "dev", "g0")
     network.client("ping", "-n", "-c", "3", "-i", "0.01", HOST[6])
     assert network.readings("all6") == {"::/0": (3, 3 * 104)}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize(
+    ("protocol", "port", "hops", "spared"),
+    [
+        (112, 0, 255, True),
+        (112, 0, 254, False),
+        (89, 0, 1, True),
+        (17, 3784, 255, True),
+        (17, 3784, 254, False),
+        (17, 3785, 254, True),
+        (17, 3785, 255, False),
+        (17, 53, 255, False),
+        (47, 0, 255, False),
+    ],
+)
+def test_what_keeps_gateways_alive_is_not_shaped(
+    network: Network, family: int, protocol: int, port: int, hops: int, spared: bool
+) -> None:
+    network.shape({"all": {CLIENT[family]: to(ONE)}}, IngressLane("all", family, "src"))
+    network.client(sys.executable, "-c", ADVERTS, HOST[family], *map(str, (protocol, port, hops, 20)))
+    counted = network.packets(ONE)
+    assert counted < 20 if spared else counted >= 20, (counted, network.readings("all"))
+    assert network.readings("all")[CLIENT[family]][0] == counted
+    assert counted in range(5) or not spared, "neighbour discovery and answers alone"
 
 
 def test_class_0_lets_pass_and_ends_the_search(network: Network) -> None:

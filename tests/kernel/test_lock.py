@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from netlimit.errors import KernelError
-from netlimit.kernel import linux, lock
+from netlimit.kernel import lock
 
 COUNT = """
 import sys
@@ -55,19 +54,3 @@ def test_what_root_locks_in_the_directory_of_a_controller_belongs_to_that_one(ro
     os.chown(tmp_path, 65534, -1)
     with lock.locked(str(tmp_path / "lock"), "write"):
         assert (tmp_path / "lock").stat().st_uid == 65534
-
-
-def test_a_look_whether_there_is_a_controller_keeps_none_from_starting(
-    root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linux, "LOCKS", tmp_path)
-    kernel = linux.LinuxKernel()
-    held = lock._try_lock(linux._find_lock("controller"), "look")
-    assert held is not None
-    threading.Timer(0.1, os.close, [held]).start()
-    with (
-        kernel.sole(),
-        pytest.raises(KernelError, match="another controller runs here already"),
-        kernel.sole(),
-    ):
-        pytest.fail("two are the controller")

@@ -165,17 +165,6 @@ def test_the_addresses_of_this_host_are_its_own(linux: RemoteKernel) -> None:
     assert {HERE, HERE6, "127.0.0.1", "::1"} <= set(own)
 
 
-def test_only_one_process_writes_at_a_time(linux: RemoteKernel) -> None:
-    namespace = int(linux.run("stat", "-L", "-c", "%i", "/proc/self/ns/net"))
-    with Path(f"/run/netlimit/{namespace}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        threading.Timer(0.4, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
-        begin = time.monotonic()
-        linux.call("exclusive")
-        assert time.monotonic() - begin > 0.3
-    assert not Path(f"/run/netlimit/{namespace}.lock").exists()
-
-
 def test_iptables_of_others_is_waited_for(linux: RemoteKernel) -> None:
     """libiptc takes no lock; a commit without it would undo what another program does at the same time."""
     with Path("/run/xtables.lock").open("a") as lock:

@@ -15,14 +15,18 @@ from dataclasses import replace
 import pytest
 
 from netlimit.errors import KernelError
+from netlimit.htb import size_beside
 from netlimit.kernel import queues, rtnetlink, tc
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import WriteTree, diff, drifted
 from netlimit.state import State
 from netlimit.tree import (
+    BESIDE_HANDLE,
     FIRST_CHILD,
     INGRESS_DEVICE,
     LINE,
+    MANAGEMENT,
+    NEIGHBOURS,
     REST,
     TOP,
     Device,
@@ -30,12 +34,10 @@ from netlimit.tree import (
     QueueClass,
     Queues,
     SavedRoot,
-    TokenBucket,
     Topology,
     Tree,
     Usage,
     alike,
-    alike_bucket,
     classid,
 )
 from tests.kernel.worker import RemoteKernel
@@ -60,6 +62,9 @@ def kernel(untouched: RemoteKernel) -> RemoteKernel:
     untouched.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
     untouched.run("ip", "-batch", "-", stdin="\n".join(lines))
     return untouched
+
+
+BUCKET = "tbf rate 8mbit burst 10000b limit 300000b"
 
 
 def grow(root: int = ROOT) -> Tree:
@@ -117,16 +122,6 @@ def test_every_rate_of_a_class(kernel: RemoteKernel, rate: int, burst: int) -> N
     assert_alike(kernel.queues().trees["near"], tree)
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("burst", [1_600, 12_345, 250_000])
-def test_every_rate_of_a_bucket(kernel: RemoteKernel, rate: int, burst: int) -> None:
-    bucket = TokenBucket(rate, burst, limit=300_000)
-    kernel.apply(plant(Tree(ROOT, cap=bucket)))
-    found = kernel.queues().trees["near"]
-    assert (found.handle, found.classes, found.children) == (ROOT, {}, {})
-    assert alike_bucket(bucket, found.cap), f"{bucket} became {found.cap}"
-
-
 # -- changed --------------------------------------------------------------------------------------------------------
 
 
@@ -169,16 +164,15 @@ def test_a_class_goes_with_all_that_hangs_on_it(kernel: RemoteKernel) -> None:
     assert kernel.queues().trees["near"] == Tree(ROOT)
 
 
-def test_a_bucket_becomes_a_tree_and_a_bucket_again(kernel: RemoteKernel) -> None:
-    bucket = Tree(OTHER, cap=TokenBucket(10**6, 10_000, 300_000))
-    kernel.apply(plant(bucket))
-    kernel.apply(plant(grow()))
-    assert_alike(kernel.queues().trees["near"], grow())
-    kernel.apply(plant(bucket))
-    assert alike_bucket(bucket.cap, kernel.queues().trees["near"].cap)
-    faster = replace(bucket, cap=TokenBucket(2 * 10**6, 20_000, 300_000))
-    kernel.apply(plant(faster))
-    assert alike_bucket(faster.cap, kernel.queues().trees["near"].cap)
+def test_a_bucket_that_an_earlier_version_made_of_a_cap_makes_way_for_a_tree_and_goes(kernel: RemoteKernel) -> None:
+    plain = ("tc", "qdisc", "replace", "dev", "near", "root", "handle", f"{OTHER:x}:", *BUCKET.split())
+    for wanted in (State(trees={"near": grow()}), State()):
+        kernel.run(*plain)
+        found = kernel.queues()
+        assert (found.trees.keys(), found.foreign) == ({"near"}, {})
+        for step in diff(wanted, State(trees=found.trees)).steps:
+            kernel.apply(step)
+        assert drifted(wanted.trees, kernel.queues().trees) is None
 
 
 def test_a_tree_takes_the_place_of_another(kernel: RemoteKernel) -> None:
@@ -449,17 +443,6 @@ def test_what_waits_stays_when_the_rate_changes(kernel: RemoteKernel) -> None:
     assert kernel.usages("near")[host].dropped == 0
 
 
-def test_what_a_bucket_counts(kernel: RemoteKernel) -> None:
-    kernel.apply(plant(Tree(ROOT, cap=TokenBucket(1_000, 2_000, 10_000))))
-    send(kernel, 20, 0)
-    usages = kernel.usages("near")
-    assert usages.keys() == {classid(ROOT, 0)}
-    usage = usages[classid(ROOT, 0)]
-    assert usage.packets + usage.dropped + usage.queued_packets == 20
-    assert usage.queued_bytes <= 10_000
-    assert usage.dropped > 0
-
-
 # -- a root that takes the place of another -------------------------------------------------------------------------
 
 
@@ -484,13 +467,12 @@ def test_without_a_new_root_all_comes_in_one_go() -> None:
     assert rest == step
 
 
-def test_a_host_without_tc_is_told_so_whatever_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_tc_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "find_index", lambda device: 1)
     monkeypatch.setattr(queues, "read_root", lambda index: None)
     monkeypatch.setenv("PATH", "")
-    for tree in (grow(), Tree(ROOT, cap=TokenBucket(10**6, 10_000, 300_000))):
-        with pytest.raises(KernelError, match="install the package iproute2"):
-            tc.write_tree(plant(tree))
+    with pytest.raises(KernelError, match="install the package iproute2"):
+        tc.write_tree(plant(grow()))
 
 
 FLOOD = f"""
@@ -513,7 +495,7 @@ bucket, tree, flood, cap = pickle.load(sys.stdin.buffer)
 sender = subprocess.Popen([sys.executable, "-c", flood])
 try:
     for _ in range(7):
-        tc.write_tree(bucket)
+        subprocess.run(["tc", "qdisc", "replace", "dev", "near", "root", "handle", *bucket.split()], check=True)
         time.sleep(0.1)
         began, before = time.monotonic(), count_arrived()
         tc.write_tree(tree)
@@ -525,13 +507,14 @@ finally:
 
 
 def test_the_cap_stands_while_a_bucket_becomes_a_tree(kernel: RemoteKernel) -> None:
-    """In most of several attempts: between two lines of one process others can still come in."""
+    """As it does when an earlier version is followed by this one; in most of several attempts: between two lines of
+    one process others can still come in."""
     cap = 10**6
     classes = dict(grow().classes)
     for name in (classid(ROOT, TOP), classid(ROOT, REST)):
         classes[name] = classes[name]._replace(rate=cap, ceil=cap, burst=10_000, cburst=10_000)
     tree = replace(grow(), classes=classes)
-    bucket = plant(Tree(OTHER, cap=TokenBucket(cap, 10_000, 100_000)))
+    bucket = f"{OTHER:x}: tbf rate {8 * cap}bit burst 10000b limit 100000b"
     done = subprocess.run(
         ["ip", "netns", "exec", kernel.namespace, sys.executable, "-c", CHANGE],
         input=pickle.dumps((bucket, plant(tree), FLOOD, cap)),
@@ -540,6 +523,86 @@ def test_the_cap_stands_while_a_bucket_becomes_a_tree(kernel: RemoteKernel) -> N
     )
     excess = [int(line) for line in done.stdout.split()]
     assert statistics.median(excess) < 150_000, f"bytes beyond the cap: {excess}"
+
+
+# -- beside the cap -------------------------------------------------------------------------------------------------
+
+FRAME = """
+import socket, sys
+device, protocol, priority, count = sys.argv[1], int(sys.argv[2], 16), int(sys.argv[3], 16), int(sys.argv[4])
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+sock.setsockopt(socket.SOL_SOCKET, 12, priority)  # SO_PRIORITY
+sock.bind((device, protocol))
+for _ in range(count):
+    sock.send(bytes.fromhex("ffffffffffff02000000000a") + protocol.to_bytes(2, "big") + bytes(46))
+"""
+
+
+@pytest.fixture
+def capped(kernel: RemoteKernel) -> RemoteKernel:
+    """`near` is a port of a bridge, and has a cap."""
+    for line in (
+        "link add bridge0 type bridge",
+        "link add in type veth peer name in-peer",
+        "link set near master bridge0",
+    ):
+        kernel.run("ip", *line.split())
+    for device in ("bridge0", "in", "in-peer"):
+        kernel.run("ip", "link", "set", device, "up")
+    kernel.run("ip", "link", "set", "in", "master", "bridge0")
+    top = HOLDER._replace(parent=classid(ROOT, 0), rate=10**6, ceil=10**6)
+    beside = {classid(ROOT, minor): each for minor, each in size_beside(classid(ROOT, 0), 10**6, 250, "pfifo").items()}
+    rest = {classid(ROOT, TOP): top, classid(ROOT, REST): HOST._replace(parent=classid(ROOT, TOP))}
+    kernel.apply(plant(Tree(ROOT, classes={**rest, **beside})))
+    return kernel
+
+
+def count_classes(kernel: RemoteKernel) -> dict[int, int]:
+    return {number & 0xFFFF: usage.packets for number, usage in kernel.usages("near").items() if usage.packets}
+
+
+@pytest.mark.parametrize(
+    ("device", "protocol", "priority", "minor"),
+    [
+        ("near", 0x0806, 0, NEIGHBOURS),
+        ("bridge0", 0x0806, 0, NEIGHBOURS),
+        ("near", 0x88CC, 0, NEIGHBOURS),
+        ("near", 0x88B5, 0, REST),
+        ("near", 0x0800, classid(BESIDE_HANDLE, MANAGEMENT), MANAGEMENT),
+        ("near", 0x0800, classid(BESIDE_HANDLE, 0x1000), REST),
+        ("near", 0x0800, 0x70000001, REST),
+        ("in-peer", 0x0806, 0, REST),
+        ("in-peer", 0x0806, classid(BESIDE_HANDLE, MANAGEMENT), REST),
+    ],
+    ids=[
+        *("ARP", "ARP from the bridge", "LLDP", "anything else", "management", "no class beside the cap"),
+        *("no child", "ARP of others on the bridge", "what others would have"),
+    ],
+)
+def test_what_stands_beside_a_cap(capped: RemoteKernel, device: str, protocol: int, priority: int, minor: int) -> None:
+    """What the host itself sends, and nothing that comes in by another device."""
+    before = count_classes(capped)
+    capped.run("python3", "-c", FRAME, device, f"{protocol:x}", f"{priority:x}", "40")
+    after = count_classes(capped)
+    grown = {number: after[number] - before.get(number, 0) for number in after if number != TOP}
+    assert {number for number, count in grown.items() if count >= 40} == {minor}
+
+
+def test_without_its_filter_nothing_stands_beside_a_cap_and_that_is_drift(capped: RemoteKernel) -> None:
+    """Nor with the one that an earlier version has left."""
+    wanted = capped.queues().trees
+    where = "dev near parent 6e01: protocol all prio 1 handle 1 bpf bytecode"
+    for earlier in (False, True):
+        capped.run("tc", "filter", "del", "dev", "near", "parent", "6e01:")
+        if earlier:
+            capped.run("tc", "filter", "add", *where.split(), "1,6 0 0 4294967295,")
+        found = capped.queues().trees
+        assert drifted(wanted, found) == "near"
+        for step in diff(State(trees=wanted), State(trees=found)).steps:
+            capped.apply(step)
+        assert drifted(wanted, capped.queues().trees) is None
+        capped.run("python3", "-c", FRAME, "near", "806", "0", "40")
+    assert count_classes(capped)[NEIGHBOURS] >= 80
 
 
 # -- what the kernel answers ----------------------------------------------------------------------------------------

@@ -22,15 +22,17 @@ from netlimit.plan import Step, WriteIngress, WriteTree, diff, drifted
 from netlimit.rules import Rule
 from netlimit.state import Entry, State
 from netlimit.tree import (
+    BESIDE,
     FIRST_CHILD,
     INGRESS_DEVICE,
+    NEIGHBOURS,
     TOP,
     Leaf,
     QueueClass,
     SavedRoot,
-    TokenBucket,
     Tree,
     classid,
+    is_beside,
 )
 from tests.kernel.worker import RemoteKernel
 from tests.unit import shapes
@@ -39,7 +41,6 @@ from tests.unit.shapes import HOME, Gateway, gateway_facts, histories, shape
 ROOT = 0x6E02
 CLIENTS = ("10.1.0.2", "10.1.0.3", "10.1.0.9", "10.1.1.2", "10.1.9.9", "fd00:1::2", "fd00:1::3")
 SERVERS = ("10.2.0.2", "fd00:2::2")
-CAP = Tree(ROOT + 1, TokenBucket(1_250_000, 8_028, 250_000))
 HOST = QueueClass(classid(FIRST_CHILD, TOP), 125_000, 125_000, 3_528, 3_528, 1_514, Leaf("pfifo", 32))
 FACTS = replace(gateway_facts, capabilities={"fq_codel": "not every kernel has it."})
 
@@ -138,14 +139,17 @@ def test_a_tree_is_read_back_and_writing_it_again_is_no_error(kernel: Kernel) ->
         assert kernel.usages("lan").keys() == gateway.kernel.trees["lan"].classes.keys()
 
 
-def test_a_bucket_is_read_back_and_makes_way_for_a_tree_and_comes_back(kernel: Kernel) -> None:
-    gateway = settle(HOSTS)
-    bucket = WriteTree("lan", CAP.handle, CAP)
-    for step, trees in ((bucket, {"lan": CAP}), (plant(gateway), gateway.kernel.trees), (bucket, {"lan": CAP})):
-        for _ in range(2):
-            kernel.apply(step)
-            assert drifted(trees, kernel.queues().trees) is None
-    assert kernel.usages("lan").keys() == {classid(CAP.handle, 0)}
+def test_a_cap_is_read_back_with_what_stands_beside_it_and_goes(kernel: Kernel) -> None:
+    gateway = settle([*HOSTS, shape(9, "0.0.0.0/0", "8 kbit/s", per="target", interface="lan")])
+    trees = gateway.kernel.trees
+    assert {number & 0xFFFF for number in trees["lan"].classes if is_beside(number)} == set(BESIDE)
+    for _ in range(2):
+        kernel.apply(plant(gateway))
+        assert drifted(trees, kernel.queues().trees) is None
+    without = settle(HOSTS).kernel.trees
+    for step in diff(State(trees=without), State(trees=kernel.queues().trees)).steps:
+        kernel.apply(step)
+    assert drifted(without, kernel.queues().trees) is None
 
 
 def test_classes_come_change_and_go_and_doing_it_twice_is_no_error(kernel: Kernel) -> None:
@@ -391,13 +395,13 @@ def test_packets_wait_in_the_same_class_in_both(linux: RemoteKernel) -> None:
 
 
 def _passing(kernel: RemoteKernel, device: str, host: str, port: int) -> int | None:
-    """The class at the end of the way of a packet that the gateway sends."""
+    """The class at the end of the way of a packet that the gateway sends; it may have to find its neighbour first."""
     before = kernel.usages(device)
     family, kind = "AF_INET6" if ":" in host else "AF_INET", "SOCK_DGRAM"
     send = f"import socket as s; s.socket(s.{family}, s.{kind}).sendto(bytes(7), ('{host}', {port}))"
     kernel.run("python3", "-c", send)
     tree, after = kernel.queues().trees[device], kernel.usages(device)
     counted = [number for number, usage in after.items() if usage.packets > before[number].packets]
-    ends = [n for n in counted if tree.cap or (n in tree.classes and tree.classes[n].leaf)]
+    ends = [n for n in counted if n in tree.classes and tree.classes[n].leaf and n & 0xFFFF != NEIGHBOURS]
     assert len(ends) <= 1
     return ends[0] if ends else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,22 @@ MADE: dict[str, tuple[list[str], list[str]]] = {
     "hashlimit table": (
         [f"iptables-legacy -t mangle -A {' '.join(HASHLIMIT)}", "SEND"],
         [f"iptables-legacy -t mangle -D {' '.join(HASHLIMIT)}"],
+    ),
+    "source routes": (
+        ["sysctl -q -w net.ipv4.conf.all.accept_source_route=1"],
+        ["sysctl -q -w net.ipv4.conf.all.accept_source_route=0"],
+    ),
+    "packet priority": (
+        ["iptables-nft -t mangle -A FORWARD -j CLASSIFY --set-class 0:6"],
+        ["nft flush ruleset"],
+    ),
+    "copied packets": (
+        ["iptables-legacy -t mangle -A PREROUTING -i near -j TEE --gateway 192.0.2.7"],
+        ["iptables-legacy -t mangle -F PREROUTING"],
+    ),
+    "SYNPROXY": (
+        ["iptables-legacy -A FORWARD -i near -p tcp -m conntrack --ctstate UNTRACKED -j SYNPROXY --mss 1460"],
+        ["iptables-legacy -F FORWARD"],
     ),
     "bridge": (["ip link add name br0 type bridge"], ["ip link del br0"]),
 }
@@ -130,3 +147,26 @@ def wait_for(come: Callable[[], bool]) -> None:
             return
         subprocess.run(["sleep", "0.01"], check=True)
     pytest.fail("it did not come")
+
+
+JOIN = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+index = socket.if_nametoindex("near").to_bytes(4, sys.byteorder)
+sock.setsockopt(0, 35, socket.inet_aton("224.0.0.18") + bytes(4) + index)  # IP_ADD_MEMBERSHIP
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_routers_say_is_named_while_somebody_listens(linux: RemoteKernel) -> None:
+    assert "other routers" not in found(linux)
+    command = ["ip", "netns", "exec", linux.namespace, sys.executable, "-c", JOIN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listening:
+        assert listening.stdout is not None
+        assert listening.stdout.readline() == b"ready\n"
+        (finding,) = (each for each in find_conflicts(linux.survey()) if each.name == "other routers")
+        assert "VRRP (near)" in finding.what
+        assert not is_serious(finding)
+        listening.communicate()
+    assert "other routers" not in found(linux)

@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
-from netlimit.kernel.base import Addresses, HostFacts, Reading
+from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.linux import LinuxKernel
+from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
@@ -63,8 +64,11 @@ class RemoteKernel:
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
-    def probe(self, mark_mask: int) -> HostFacts:
-        return self.call("probe", mark_mask)
+    def probe(self) -> HostFacts:
+        return self.call("probe")
+
+    def marks(self, patience: float = 30.0) -> MarkUse:
+        return self.call("marks", patience)
 
     def survey(self, thorough: bool = True) -> HostReport:
         return self.call("survey", thorough)
@@ -72,11 +76,20 @@ class RemoteKernel:
     def addresses(self) -> Addresses:
         return self.call("addresses")
 
+    def connections(self, ports: Any) -> list[Connection]:
+        return self.call("connections", list(ports))
+
     def structure(self) -> Structure:
         return self.call("structure")
 
     def readings(self, names: Any) -> dict[str, dict[str, Reading]]:
         return self.call("readings", list(names))
+
+    def leftovers(self) -> tuple[str, ...]:
+        return self.call("leftovers")
+
+    def peers(self, names: Any) -> dict[str, int]:
+        return self.call("peers", list(names))
 
     def topology(self) -> Topology:
         return self.call("topology")

@@ -44,7 +44,7 @@ class Table:
         self.revision += 1
         self.documents[domain] = LimitDocument(domain, document, content_type, self.revision, NOW, NOW, "ann")
 
-    def limits_revision(self) -> int:
+    def limits_identity(self) -> int:
         if self.away:
             raise StoreError("The database does not answer.")
         return self.revision

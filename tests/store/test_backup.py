@@ -14,7 +14,7 @@ from alembic import command
 from sqlalchemy import select, text
 
 from netlimit.records import Counts, HostStatus, RuleCounters
-from netlimit.store import Damaged, InUse, NoBackup, Store
+from netlimit.store import Damaged, InUse, NoBackup, Store, open_replica
 from netlimit.store.backup import Label, _seal
 from netlimit.store.engine import Database
 from netlimit.store.migrate import alembic_config
@@ -284,3 +284,36 @@ def test_a_damaged_database_is_put_aside(tmp_path: Path, sqlite_store: Store, ba
     aside = path.with_name("netlimit.db.damaged-20300506T070809")
     assert aside.read_bytes() == damaged
     assert restored.aside == aside
+
+
+def test_that_a_rule_was_forced_is_kept_and_comes_back_only_if_somebody_says_so(
+    store: Store, other: Store, file: Path, tmp_path: Path
+) -> None:
+    (kept,) = store.add([replace(rule("10.0.0.7", action="block"), forced_by="alice")], "test", NOW)
+    store.change(kept.id, lambda before: replace(before, comment="why"), "test", NOW)
+    revision = store.revision()
+    store.remove(kept.id, "test", NOW)
+    store.open_window(60, "test", NOW, revision)
+    store.abandon("test", NOW)
+    found = store.find(kept.id)
+    assert found is not None
+    assert found.rule.forced_by == "alice", "by the undo of a change, of a removal, and by a window"
+    copy = open_replica(tmp_path / "copy", "gw1")
+    copy.follow(store)
+    assert [each.forced_by for each in copy.load("gw1")[1]] == ["alice"]
+    copy.close()
+
+    store.back_up(file, NOW)
+    with pytest.raises(InUse, match="that alice has forced, and that would hit who is safe; use --force"):
+        other.restore(file, "test", NOW)
+    assert other.select()[1] == 0
+    other.restore(file, "test", NOW, force=True)
+    assert [each.rule.forced_by for each in other.select()[0]] == ["alice"]
+
+
+def test_a_disabled_rule_that_was_forced_comes_back_by_itself(store: Store, other: Store, file: Path) -> None:
+    forced = replace(rule("10.0.0.7", action="block"), forced_by="alice", enabled=False)
+    store.add([forced], "test", NOW)
+    store.back_up(file, NOW)
+    other.restore(file, "test", NOW)
+    assert [each.rule.forced_by for each in other.select()[0]] == ["alice"]

@@ -230,11 +230,13 @@ def test_a_busy_database_is_said(store: Store, path: Path) -> None:
         ("sqlite://", "SQLite needs a file"),
         ("sqlite:///:memory:", "SQLite needs a file"),
         ("postgresql+nodriver://h/d", "is not installed"),
+        ("postgresql://netlimit:one@hidden@192.0.2.1/d", "more than one @ before its host; write an @ .* as %40"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_said(url: str, words: str) -> None:
-    with pytest.raises(StoreError, match=words):
+    with pytest.raises(StoreError, match=words) as caught:
         Store(url)
+    assert "hidden" not in str(caught.value)
 
 
 def test_a_server_that_does_not_answer_is_said_without_the_password(tmp_path: Path) -> None:

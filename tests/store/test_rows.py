@@ -6,10 +6,11 @@ from ipaddress import IPv4Network, IPv6Network
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netlimit.malformed import Malformed, find_flaw
 from netlimit.rates import parse_rate
 from netlimit.rules import Action, Direction, OnFailure, PortRange, Protocol, Rule, Selector, Target
+from netlimit.store.columns import EPOCH, Moment, to_microseconds
 from netlimit.store.rows import RULE_COLUMNS, WRITTEN_COLUMNS, from_row, to_fields, to_row, with_number
-from netlimit.store.tables import EPOCH, Moment, to_microseconds
 from tests.store.examples import NOW, rule
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -72,7 +73,13 @@ def as_read(row: tuple[object, ...]) -> list[object]:
 def test_a_rule_comes_back_from_its_row(kept: Rule) -> None:
     row = to_row(kept)
     assert len(row) == len(WRITTEN_COLUMNS)
-    assert from_row(as_read(row)) == kept
+    read = from_row(as_read(row))
+    if find_flaw(kept) or kept.expires_at == EPOCH:  # nobody could have kept it
+        assert isinstance(read, Malformed)
+        assert (read.id, read.revision, read.hosts) == (kept.id, kept.revision, kept.hosts)
+        assert to_row(read)[:14] == row[:14]
+    else:
+        assert read == kept
     assert row[-1] == kept.identity
     assert row[2] == str(kept.target)
 

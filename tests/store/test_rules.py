@@ -142,14 +142,14 @@ def targets(store: Store, **filters: object) -> list[str]:
 def test_rules_around_an_address(store: Store) -> None:
     for target in ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "10.1.2.0/25", "10.1.2.128/25", "::/0"):
         keep(store, target, per="target" if target.endswith("32") is False else "host")
-    for target in ("2001:db8::/32", "2001:db8::1/128", "::a01:203/128"):
+    for target in ("2001:db8::/32", "2001:db8::1/128", "64:ff9b::a01:203/128"):
         keep(store, target, per="target" if target.endswith("32") else "host")
     around = ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "10.1.2.0/25"]
     assert targets(store, contains="10.1.2.3") == around
     assert targets(store, contains="10.1.2.0/24") == around[:3]
     assert targets(store, contains="11.0.0.0") == ["0.0.0.0/0"]
     assert targets(store, contains="2001:db8::1") == ["::/0", "2001:db8::/32", "2001:db8::1/128"]
-    assert targets(store, contains="::10.1.2.3") == ["::/0", "::a01:203/128"]
+    assert targets(store, contains="64:ff9b::10.1.2.3") == ["::/0", "64:ff9b::a01:203/128"]
     with pytest.raises(RuleError, match="is no address"):
         store.select(contains="router")
 

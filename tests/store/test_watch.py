@@ -66,7 +66,7 @@ def test_waiting_ends_when_something_is_written(store: Store, watch: Watch) -> N
     began = time.monotonic()
     later.start()
     assert watch.wait(10)
-    assert 0.15 < time.monotonic() - began < 2
+    assert 0.15 < time.monotonic() - began < 8
     later.join()
     assert len(store.select()[0]) == 1
 
@@ -74,7 +74,7 @@ def test_waiting_ends_when_something_is_written(store: Store, watch: Watch) -> N
 def test_waiting_ends_after_its_time(watch: Watch) -> None:
     began = time.monotonic()
     assert not watch.wait(0.2)
-    assert 0.2 <= time.monotonic() - began < 1
+    assert 0.2 <= time.monotonic() - began < 8
 
 
 def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: Postgres, migrated: str) -> None:
@@ -93,8 +93,8 @@ def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: P
 
 def test_watching_costs_little(sqlite_store: Store) -> None:
     watch = sqlite_store.watch()
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(1000):
         watch.changed()
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
     watch.close()

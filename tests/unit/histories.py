@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from netlimit.compile import Compilation
 from netlimit.errors import KernelError
-from netlimit.kernel.base import observe
+from netlimit.kernel.base import Addresses, observe
 from netlimit.kernel.fake import FakeKernel
+from netlimit.limits import Facts
 from netlimit.plan import Plan, diff
 from netlimit.rules import Rule
+from netlimit.state import ChainRule, Chains, Structure
 from tests.unit.strategies import TARGETS, facts, rule_sets, rules
 
 
@@ -41,7 +43,7 @@ def changes(draw: Callable[..., object], targets: tuple[str, ...] = TARGETS, mos
 
 def frozen_kernel() -> FakeKernel:
     """A kernel whose clock stands still: buckets do not fill."""
-    return FakeKernel(now=lambda: 0.0)
+    return FakeKernel(now=lambda: 0.0, where=Addresses(tuple(facts.own), ()))
 
 
 def bring(compilation: Compilation, rules: list[Rule]) -> None:
@@ -54,8 +56,14 @@ def bring(compilation: Compilation, rules: list[Rule]) -> None:
 
 
 def plan_for(compilation: Compilation, kernel: FakeKernel) -> Plan:
+    """What a kernel tells of its chains is text."""
     found = observe(kernel)
-    return diff(compilation.state, found, compilation.transition(found.structure))
+    told = Structure(found.structure.sets, _tell(found.structure.chains), _tell(found.structure.hooks))
+    return diff(compilation.state, replace(found, structure=told), compilation.transition(told))
+
+
+def _tell(chains: Chains) -> Chains:
+    return {where: tuple(ChainRule(rule.text) for rule in rules) for where, rules in chains.items()}
 
 
 def apply(plan: Plan, kernel: FakeKernel) -> None:
@@ -63,7 +71,7 @@ def apply(plan: Plan, kernel: FakeKernel) -> None:
         kernel.apply(step)
 
 
-def settled(rules: list[Rule]) -> tuple[Compilation, FakeKernel]:
+def settled(rules: list[Rule], facts: Facts = facts) -> tuple[Compilation, FakeKernel]:
     """A compilation, and a kernel that holds it."""
     compilation, kernel = Compilation(facts), frozen_kernel()
     bring(compilation, rules)

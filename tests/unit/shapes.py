@@ -57,9 +57,10 @@ def shaping_rules(draw: Callable[..., object]) -> Rule:
     fields["direction"] = draw(st.sampled_from(["to", "to", "to", "from"]))
     fields.update(draw(st.sampled_from(SELECTORS)))  # type: ignore[call-overload]
     fields.update(draw(st.sampled_from([{}, {}, {"ceil": "10 Mbit/s"}, {"burst": "50 kB"}])))  # type: ignore[call-overload]
+    forced_by = draw(st.sampled_from([None, None, "root"]))
     for per in draw(st.permutations(["host", "target", "/24", "/31", "/1"])):  # type: ignore[attr-defined]
         try:
-            return parse_rule({**fields, "per": per}, NOW)
+            return replace(parse_rule({**fields, "per": per}, NOW), forced_by=forced_by)
         except RuleError:  # no such block in the target
             continue
     raise AssertionError("`per: target` always works")
@@ -223,8 +224,6 @@ class Gateway:
                 labels[number]: (labels.get(each.parent, "none"), each._replace(parent=0))
                 for number, each in tree.classes.items()
             }
-            if tree.cap:
-                trees[name][str(tree.cap)] = ("", QueueClass(0, 0, 0, 0, 0, 0))
         places = {
             (traffic.lane.name, target): (place.rule.id, place.learns)
             for traffic in self.traffics

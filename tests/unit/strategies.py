@@ -18,8 +18,8 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 OWN = {4: ("10.1.0.1", "10.2.0.1"), 6: ("fd00:1::1", "fd00:2::1")}
 """The gateway, on `lan` and `wan`."""
-SAFE = ("10.1.9.0/24", "10.2.0.9", "fd00:1::9")
-"""What no rule may touch."""
+SAFE = ("10.1.9.0/24", "10.2.0.9", "10.2.0.0/31", "fd00:1::9", "fd00:2::/127")
+"""What no rule may touch; some networks hold an address of the gateway's own."""
 INSIDE = {
     4: ("10.1.0.2", "10.1.0.3", "10.1.1.2", "10.1.9.9", "10.77.0.5"),
     6: ("fd00:1::2", "fd00:1::3", "fd00:1:0:1::2", "fd00:1::9"),
@@ -59,6 +59,8 @@ LIMITS: tuple[dict[str, object], ...] = (
     {"rate": "1 connections"},
     {"rate": "2 connections"},
 )
+MARKS = (0, 0, 7, 0x1000000, 0x2000000, 0x2000007, 0xFE000000, 0xFF000000, 0xFFFFFFFF)
+"""What others may have written on a packet."""
 EXHAUSTING = 4
 """A packet that is sent once more than this has found every bucket of LIMITS empty."""
 
@@ -73,14 +75,15 @@ def rules(draw: Callable[..., object], targets: tuple[str, ...] = TARGETS) -> Ru
     fields.update(draw(st.sampled_from(SELECTORS)))
     action = draw(st.sampled_from(["drop", "drop", "drop", "reject", "observe", "allow", "block"]))
     fields["action"] = action
+    forced_by = draw(st.sampled_from([None, None, "root"]))
     if action in ("allow", "block"):
-        return parse_rule(fields, NOW)
+        return replace(parse_rule(fields, NOW), forced_by=forced_by)
     fields.update(draw(st.sampled_from(LIMITS)))
     if fields.get("protocol") == "icmp" and "connections" in str(fields["rate"]):
         fields["rate"] = "1 packets/min"
     for per in draw(st.permutations(["host", "target", "peer", _block(str(fields["target"]))])):
         try:
-            return parse_rule({**fields, "per": per}, NOW)
+            return replace(parse_rule({**fields, "per": per}, NOW), forced_by=forced_by)
         except RuleError:  # more buckets than the kernel holds, or peers of everything
             continue
     raise AssertionError("`per: target` always works")
@@ -140,8 +143,17 @@ def packets(draw: Callable[..., object]) -> Packet:
         length=1500,
         opens=opens,
         icmp_type=draw(st.sampled_from([128, 128, 135])),
+        hop_limit=draw(st.sampled_from([64, 255])),
         established=here and (enters is None or bool(draw(st.booleans()))),
+        mark=draw(st.sampled_from(MARKS)),
     )
+
+
+def show_connection(packet: Packet) -> str:
+    """The connection with this host that a packet belongs to, as a set has it."""
+    if packet.out_interface is None:
+        return f"{packet.src},tcp:{packet.source_port},{packet.dst}"
+    return f"{packet.dst},tcp:{packet.port},{packet.src}"
 
 
 def _block(target: str) -> str:

@@ -30,10 +30,12 @@ TWIN = """table ip filter {
 }
 """
 OTHER = "table ip filter {\n\tchain forward {\n\t\ttype filter hook forward priority filter;\n\t}\n}\n"
+PRIORITY = "table ip q {\n\tchain voip {\n\t\ttype filter hook forward priority 0;\n\t\tmeta priority set 0:6\n\t}\n}\n"
 
 CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(programs=frozenset({"firewalld"})), "firewalld", Severity.NOTE, "FirewallBackend=nftables"),
     (HostReport(programs=frozenset({"dockerd"})), "docker", Severity.NOTE, "/etc/docker/daemon.json"),
+    (HostReport(programs=frozenset({"keepalived"})), "other routers", Severity.NOTE, "keepalived runs here"),
     (HostReport(flushing=("/etc/nftables.conf",)), "flush ruleset", Severity.NOTE, "flush table"),
     (HostReport(saved=("/etc/iptables/rules.v4",)), "saved rules", Severity.SERIOUS, "grep -v NL-"),
     (HostReport(enabled=("netfilter-persistent.service",)), "restored rules", Severity.NOTE, "after it"),
@@ -41,6 +43,26 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(nftables=TWIN, legacy=("-A FORWARD -j DROP",)), "two kinds of iptables", Severity.WARNING, "one kind"),
     (HostReport(nftables=FLOWTABLE), "flow offload", Severity.SERIOUS, "on lan, wan"),
     (HostReport(legacy=("-A FORWARD -j FLOWOFFLOAD --hw",)), "flow offload", Severity.SERIOUS, "FLOWOFFLOAD"),
+    (HostReport(legacy=("-A POSTROUTING -j CLASSIFY --set-class 0:6",)), "packet priority", Severity.WARNING, "CLASS"),
+    (HostReport(legacy=("-A PREROUTING -j NOTRACK",)), "untracked packets", Severity.SERIOUS, "NOTRACK"),
+    (HostReport(legacy=("-A OUTPUT -p udp -j CT --notrack",)), "untracked packets", Severity.SERIOUS, "--notrack"),
+    (HostReport(nftables="\tudp dport 53 counter notrack\n"), "untracked packets", Severity.SERIOUS, "dport 53"),
+    (HostReport(legacy=("-A PREROUTING -j CT --zone mark",)), "connection zones", Severity.SERIOUS, "--zone mark"),
+    (HostReport(legacy=("-A PREROUTING -j CT --zone-orig 3",)), "connection zones", Severity.SERIOUS, "in each zone"),
+    (HostReport(nftables="\tct original zone set 3\n"), "connection zones", Severity.SERIOUS, "zone set 3"),
+    (HostReport(nftables="\tcounter xt target CT\n"), "connection zones", Severity.SERIOUS, "target CT"),
+    (
+        HostReport(legacy=("-A PREROUTING -j TEE --gateway 10.66.0.9",)),
+        "copied packets",
+        Severity.SERIOUS,
+        "TEE",
+    ),
+    (HostReport(nftables='\tdup to 10.66.0.9 device "mir"\n'), "copied packets", Severity.SERIOUS, "dup to 10.66.0.9"),
+    (HostReport(nftables='\tcounter packets 0 xt target "TEE"\n'), "copied packets", Severity.SERIOUS, "xt target"),
+    (HostReport(legacy=("-A FORWARD -j SYNPROXY --mss 1460",)), "SYNPROXY", Severity.SERIOUS, "twice"),
+    (HostReport(nftables="\ttcp dport 80 synproxy mss 1460 wscale 7\n"), "SYNPROXY", Severity.SERIOUS, "dport 80"),
+    (HostReport(ahead={"lan": "u32, pref 10"}), "ingress filter", Severity.SERIOUS, "lan (u32, pref 10)"),
+    (HostReport(nftables=PRIORITY), "packet priority", Severity.WARNING, "chain voip of nftables"),
     (HostReport(offloading=("eth0",)), "hardware offload", Severity.WARNING, "ethtool -K eth0 hw-tc-offload off"),
     (HostReport(connections=Fill(95, 100)), "connection table", Severity.SERIOUS, "nf_conntrack_max=200"),
     (
@@ -51,17 +73,23 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     ),
     (HostReport(sets={"nl-a": Fill(95, 100)}), "set size", Severity.WARNING, "NETLIMIT_SET_SIZE"),
     (HostReport(sets={"nl-a": Fill(100, 100)}), "set size", Severity.SERIOUS, "NETLIMIT_SET_SIZE"),
+    (HostReport(sets={"nl-peer4-a": Fill(55, 100)}), "peers", Severity.WARNING, "per: target"),
     (HostReport(foreign={"wan": "htb 1:"}), "foreign qdisc", Severity.WARNING, "--take-over wan"),
     (HostReport(hz=100), "clock tick", Severity.NOTE, "divided by 100"),
     (HostReport(bridges=("br0",), bridged=False), "bridge", Severity.NOTE, "br_netfilter"),
     (HostReport(bridges=("br0",), bridged=True), "bridge", Severity.NOTE, "bridge-nf-call-iptables=0"),
+    (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
 QUIET = [
+    HostReport(
+        legacy=("-A PREROUTING -j CLASSIFY --set-class 0:6",), nftables=PRIORITY.replace("forward", "prerouting")
+    ),
     HostReport(),
     HostReport(nftables=OTHER),
     HostReport(nftables=FLOWTABLE.replace("@fast", "@other")),
     HostReport(connections=Fill(89, 100), sets={"nl-a": Fill(0, 1)}, buckets={"nl-a": Fill(0, 0)}),
+    HostReport(sets={"nl-peer4-a": Fill(4, 9)}),
     HostReport(bridged=True, hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
@@ -110,3 +138,19 @@ def check(found: list[Finding], name: str, severity: Severity, words: str) -> No
     (finding,) = found
     assert (finding.name, finding.severity) == (name, severity)
     assert words in str(finding)
+
+
+def test_copies_that_devices_make_and_names_of_chains_are_none() -> None:
+    text = '\tdup to "mir"\n\tcounter jump synproxy\n\tip saddr 10.0.0.1 goto synproxy comment "dup to 10.0.0.1"\n'
+    assert find_conflicts(HostReport(nftables=text, legacy=("-A OUTPUT -o lo -j TEE --gateway 10.66.0.9",))) == []
+
+
+def test_what_only_speaks_of_untracked_packets_is_none() -> None:
+    rules = (
+        '-A INPUT -m comment --comment "no -j NOTRACK --zone" -j ACCEPT',
+        "-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT",
+        "-A OUTPUT -o lo -j NOTRACK",
+        "-A PREROUTING -j CT --helper ftp",
+    )
+    text = '\tiifname "lo" notrack\n\tct zone 1 accept comment "notrack"\n\tct state untracked accept\n'
+    assert find_conflicts(HostReport(legacy=rules, nftables=text)) == []

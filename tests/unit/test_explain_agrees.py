@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address
 
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from netlimit.compile import Compilation
 from netlimit.explain import Explanation, explain
+from netlimit.kernel.base import Addresses
 from netlimit.kernel.fake import FakeKernel
 from netlimit.packet import Packet
 from netlimit.plan import diff
 from netlimit.rates import Kind
 from netlimit.rules import Action, Rule, parse_rule
-from netlimit.state import State, Structure
-from tests.unit.strategies import EXHAUSTING, NOW, cases, facts, keep
+from netlimit.state import ChainId, State, Structure
+from tests.unit.strategies import EXHAUSTING, MARKS, NOW, cases, facts, keep, show_connection
 
 
-def make_kernel(compilation: Compilation) -> FakeKernel:
-    """A kernel that holds it, whose clock stands still: buckets do not fill."""
-    kernel = FakeKernel(now=lambda: 0.0)
+def make_kernel(compilation: Compilation, packet: Packet) -> FakeKernel:
+    """A kernel that holds it, whose clock stands still: buckets do not fill. It knows the packet's connection."""
+    kernel = FakeKernel(now=lambda: 0.0, where=Addresses(tuple(facts.own), ()))
+    compilation.hold_open({packet.src.version: [show_connection(packet)]} if packet.established else {})
     for step in diff(compilation.state, State(), compilation.transition(Structure())).steps:
         kernel.apply(step)
     return kernel
@@ -61,14 +65,24 @@ EXEMPTION = keep(
     ]
 )
 
+OPEN = Packet(ip_address("10.1.0.2"), ip_address("10.1.0.1"), "tcp", 22, 1024, "lan", None, 1500, established=True)
+"""Of an open connection by which the host is managed."""
+ALLOWED_BESIDE = keep(
+    [
+        parse_rule({"target": "10.1.0.0/24", "rate": "1 connections", "per": "host"}, NOW),
+        parse_rule({"target": "10.1.0.0/24", "action": "allow"}, NOW),
+    ]
+)
+
 
 @settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
+@example((OPEN, ALLOWED_BESIDE))
 def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]) -> None:
     packet, rules = case
     compilation = compile_all(rules)
-    kernel = make_kernel(compilation)
+    kernel = make_kernel(compilation, packet)
     explanation = ask(rules, packet)
     hits = {s.rule.id for s in explanation.steps if s.hits and s.rule is not None and counts_now(s.rule, packet)}
     by_id = {rule.id: rule for rule in rules}
@@ -92,10 +106,11 @@ def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]
 @settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
+@example((OPEN, ALLOWED_BESIDE))
 def test_a_packet_is_dropped_sooner_or_later_if_it_is_limited(case: tuple[Packet, list[Rule]]) -> None:
     packet, rules = case
     compilation = compile_all(rules)
-    kernel = make_kernel(compilation)
+    kernel = make_kernel(compilation, packet)
     explanation = ask(rules, packet)
 
     verdicts = [kernel.trace(packet) for _ in range(EXHAUSTING + 1)]
@@ -113,3 +128,33 @@ def test_a_packet_is_dropped_sooner_or_later_if_it_is_limited(case: tuple[Packet
     if explanation.verdict == "passes":
         watched = {r.id for r in limits if r.action is Action.OBSERVE and counts_now(r, packet)}
         assert dropped == watched, "what would be dropped is counted"
+
+
+PLACES = [
+    ChainId(family, table, hook)
+    for family in (4, 6)
+    for table, hook in (
+        ("raw", "PREROUTING"),
+        *(("mangle", name) for name in ("PREROUTING", "INPUT", "FORWARD", "OUTPUT")),
+    )
+]
+
+
+@settings(max_examples=150)
+@given(cases(), st.dictionaries(st.sampled_from(PLACES), st.sampled_from(MARKS)))
+def test_what_others_write_on_packets_changes_nothing(
+    case: tuple[Packet, list[Rule]], marking: dict[ChainId, int]
+) -> None:
+    """Before our chains, and behind them; they may also wipe out what was there."""
+    packet, rules = case
+    for where in [where for where in marking if where.name != "PREROUTING"]:
+        marking[where] &= 0x7FFFFFFF  # between mangle and filter, that would be how ours tells whom to reject
+    fates = []
+    for marked in (False, True):
+        compilation = compile_all(rules)
+        kernel = make_kernel(compilation, packet)
+        if marked:
+            kernel.marking = {where: (value, 0xFFFFFFFF) for where, value in marking.items()}
+        verdicts = [kernel.trace(packet if marked else replace(packet, mark=0)) for _ in range(EXHAUSTING + 1)]
+        fates.append((verdicts, counted(compilation, kernel, 0), counted(compilation, kernel, -1)))
+    assert fates[0] == fates[1]

@@ -12,7 +12,7 @@ from netlimit.explain import Explanation, explain
 from netlimit.packet import Packet
 from netlimit.routing import find_way
 from netlimit.rules import Action, Rule, parse_rule
-from netlimit.tree import INGRESS_DEVICE, Tree
+from netlimit.tree import INGRESS_DEVICE, MANAGEMENT, NEIGHBOURS, REST, ROUTERS, VISITORS, Tree
 from tests.unit.shapes import HOME, INSIDE, OUTSIDE, Gateway, gateway_facts, packets, shape, shaping_rules
 from tests.unit.strategies import NOW, keep
 from tests.unit.strategies import rules as limiting_rules
@@ -133,6 +133,47 @@ def test_nothing_but_being_dropped_exempts_from_the_cap_of_a_device() -> None:
     assert hit(ask([CAP, shape(6, "::/0", per="target")], DOWN)) == {5}
     home = replace(DOWN, out_interface="lo")
     assert (ask([CAP], home).verdict, hit(ask([CAP], home))) == ("passes", set())
+
+
+def test_what_the_gateway_itself_sends_to_be_managed_stands_beside_the_cap() -> None:
+    sent = replace(DOWN, src=ip_address("10.1.0.1"), dst=ip_address("10.1.9.9"), in_interface=None)
+    managed = replace(gateway_facts, management=(22,))
+    gateway = Gateway(managed)
+    gateway.put(CAP)
+    gateway.sync()
+    for packet, minor, words in (
+        (sent, VISITORS, "this host itself sends it to who is safe"),
+        (replace(sent, protocol="tcp", source_port=23), VISITORS, "this host itself sends it to who is safe"),
+        (
+            replace(sent, protocol="tcp", source_port=22),
+            MANAGEMENT,
+            "from port 22, by which it is managed, to who is safe",
+        ),
+        (replace(sent, protocol="tcp", source_port=22, port=179), MANAGEMENT, "from port 22, by which it is managed"),
+        (replace(sent, protocol="tcp", source_port=179), ROUTERS, "this host sends it to other routers"),
+        (
+            replace(sent, dst=DOWN.dst, protocol="tcp", source_port=22, port=179),
+            VISITORS,
+            "this host sends it from port 22",
+        ),
+        (replace(sent, dst=DOWN.dst, protocol="tcp", port=179, opens=True), VISITORS, "it to other routers"),
+        (replace(sent, dst=DOWN.dst, protocol="tcp", port=179), ROUTERS, "this host sends it to other routers"),
+        (replace(sent, dst=DOWN.dst, protocol="udp", port=3784), ROUTERS, "this host sends it to other routers"),
+        (replace(sent, dst=DOWN.dst, protocol="vrrp"), ROUTERS, "this host sends it to other routers"),
+        (replace(sent, dst=DOWN.dst, protocol="tcp", source_port=22), VISITORS, "this host sends it from port 22"),
+        (replace(sent, dst=DOWN.dst, protocol="udp", source_port=22), REST, ""),
+        (replace(sent, in_interface="wan"), REST, ""),
+        (
+            replace(sent, src=ip_address("fd00:1::1"), dst=ip_address("fd00:1::9"), protocol="icmp", icmp_type=135),
+            *(NEIGHBOURS, "this host sends it to find neighbours"),
+        ),
+    ):
+        found = gateway.kernel.find_class(packet)
+        assert found is not None
+        assert found & 0xFFFF == minor
+        explained = explain([CAP], packet, managed.own, dict.fromkeys(map(str, managed.safe), "settings"), (22,))
+        assert hit(explained) == ({CAP.id} if minor == REST else set())
+        assert words in explained.text
 
 
 def test_other_devices_and_those_not_given() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from netlimit.compile import compile_rules
 from netlimit.limits import Facts
-from netlimit.rules import parse_rule
+from tests.forcing import make_rule
 from tests.unit.shapes import gateway_facts
 from tests.unit.strategies import NOW, facts
 
@@ -39,6 +39,14 @@ STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
             {"target": "10.2.0.2", "direction": "to", "action": "block"},
             {"target": "10.1.0.1", "direction": "to", "rate": "100 packets/s"},
             {"target": "10.1.9.9", "action": "block"},
+        ],
+    ),
+    "rules_that_were_forced": (
+        facts,
+        [
+            {"target": "10.1.0.0/24", "action": "allow", "protocol": "udp", "ports": 53},
+            {"target": "10.1.0.1", "direction": "to", "rate": "100 packets/s", "forced_by": "root"},
+            {"target": "10.1.9.9", "action": "block", "forced_by": "root"},
         ],
     ),
     "connections": (
@@ -140,7 +148,7 @@ STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
 @pytest.mark.parametrize("name", STATES)
 def test_the_state_is_as_it_was_read_last(name: str) -> None:
     host, wanted = STATES[name]
-    rules = [replace(parse_rule(fields, NOW), id=number) for number, fields in enumerate(wanted, start=1)]
+    rules = [replace(make_rule(fields, NOW), id=number) for number, fields in enumerate(wanted, start=1)]
     state, _, problems = compile_rules(rules, host)
     assert not problems
     path = GOLDEN / f"{name}.txt"

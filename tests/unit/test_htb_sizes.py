@@ -1,4 +1,4 @@
-"""What a rate takes to be held by HTB and TBF."""
+"""What a rate takes to be held by HTB."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netlimit.htb import LONGEST_BURST, MTU, SLOWEST, size_bucket, size_class, size_leaf
-from netlimit.tree import LINE
+from netlimit.htb import LONGEST_BURST, MTU, SLOWEST, size_beside, size_class, size_leaf
+from netlimit.tree import BESIDE, LINE, MANAGEMENT
 
 RATES = st.integers(SLOWEST, LINE)
 CLOCKS = st.sampled_from([100, 250, 300, 1000])
@@ -34,20 +34,22 @@ def test_a_class_saves_up_a_clock_tick_and_a_packet_and_tc_can_say_it(
     assert MTU <= made.quantum <= 60_000
 
 
-@given(RATES, CLOCKS, BURSTS)
-def test_so_does_a_bucket(rate: int, hz: int, burst: int | None) -> None:
-    bucket = size_bucket(rate, hz, burst)
-    assert bucket.burst >= rate / hz + MTU
-    assert ticks(bucket.burst, rate) < TICKS
-    assert bucket.burst < 2**32
-    assert bucket.limit >= 32 * MTU
+@given(RATES, CLOCKS)
+def test_what_stands_beside_a_cap_is_sure_of_its_rate_and_small(cap: int, hz: int) -> None:
+    made = size_beside(7, cap, hz, "pfifo")
+    assert made.keys() == set(BESIDE)
+    for each in made.values():
+        assert (each.parent, each.ceil) == (7, each.rate)
+        assert each.leaf
+    assert made[MANAGEMENT].rate >= 125_000
+    assert 1000 * sum(each.rate for each in made.values()) <= max(175 * cap, 218_750_000)
 
 
 @given(RATES, CLOCKS, st.integers(1, 2**33))
 def test_a_burst_raises_the_bucket_and_never_lowers_it(rate: int, hz: int, burst: int) -> None:
-    plain, raised = size_bucket(rate, hz), size_bucket(rate, hz, burst)
+    plain, raised = size_class(7, rate, rate, hz), size_class(7, rate, rate, hz, burst)
     assert raised.burst >= plain.burst
-    assert raised._replace(burst=plain.burst) == plain
+    assert raised._replace(burst=plain.burst, cburst=plain.cburst) == plain
     if burst <= min(LONGEST_BURST * rate, 2**32 - 1):
         assert raised.burst == max(plain.burst, burst)
 

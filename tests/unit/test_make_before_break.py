@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netlimit.chains import find_former_bits
 from netlimit.compile import Compilation
 from netlimit.kernel.base import observe
 from netlimit.kernel.fake import FakeKernel
 from netlimit.limits import parse_safe
+from netlimit.marks import EVERY
 from netlimit.packet import Packet
 from netlimit.plan import Plan, Step, WriteSets
 from netlimit.rules import Rule, parse_rule
 from netlimit.state import TABLES
+from netlimit.tree import Device, Topology
 from tests.unit.histories import Change, bring, changes, plan_for, settled
 from tests.unit.strategies import EXHAUSTING, NOW, TARGETS, facts, packets
 
@@ -87,6 +90,45 @@ def test_nor_when_others_become_safe(journey: tuple[Change, list[Packet]], safe:
     assert observe(kernel) == compilation.state
 
 
+@pytest.mark.parametrize("safe", ["10.1.0.2/32", "10.1.0.0/24"])
+@pytest.mark.parametrize("others", [(), ("10.3.0.0/24", "10.4.0.0/24", "10.5.0.0/24", "10.6.0.0/24", "10.7.0.0/24")])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"action": "block"},
+        {"action": "block", "direction": "to"},
+        {"rate": "1 packets/min"},
+        {"rate": "1 connections/min", "direction": "to"},
+        {"rate": "12 kbit/s", "action": "reject"},
+    ],
+    ids=str,
+)
+def test_who_becomes_safe_is_hit_all_the_time_by_a_rule_that_was_forced(
+    fields: dict[str, object], others: tuple[str, ...], safe: str
+) -> None:
+    """Also where so many are safe already that chains ask the set for them."""
+    (forced,) = (replace(rule, forced_by="root") for rule in rules({"id": 1, "target": "10.1.0.2", **fields}))
+    compilation, kernel = settled([forced], replace(facts, safe=parse_safe(others)))
+    compilation.protect(replace(facts, safe=parse_safe((*others, safe))))
+    bring(compilation, [forced])
+    answer = replace(FORWARDED, src=FORWARDED.dst, dst=FORWARDED.src, in_interface="wan", out_interface="lan")
+    follow(compilation, kernel, [replace(packet, opens=True) for packet in (FORWARDED, answer)])
+    assert observe(kernel) == compilation.state
+
+
+@settings(max_examples=100)
+@given(journeys(), st.permutations([0xFF000000, 0x00FF0000, 0x0FF00000, 0xF]))
+def test_nor_when_the_bits_of_the_mark_change(journey: tuple[Change, list[Packet]], masks: list[int]) -> None:
+    change, seen = journey
+    before, after = masks[:2]
+    compilation, kernel = settled(change.before, replace(facts, mark_mask=before))
+    moved = Compilation(replace(facts, mark_mask=after), compilation.numbers.kept)
+    bring(moved, change.before)
+    marks = (0, before & 0x77777777, 0x40)
+    follow(moved, kernel, [replace(packet, mark=mark) for packet in seen for mark in marks])
+    assert observe(kernel) == moved.state
+
+
 def rules(*wanted: dict[str, object]) -> list[Rule]:
     return [
         replace(parse_rule({k: v for k, v in fields.items() if k != "id"}, NOW), id=int(str(fields["id"])))
@@ -121,6 +163,26 @@ JOURNEYS: dict[str, tuple[list[dict[str, object]], list[dict[str, object]]]] = {
 }
 
 
+@pytest.mark.parametrize("target", ["10.0.0.0/8", "10.1.0.0/24"])
+@pytest.mark.parametrize("allow", ["from", "to"])
+@pytest.mark.parametrize("block", ["from", "to"])
+@pytest.mark.parametrize(
+    "limit", [{"rate": "1 packets/min"}, {"rate": "1 connections/min"}, {"rate": "1 packets/min", "action": "reject"}]
+)
+def test_a_limit_of_all_gives_way_to_a_block_within_what_is_allowed(
+    limit: dict[str, object], block: str, allow: str, target: str
+) -> None:
+    """And back. The allow passes nobody before the block is there, whichever tables they are in."""
+    before = [{"id": 1, "target": "0.0.0.0/0", "per": "target", **limit}]
+    after = [
+        {"id": 2, "target": "0.0.0.0/0", "direction": allow, "action": "allow"},
+        {"id": 3, "target": target, "direction": block, "action": "block"},
+    ]
+    seen = [replace(FORWARDED, opens=True)]
+    check(Change(rules(*before), rules(*after)), seen)
+    check(Change(rules(*after), rules(*before)), seen)
+
+
 @pytest.mark.parametrize("name", JOURNEYS)
 def test_known_journeys(name: str) -> None:
     before, after = JOURNEYS[name]
@@ -133,7 +195,8 @@ def test_nor_while_what_others_took_away_is_put_back(journey: tuple[Change, list
     change, seen = journey
     compilation, kernel = settled(change.before)
     damage(kernel, chance)
-    follow(compilation, kernel, seen)
+    # Where mangle is gone and filter is not, a mark like ours is taken for ours until mangle is back.
+    follow(compilation, kernel, [replace(packet, mark=0) for packet in seen])
 
 
 def damage(kernel: FakeKernel, chance: Random) -> None:
@@ -150,3 +213,81 @@ def damage(kernel: FakeKernel, chance: Random) -> None:
     for held in kernel.elements.values():
         for key in [key for key in held if chance.random() < 0.2]:
             del held[key]
+
+
+REJECT = {"action": "reject", "rate": "1 packets/min", "burst": 1}
+FLOWED = replace(FORWARDED, protocol="udp", port=53)
+MANY_PORTS = [
+    {"id": n, "target": "10.1.0.0/24", "per": "host", "protocol": "udp", "ports": n, **REJECT} for n in range(45, 60)
+]
+MANY_DEVICES: list[dict[str, object]] = [
+    {"id": n, "target": "10.1.0.2", "interface": f"lan{n or ''}", **REJECT} for n in range(12)
+]
+SHAPES: dict[str, list[dict[str, object]]] = {
+    "one": [{"id": 1, "target": "10.1.0.2", **REJECT}],
+    "many of a kind": [{"id": n, "target": f"10.1.0.{n}", **REJECT, "rate": f"{n} packets/min"} for n in range(1, 9)],
+    "a tree of ports": MANY_PORTS,
+    "a tree of ports that drops": [{**fields, "action": "drop"} for fields in MANY_PORTS],
+    "a tree of interfaces": MANY_DEVICES,
+    "a VRF": [{"id": 1, "target": "10.1.0.2", "interface": "red", **REJECT}],
+    "a VRF that drops, with a tree": [
+        *({**fields, "action": "drop"} for fields in MANY_PORTS),
+        {"id": 1, "target": "10.1.0.2", "interface": "red", **REJECT, "action": "drop"},
+    ],
+}
+
+
+@pytest.mark.parametrize("masks", [(0xFF000000, 0xFF0000), (0xF, 0xFF000000)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whatever_shape_chains_have_their_bits_change_without_a_gap(shape: str, masks: tuple[int, int]) -> None:
+    """Whatever marks packets bring. In no shape a limit depends on what the bits are, nor are any left behind."""
+    before, after = masks
+    red = Topology({"lan": Device(1, True, master="red"), "red": Device(9, True, "vrf")})
+    here = replace(facts, mark_mask=before, topology=red)
+    compilation, kernel = settled(rules(*SHAPES[shape]), here)
+    moved = Compilation(replace(here, mark_mask=after), compilation.numbers.kept)
+    bring(moved, rules(*SHAPES[shape]))
+    marks = (0, before & 0x11111111, after & 0x11111111, EVERY & ~(before | after), EVERY & ~after)
+    named = [replace(FLOWED, mark=mark, in_interface=device) for mark in marks for device in ("lan", "red")]
+    others = [replace(packet, src=ip_address("10.7.7.7")) for packet in named]
+    follow(moved, kernel, named + others)
+    assert observe(kernel) == moved.state
+    assert {fate(kernel, packet) for packet in others} == {"passes"}
+    limited = {fate(kernel, packet) for packet in named if packet.in_interface == ("red" if "VRF" in shape else "lan")}
+    assert limited == {"is dropped"}
+    assert find_former_bits(moved.state.structure, after) == ()
+
+
+STRICT = Topology({"lan": Device(1, True, strict=True), "wan": Device(2, True)})
+
+
+@settings(max_examples=60)
+@given(journeys(), st.booleans())
+def test_nor_when_the_kernel_begins_or_ends_to_filter_sources(
+    journey: tuple[Change, list[Packet]], begins: bool
+) -> None:
+    change, seen = journey
+    strict = replace(facts, topology=STRICT)
+    before, after = (facts, strict) if begins else (strict, facts)
+    compilation, kernel = settled(change.before, before)
+    compilation.protect(after)
+    follow(compilation, kernel, seen)
+    assert observe(kernel) == compilation.state
+    anew = Compilation(after, compilation.numbers.kept)
+    bring(anew, change.before)
+    assert anew.state == compilation.state
+
+
+def test_where_the_kernel_filters_sources_limits_stand_behind_the_routing() -> None:
+    """But for IPv6, for devices, and for ports and peers, which may be translated there."""
+    fields: dict[str, dict[str, object]] = {
+        "late": {"target": "10.1.0.2"},
+        "six": {"target": "fd00:1::2"},
+        "device": {"target": "10.1.0.3", "interface": "lan"},
+        "port": {"target": "10.1.0.4", "protocol": "udp", "ports": [53]},
+        "peer": {"target": "10.1.0.5", "per": "peer"},
+    }
+    for name, each in fields.items():
+        compilation, _ = settled(rules({"id": 1, "rate": "5 packets/s", **each}), replace(facts, topology=STRICT))
+        hooks = {hook.name for hook in compilation.state.structure.hooks if hook.table == "mangle"}
+        assert ("PREROUTING" in hooks, {"FORWARD", "INPUT"} <= hooks) == (name != "late", name == "late"), name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from netlimit.numbers import Numbers
+import pytest
+
+from netlimit.numbers import MARK_BITS, Numbers, find_mark_bits
 
 FEW = range(1, 4)
 
@@ -63,3 +65,14 @@ def test_a_whole_group_is_released_and_no_other() -> None:
     numbers.release_all("never heard of")
     assert numbers.settle() == {("g", "a"), ("g", "b")}
     assert numbers.kept == {("h", "a"): 1, ("h", "b"): 2}
+
+
+@pytest.mark.parametrize("kept", [0, -1, 1, 0x5, 0xF00F, 2**32, 0x1FF000000, -256])
+def test_bits_of_the_mark_that_cannot_be_are_none(kept: int) -> None:
+    assert find_mark_bits({MARK_BITS: kept}) is None
+
+
+@pytest.mark.parametrize("kept", [0x3, 0xFF000000, 0xFFFFFFFF, 0x3F00])
+def test_bits_of_the_mark_are_kept(kept: int) -> None:
+    assert find_mark_bits({MARK_BITS: kept}) == kept
+    assert find_mark_bits({}) is None

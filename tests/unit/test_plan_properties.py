@@ -51,6 +51,29 @@ def test_what_changed_is_enough_to_know(change: Change) -> None:
     assert observe(kernel) == compilation.state
 
 
+def test_a_faster_rate_of_peers_brings_the_set_in_which_they_are_remembered_less_long() -> None:
+    compilation, kernel = settled([])
+    for rate in ("1 packets/min", "30 packets/min", "1 packets/min"):
+        known = State(compilation.structure, {})
+        fields = {"target": "10.0.0.0/8", "rate": rate, "per": "peer"}
+        assert compilation.put(replace(parse_rule(fields, NOW), id=1)) is None
+        apply(diff(compilation.state, known, compilation.transition(known.structure), compilation.touched), kernel)
+        assert observe(kernel) == compilation.state
+        compilation.settle()
+
+
+def test_the_order_in_which_rules_came_is_no_drift() -> None:
+    wanted = [
+        {"target": "10.1.0.2", "rate": "1 packets/min", "action": "reject", "per": per} for per in ("target", "host")
+    ]
+    rules = [replace(parse_rule(fields, NOW), id=number) for number, fields in enumerate(wanted, start=1)]
+    one, other = Compilation(facts), Compilation(facts)
+    for compilation, some in ((one, rules), (other, rules[::-1])):
+        for rule in some:
+            assert compilation.put(rule) is None
+    assert one.structure == other.structure
+
+
 @settings(max_examples=50)
 @given(st.data(), changes())
 def test_after_a_failure_at_any_step_one_more_pass_converges(data: st.DataObject, change: Change) -> None:

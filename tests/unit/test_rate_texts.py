@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netlimit.errors import RuleError
@@ -59,6 +59,7 @@ FACTORS = {
 }
 
 
+@example(976562501, "GiB", "day")  # 19 digits in bytes
 @given(st.integers(1, 10**9), st.sampled_from(sorted(FACTORS)), st.sampled_from(sorted(PERIODS)))
 def test_the_canonical_text_reads_back_to_the_same_rate(amount: int, unit: str, period: str) -> None:
     rate = parse_rate(f"{amount} {unit}/{period}")
@@ -98,6 +99,8 @@ def test_a_fraction_is_held_exactly_or_refused(amount: object, unit: str) -> Non
         ("3 Kipackets/s", "which is no unit known here"),
         ("0.33333 packets/s", "not a whole number in any period"),
         ("0.5 connections", "not a whole number in any period"),
+        ("999999999999999999999 Gbit/s", "larger than any network can carry"),
+        ("9" * 22 + " B/s", "cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_a_sentence(text: str, sentence: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from netlimit.l7.redis.hosts import name_hosts as name_counters
 from netlimit.records import SafeReason
-from netlimit.safety import REMEMBERED_SECONDS, Lookup, SafeSet, find_servers
+from netlimit.safety import REMEMBERED_SECONDS, Lookup, SafeSet, name_servers
+from netlimit.store.engine import name_hosts as name_databases
 
 NOW = 1_800_000_000.0
 
@@ -65,15 +68,71 @@ def test_the_settings_outlast_every_other_reason() -> None:
         ("postgresql+psycopg://user@[2001:db8::5]/netlimit", "memory://", {"2001:db8::5": "database host"}),
         ("postgresql+psycopg:///netlimit?host=/run/postgresql", "memory://", {}),
         (
-            "postgresql+psycopg://user@/netlimit?host=a:5432&host=[2001:db8::5]:5432",
-            "memory://",
-            {"a": "database host", "2001:db8::5": "database host"},
+            "postgresql+psycopg://postgres:aB3/k?Q#==@192.0.2.5/netlimit",
+            "redis+cluster://:a@b@10.0.0.1:7000,[2001:db8::9]:7001/",
+            {
+                "192.0.2.5": "database host",
+                "10.0.0.1": "counter store (Redis) host",
+                "2001:db8::9": "counter store (Redis) host",
+            },
         ),
-        ("postgresql+psycopg://[nonsense", "redis://", {}),
+        (
+            "postgresql+psycopg://user@192.0.2.5,db.example/netlimit",
+            "unix:///run/redis.sock?db=1",
+            {"192.0.2.5": "database host", "db.example": "database host"},
+        ),
+        (
+            "postgresql+psycopg://user@/netlimit?host=a:5432&host=b:5432",
+            "redis://",
+            {"a": "database host", "b": "database host"},
+        ),
+        (
+            "postgresql+psycopg://user@db.example/netlimit?hostaddr=192.0.2.5,192.0.2.6",
+            "redis://[nonsense",
+            {"192.0.2.5": "database host", "192.0.2.6": "database host", "db.example": "database host"},
+        ),
     ],
 )
 def test_the_hosts_that_urls_name(database: str, counters: str, hosts: dict[str, str]) -> None:
-    assert find_servers(database, counters) == hosts
+    """As they are opened: the name of a user, or a part of his password, is none."""
+    assert name_servers(name_databases(database), name_counters(counters)) == hosts
+
+
+def test_the_device_behind_an_address_of_one_link_is_left_out() -> None:
+    """Else nobody could compare it, and no limit would be in force."""
+    safe = SafeSet((), {"fe80::1%eth0": "database host"})
+    safe.update(NOW, (), (), ())
+    assert list(safe.reasons) == ["fe80::1"]
+
+
+def test_a_name_that_cannot_be_asked_for_keeps_no_other_from_being_looked_up() -> None:
+    def resolve(name: str) -> list[str]:
+        if name == "odd":
+            raise UnicodeError("label too long")
+        return ["192.0.2.7"]
+
+    lookup = Lookup({"odd": "database host", "db.example": "database host"}, resolve)
+    assert lookup.addresses() == {"192.0.2.7": "database host"}
+
+
+def test_where_the_database_was_reached_is_safe() -> None:
+    safe = SafeSet(())
+    safe.update(NOW, (), (), (), reached=["192.0.2.7", "127.0.0.1", "::1"])
+    assert {network: why.text for network, why in safe.reasons.items()} == {"192.0.2.7": "database host"}
+    safe.update(NOW + 1, (), (), (), own=["192.0.2.7"], reached=["192.0.2.7"])
+    assert safe.reasons == {}
+
+
+def test_the_hosts_that_the_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By which libpq goes where the URL says nothing."""
+    monkeypatch.setenv("PGHOST", "192.0.2.5,192.0.2.6")
+    assert name_databases("postgresql+psycopg://user@/netlimit") == ("192.0.2.5", "192.0.2.6")
+    assert name_databases("postgresql+psycopg://user@10.0.0.9/netlimit") == ("10.0.0.9",)
+    monkeypatch.delenv("PGHOST")
+    (tmp_path / "services").write_text("[netlimit]\nhost=192.0.2.7\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGSERVICE", "netlimit")
+    assert name_databases("postgresql+psycopg://user@/netlimit") == ("192.0.2.7",)
 
 
 def test_a_name_is_looked_up_and_the_old_answer_stays_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

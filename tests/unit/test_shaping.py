@@ -11,19 +11,19 @@ import pytest
 from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
-from netlimit.plan import drifted
+from netlimit.plan import WriteTree, diff
 from netlimit.rules import Rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS
+from netlimit.state import State
 from netlimit.traffic import SHARD_HOSTS
 from netlimit.tree import (
     FIRST_CHILD,
     INGRESS_DEVICE,
     LAST_CHILD,
     REST,
+    ROUTERS,
     QueueClass,
-    TokenBucket,
     Topology,
-    Tree,
     classid,
 )
 from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
@@ -224,10 +224,12 @@ def test_a_lane_of_the_ingress_that_comes_back_knows_nobody_from_before() -> Non
     assert made.kernel.find_class(packet("10.1.0.1", "10.1.0.3", **to_host)) is None  # type: ignore[arg-type]
 
 
-def test_what_is_safe_waits_only_where_a_rule_names_it() -> None:
+def test_what_is_safe_waits_only_where_a_rule_was_forced() -> None:
     made = gateway(shape(1, "10.1.0.0/16", per="target"))
     assert made.kernel.find_class(packet("10.1.9.9")) is None
     change(made, shape(2, "10.1.9.9"))
+    assert made.kernel.find_class(packet("10.1.9.9")) is None
+    change(made, replace(shape(2, "10.1.9.9"), forced_by="root"))
     assert waits(made, "10.1.9.9") == 2
 
 
@@ -238,20 +240,28 @@ def cap(rule_id: int, rate: str = "10 Mbit/s", **fields: object) -> Rule:
     return shape(rule_id, "0.0.0.0/0", rate, per="target", interface="lan", **fields)
 
 
-def test_a_cap_alone_is_a_bucket_and_holds_what_nobody_claims_when_hosts_join() -> None:
+def test_a_cap_holds_what_nobody_claims_whether_hosts_have_classes_or_not() -> None:
     made = gateway(cap(1))
-    assert (made.kernel.trees["lan"].kind, waits(made, "10.1.0.2")) == ("tbf", 1)
+    handle = made.kernel.trees["lan"].handle
+    assert number(made, "10.1.0.2") == classid(handle, REST)
     for _ in range(2):
         change(made, shape(2, "10.1.0.2"))
-        assert made.kernel.trees["lan"].kind == "htb"
+        assert made.kernel.trees["lan"].handle == handle
         assert waits(made, "10.1.0.2") == 2
         rest = number(made, "10.1.0.3")
         assert rest & 0xFFFF == REST
         assert made.kernel.trees["lan"].classes[rest].ceil == 1_250_000
         assert made.compilation.shaping.classes()[1] == [("lan", made.kernel.trees["lan"].classes[rest].parent)]
         change(made, drop=[2])
-        assert made.kernel.trees["lan"].kind == "tbf"
-        assert made.compilation.shaping.classes()[1] == [("lan", classid(made.kernel.trees["lan"].handle, 0))]
+        assert number(made, "10.1.0.2") == rest
+
+
+def test_a_cap_of_an_earlier_version_gets_the_class_that_it_lacks_and_keeps_its_root() -> None:
+    wanted = gateway(cap(1), shape(2, "10.1.0.2")).kernel.trees
+    lacking = classid(wanted["lan"].handle, ROUTERS)
+    classes = {number: each for number, each in wanted["lan"].classes.items() if number != lacking}
+    steps = diff(State(trees=wanted), State(trees={**wanted, "lan": replace(wanted["lan"], classes=classes)})).steps
+    assert steps == (WriteTree("lan", wanted["lan"].handle, classes={lacking: wanted["lan"].classes[lacking]}),)
 
 
 def test_a_cap_that_goes_leaves_the_hosts() -> None:
@@ -264,12 +274,12 @@ def test_a_cap_that_goes_leaves_the_hosts() -> None:
 
 def test_a_device_has_one_cap_of_either_family_and_direction() -> None:
     made = gateway(cap(3), shape(2, "::/0", "5 Mbit/s", per="target", interface="lan"))
-    assert waits(made, "10.1.0.2") == 2
+    assert made.compilation.shaping.classes().keys() == {2}
     assert made.compilation.problems.keys() == {3}
     change(made, cap(1, direction="from"))
     assert made.compilation.problems.keys() == {2, 3}
     change(made, drop=[1, 2])
-    assert (waits(made, "10.1.0.2"), made.compilation.problems) == (3, {})
+    assert (made.compilation.shaping.classes().keys(), made.compilation.problems) == ({3}, {})
 
 
 # -- guarantees -----------------------------------------------------------------------------------------------------
@@ -444,7 +454,7 @@ def without(need: str, **facts: object) -> Facts:
     return replace(gateway_facts, capabilities={need: f"there is no {need}."}, **facts)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("need", ["iptables", "ipset", "mangle", "marks", "htb", "tbf", "bpf"])
+@pytest.mark.parametrize("need", ["iptables", "ipset", "mangle", "marks", "htb", "bpf"])
 def test_what_the_host_lacks_is_the_reason(need: str) -> None:
     made = gateway(shape(1, "10.1.0.2"), facts=without(need))
     assert made.compilation.problems == {1: f"there is no {need}."}
@@ -540,12 +550,6 @@ def test_no_more_kinds_of_traffic_than_there_are_numbers_for(monkeypatch: pytest
     assert "2 kinds of traffic" in problem(made, 3)
     change(made, drop=[1])
     assert made.compilation.problems == {}
-
-
-def test_a_cap_that_tc_rounds_is_no_drift() -> None:
-    wanted = {"wan": Tree(0x6E03, TokenBucket(11_250_000, 48_028, 2_250_000))}
-    assert drifted(wanted, {"wan": Tree(0x6E03, TokenBucket(11_250_000, 48_020, 2_250_000))}) is None
-    assert drifted(wanted, {"wan": Tree(0x6E03, TokenBucket(11_000_000, 48_028, 2_250_000))}) == "wan"
 
 
 def test_budgets_nest_as_deep_as_htb_does() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from netlimit.branches import _LEAST
 from netlimit.compile import Compilation
 from netlimit.errors import KernelError
+from netlimit.marks import USUAL
+from netlimit.numbers import MARK_BITS
 from netlimit.plan import Plan
 from netlimit.tree import FIRST_BUDGET, LAST_CHILD, TOP, major
 from tests.unit.shapes import Gateway, Step, find_classes, histories, is_host, packets
@@ -117,8 +119,7 @@ def test_on_the_way_every_packet_waits_in_a_class_of_its_rule(history: list[list
         owners = gateway.owners()
         for packet in probes:
             first, *way, last = (whose.get(found[packet] or 0) for found in (*seen, seen[-1]))
-            # A root can only be replaced as it is; its classes follow.
-            if first and last and is_class(seen[0][packet]):
+            if first and last:
                 assert set(way) <= {first, last}, f"{packet}: {first}, {way}"
 
 
@@ -168,12 +169,7 @@ def test_nothing_remains_when_no_rule_is_left(history: list[list[Step]]) -> None
     kernel, empty = gateway.kernel, Compilation(gateway.compilation.facts)
     assert (kernel.sets, kernel.chains, kernel.hooks) == ({}, {}, {})
     assert (kernel.trees, kernel.program, kernel.lanes) == ({}, None, {})
-    assert gateway.compilation.numbers.kept == empty.numbers.kept == {}
-
-
-def is_class(number: int | None) -> bool:
-    """Whether it is not a whole TBF."""
-    return bool(number and number & 0xFFFF)
+    assert gateway.compilation.numbers.kept == empty.numbers.kept == {MARK_BITS: USUAL}, "the bits of the mark stay"
 
 
 @pytest.fixture(autouse=True)

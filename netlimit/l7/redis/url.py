@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -13,13 +12,13 @@ from redis.backoff import NoBackoff
 
 from netlimit.errors import SettingsError
 from netlimit.l7.redis.cluster import Address
+from netlimit.l7.redis.hosts import part_url
 
 FORMS = (
     "memory:// (this process alone), redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS), unix:///PATH?db=DB, "
     "redis+cluster://HOST:PORT,HOST:PORT or rediss+cluster://HOST:PORT,HOST:PORT"
 )
 PORT = 6379
-_END_OF_HOSTS = re.compile(r"[/?#]")
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _MILLISECONDS = {"timeout_ms": 250.0, "probe_ms": 1000.0, "merge_ms": 0.0}
 
@@ -64,11 +63,9 @@ def read_url(url: str) -> Place:
 
 
 def _read(text: str) -> Place:
-    scheme, _, rest = text.partition("://") if "://" in text else ("", "", text)
-    where = _END_OF_HOSTS.split(rest, maxsplit=1)[0]
-    login, _, hosts = where.rpartition("@")
+    scheme, login, hosts, rest = part_url(text)
     user, _, password = login.partition(":")
-    url = urlsplit("//" + rest.removeprefix(where))  # Python's own reading knows no lists of hosts
+    url = urlsplit("//" + rest)
     base, _, cluster = scheme.partition("+")
     tls = base == "rediss"
     if base not in ("redis", "rediss", "unix") or cluster not in ("", "cluster") or (base == "unix" and cluster):
@@ -89,7 +86,7 @@ def _read(text: str) -> Place:
     if query:
         known = [*_MILLISECONDS, *(_TLS if tls else ()), *(("db",) if base == "unix" else ())]
         raise ValueError(f"{next(iter(query))!r} is no option of it; there are {', '.join(known)}")
-    addresses = () if base == "unix" else tuple(map(_read_address, hosts.split(",")))
+    addresses = () if base == "unix" else tuple(map(_read_address, hosts))
     if len(addresses) > 1 and not cluster:
         raise ValueError("several hosts are a cluster's")
     kind = UnixDomainSocketConnection if base == "unix" else SSLConnection if tls else Connection

@@ -1,0 +1,90 @@
+"""What of a host's own traffic stands beside the caps of its devices: what those who manage it need to reach it.
+
+A cap is one queue for all that leaves by a device. Where it is full, or next to nothing, the answer to whoever wants to
+undo it would wait with all else. So what the management ports answer to those who are safe has a class beside the cap,
+and nothing else is in it: whatever else a stranger or a local user can make this host send could fill it. What finds
+neighbours has one of its own, and what is said to other routers; and a last one is for answers of the management ports
+to anybody else and for all else that goes to who is safe: others can fill it, and those who are safe do not suffer.
+Forwarded traffic is never among them, whoever it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netlimit import adverts
+from netlimit.limits import Facts, safe_set
+from netlimit.packet import Packet
+from netlimit.rules import MOST_PORTS
+from netlimit.state import CHAIN_PREFIX, ChainRule, Icmp6, InSet, Is, Leaves, Ports, SetClass, Verdict, chain_rule
+from netlimit.tree import BESIDE_HANDLE, MANAGEMENT, NEIGHBOURS, ROUTERS, VISITORS, classid
+from netlimit.untouched import NEIGHBOUR_DISCOVERY
+
+CHAIN = f"{CHAIN_PREFIX}BESIDE"
+"""The chain in mangle OUTPUT that gives packets their class; a lane that names who is safe comes later, and wins."""
+LISTENERS_REPORT = (131, 132, 143)
+"""ICMPv6 types (RFC 2710, RFC 3810): where nobody reports what it listens to, a switch may not hand on what finds
+neighbours."""
+
+
+def find_lack(family: int, facts: Facts) -> str | None:
+    """Why packets of a family cannot be given these classes on this host; None if they can."""
+    six = "6" if family == 6 else ""
+    needs = (f"ip{six}tables", f"mangle{six}", f"classify{six}", "ipset")
+    return next((reason for reason in map(facts.capabilities.get, needs) if reason), None)
+
+
+def classify(family: int, facts: Facts) -> Iterator[ChainRule]:
+    """The rules of the chain; of those that match, the last decides."""
+    yield chain_rule(Verdict("RETURN"), Leaves("lo"))
+    safe = InSet(safe_set(family, facts).name, "dst")
+    told = _tells_ports(family, facts)
+    yield chain_rule(SetClass(_classid(VISITORS if told else MANAGEMENT)), safe)
+    yield from adverts.classify(family, SetClass(_classid(ROUTERS)), SetClass(_classid(VISITORS)))
+    ports = _list_ports(facts) if told else []
+    yield from (chain_rule(SetClass(_classid(VISITORS)), Is("tcp"), each) for each in ports)
+    yield from (chain_rule(SetClass(_classid(MANAGEMENT)), Is("tcp"), each, safe) for each in ports)
+    if family == 6:
+        for number in (*NEIGHBOUR_DISCOVERY, *LISTENERS_REPORT):
+            yield chain_rule(SetClass(_classid(NEIGHBOURS)), Is("ipv6-icmp"), Icmp6(number))
+
+
+def find_place(packet: Packet, facts: Facts) -> str | None:
+    """Why a packet stands beside the cap of the device by which it leaves, for an operator; None if it does not."""
+    if packet.in_interface is not None:
+        return None
+    types = (*NEIGHBOUR_DISCOVERY, *LISTENERS_REPORT)
+    if packet.dst.version == 6 and packet.protocol == "icmp" and packet.icmp_type in types:
+        reason = "this host sends it to find neighbours"
+    elif (
+        _tells_ports(packet.dst.version, facts) and packet.protocol == "tcp" and packet.source_port in facts.management
+    ):
+        reason = f"this host sends it from port {packet.source_port}, by which it is managed"
+        reason += ", to who is safe" if _is_safe(packet, facts) else ""
+    elif adverts.stands_beside(packet):
+        reason = "this host sends it to other routers"
+    elif _is_safe(packet, facts):
+        reason = "this host itself sends it to who is safe"
+    else:
+        return None
+    return f"{reason}: that has a class beside the cap"
+
+
+def _tells_ports(family: int, facts: Facts) -> bool:
+    """Whether this host knows the ports by which it is managed, and can tell them."""
+    lack = facts.capabilities.get("multiport6" if family == 6 else "multiport")
+    return bool(facts.management) and lack is None
+
+
+def _list_ports(facts: Facts) -> list[Ports]:
+    """The management ports as sources, so many at once as a rule takes."""
+    ports = [(port, port) for port in facts.management]
+    return [Ports(tuple(ports[place : place + MOST_PORTS]), "src") for place in range(0, len(ports), MOST_PORTS)]
+
+
+def _is_safe(packet: Packet, facts: Facts) -> bool:
+    return any(packet.dst.version == net.version and packet.dst in net for net in facts.safe)
+
+
+def _classid(minor: int) -> int:
+    return classid(BESIDE_HANDLE, minor)

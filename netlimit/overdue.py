@@ -1,0 +1,95 @@
+"""A window of confirmation that nobody has ended: its guard hangs, or is gone. The controller, which sees the window
+too, does then what the guard would."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from netlimit.kernel.base import Kernel
+from netlimit.records import Actor, Outcome, Window
+from netlimit.teardown import restore_nothing
+
+if TYPE_CHECKING:  # for the types alone: a store is handed over
+    from netlimit.store import Replica, Store
+
+OVERDUE_SECONDS = 3.0
+"""How long after the end of a window its guard is waited for."""
+
+log = logging.getLogger(__name__)
+
+
+def read_clock() -> float:
+    """Seconds since the machine started, asleep or awake: no wall clock, which may be set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Overdue:
+    """Watches over the window of confirmation, for the gateway `host`. In the database a window is undone once, however
+    many see that it is overdue; in the kernel each gateway does its part."""
+
+    def __init__(self, host: str, clock: Callable[[], float] = read_clock) -> None:
+        self._host = host
+        self._clock = clock
+        self._window: Window | None = None
+        self._end = 0.0
+        self._copied = False
+
+    def look(self, store: Store, kernel: Kernel, now: datetime) -> None:
+        """See whether a window is open, or has ended; undo one that is overdue. What comes back into force in the
+        kernel the next pass takes in. Raises StoreError, KernelError."""
+        last = store.window()
+        if last is not None and last.outcome is None:
+            self._follow(last, now)
+        elif self._window is not None:
+            self._end_with(last)
+        if self._window is None or not self._is_late():
+            return
+        window = self._window
+        ended = store.expire(window, Actor(f"controller of {self._host}"), now)
+        if ended is not None:
+            log.error("The guard has not ended the window of confirmation that %s has opened: revision %d has come "
+                      "back as revision %s. Does a guard run that hangs?",
+                      window.actor, window.base, ended.revision)  # fmt: skip
+        if self._host in window.paused and store.paused(self._host):
+            restore_nothing(store, kernel, self._host)
+        self._window = None
+
+    def look_alone(self, copy: Replica, kernel: Kernel) -> bool:
+        """The same without the database. The copy of what was applied last has not followed the window; whether it is
+        to be taken for what holds now. Raises KernelError, StoreError."""
+        if self._window is None or self._copied or not self._is_late():
+            return False
+        window, self._copied = self._window, True  # the window is kept: once it is back, the database is told at once
+        if self._host in window.paused:
+            restore_nothing(copy, kernel, self._host)
+            return False
+        if copy.revision() != window.base:
+            log.error("The window of confirmation is over, but the copy lacks revision %d, which is to come back.",
+                      window.base)  # fmt: skip
+            return False
+        log.error(
+            "The guard has not ended the window of confirmation: revision %d comes back from the copy.", window.base
+        )
+        return True
+
+    def _follow(self, window: Window, now: datetime) -> None:
+        if self._window is None or self._window.opened_at != window.opened_at:
+            self._end, self._copied = self._clock() + window.left(now), False
+        self._window = window
+
+    def _end_with(self, last: Window | None) -> None:
+        """Somebody has ended the window. Unless it was confirmed, a gateway that was paused is to be so again, which is
+        the guard's part."""
+        assert self._window is not None
+        undone = last is not None and last.opened_at == self._window.opened_at and last.outcome is not Outcome.CONFIRMED
+        if undone and self._host in self._window.paused:
+            self._end = min(self._end, self._clock())
+        else:
+            self._window = None
+
+    def _is_late(self) -> bool:
+        return self._clock() >= self._end + OVERDUE_SECONDS

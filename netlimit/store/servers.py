@@ -1,0 +1,56 @@
+"""Where the servers of a database are: as its URL says, as libpq's environment says, and as connections have found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+
+MOST_REACHED = 16
+"""Of so many servers that connections were made to, the last, the addresses are kept."""
+
+
+def find_servers(url: URL) -> tuple[str, ...]:
+    """The hosts that the driver is told, by name or address: by the URL or, where that says nothing, by the environment
+    (libpq, 34.15: PGHOST, PGHOSTADDR, PGSERVICE). None for SQLite, and for a socket in a directory."""
+    if url.get_backend_name() == "sqlite":
+        return ()
+    try:
+        told = url.get_dialect()().create_connect_args(url)[1]
+    except (SQLAlchemyError, ValueError):  # who opens it tells
+        return ()
+    said = {**_read_environment(), **told}
+    hosts = [each.strip() for name in ("hostaddr", "host") for each in str(said.get(name) or "").split(",")]
+    return tuple(dict.fromkeys(each for each in hosts if each and not each.startswith(("/", "@"))))
+
+
+def _read_environment() -> dict[str, str]:
+    """What libpq does without being told."""
+    try:
+        from psycopg import pq  # not everywhere: it is an extra
+    except ImportError:
+        return {}
+    known = pq.Conninfo.get_defaults()
+    return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in known if each.val is not None}
+
+
+class Reached:
+    """The addresses of the servers that connections were made to, whatever they are called: a service file, or a name
+    in the resolver, may say another one tomorrow."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, None] = {}
+
+    def note(self, connection: Any, _entry: object = None) -> None:
+        """Note where a connection leads; one by a socket leads nowhere, and not every driver tells."""
+        address = str(getattr(connection.info, "hostaddr", "")).partition("%")[0]
+        if address:
+            self._addresses.pop(address, None)
+            self._addresses[address] = None
+            for oldest in list(self._addresses)[:-MOST_REACHED]:
+                del self._addresses[oldest]
+
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, the latest last."""
+        return tuple(self._addresses)

@@ -1,0 +1,40 @@
+"""A connection to PostgreSQL that is given up when the server says nothing: one that has stopped, not gone, would be
+waited for without end, for its kernel goes on answering for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+
+SILENCE_SECONDS = 2.0
+"""The longest silence. Longer than locks are waited for, and than what a controller asks takes to be answered."""
+
+
+class ImpatientConnection(psycopg.Connection[Any]):
+    """Is closed, with psycopg.OperationalError, when nothing comes of the server for too long while it is asked."""
+
+    def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
+        """Wait for an answer."""
+        return super().wait(self._bound(gen), *arguments, **named)
+
+    def _bound(self, asking: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """The same question; psycopg looks in several times a second, whether something has come (`ready`) or not."""
+        heard = time.monotonic()
+        try:
+            wanted = next(asking)
+            while True:
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    heard = now
+                elif now - heard > SILENCE_SECONDS:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(
+                        f"the connection was given up: the server has said nothing for {SILENCE_SECONDS:g} seconds"
+                    )
+                wanted = asking.send(ready)
+        except StopIteration as ended:
+            return ended.value

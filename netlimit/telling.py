@@ -1,0 +1,84 @@
+"""What a controller has to tell the database, kept until that takes it: who holds a lock there must not keep the kernel
+from being looked at."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from netlimit.errors import Busy
+from netlimit.records import HostStatus, Repair, RuleCounters
+
+if TYPE_CHECKING:  # for the types alone: a store is handed over
+    from netlimit.store import Store
+
+MOST_REPAIRS = 200
+"""So many repairs are kept until they can be told, the newest; the database keeps no more either."""
+REST_SECONDS = 2.0
+"""After the database was busy, it is let alone for so long."""
+
+log = logging.getLogger(__name__)
+
+
+class Telling:
+    """The status, the counters and the repairs of one gateway that were not told yet. Of a status, and of the counters
+    of a rule, only the newest is kept."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._status: HostStatus | None = None
+        self._counts: dict[int, RuleCounters] = {}
+        self._repairs: deque[Repair] = deque(maxlen=MOST_REPAIRS)
+        self._rests_until = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something that was not told yet."""
+        return bool(self._status or self._counts or self._repairs)
+
+    def report(self, status: HostStatus) -> None:
+        """Note what the controller says of itself."""
+        self._status = status
+
+    def count(self, counts: Iterable[RuleCounters]) -> None:
+        """Note what rules have counted."""
+        self._counts |= {each.rule_id: each for each in counts}
+
+    def repair(self, repair: Repair) -> None:
+        """Note what was put right."""
+        self._repairs.append(repair)
+
+    def tell(self, store: Store) -> None:
+        """Tell all that was noted, unless the database is busy, or was a moment ago. Raises StoreError for all else."""
+        if time.monotonic() < self._rests_until:
+            return
+        try:
+            self._tell_all(store)
+        except Busy as error:
+            if not self._rests_until:
+                log.warning("%s What is to be told waits; limits are kept in force meanwhile.", error)
+            self._rests_until = time.monotonic() + REST_SECONDS
+        else:
+            self._rests_until = 0.0
+
+    def tell_copy(self, copy: Store) -> None:
+        """Tell a copy, in place of a database that is away: that one hears of repairs later."""
+        if self._status is not None:
+            copy.report(self._status)
+        self._status = None
+        self._counts.clear()  # it is asked for all of them when it is back
+
+    def _tell_all(self, store: Store) -> None:
+        while self._repairs:
+            first = self._repairs[0]
+            store.repaired(self._host, first.kind, first.found, first.took, first.at)
+            self._repairs.popleft()
+        if self._counts:
+            store.count(self._host, list(self._counts.values()))
+            self._counts.clear()
+        if self._status is not None:
+            store.report(self._status)
+            self._status = None

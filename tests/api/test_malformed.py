@@ -1,0 +1,27 @@
+"""A rule of which the database holds garbage is listed as it is, and can be replaced or deleted."""
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+
+from netlimit.store import Store
+
+SPOILT = ["target = 'garbage'", "rate = 'x'", "labels = '{'", "action = 'x'", "expires_at = 1e300"]
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_what_cannot_be_read_is_listed_and_can_go(client: httpx.Client, store: Store, spoilt: str) -> None:
+    for target in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+        assert client.post("/rules", json={"target": target, "rate": "5 packets/s"}).status_code == 201
+    engine = create_engine(store._database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE rules SET {spoilt} WHERE id IN (2, 3)"))  # noqa: S608
+    engine.dispose()
+    listed = client.get("/rules").json()["items"]
+    assert [each["status"]["state"] == "error" for each in listed] == [False, True, True]
+    assert "Replace rule 2" in listed[1]["status"]["message"]
+    for path in ("/rules/2", "/status", "/revisions", "/audit", "/explain?src=10.0.0.1&dst=10.0.0.2"):
+        assert client.get(path).status_code < 500, path
+    assert client.put("/rules/2", json={"target": "10.0.0.2", "rate": "5 packets/s"}).status_code == 200
+    assert client.delete("/rules/3").status_code == 204
+    assert [each["status"]["state"] == "error" for each in client.get("/rules").json()["items"]] == [False, False]

@@ -1,0 +1,176 @@
+"""Whoever asks much waits for himself: beside a flood of one token, or of none, others are served as if it were not."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from api import turns
+from api.turns import MOST_OF_ONE, Kind
+from netlimit.rules import Action, Rule
+from netlimit.store import Kept, Store
+from tests.api.server import TOKENS, connect
+
+RULES = 4000
+FLOODERS = 48
+PAGE = "/rules?limit=1000&state=pending"
+"""Dear: no index knows states, and a thousand rules are written."""
+ROUNDS, ASKED = 3, 5
+SECONDS, TIMES = 0.7, 15
+"""Slow is what takes longer than this, and so many times as long as alone, in each of the rounds."""
+
+
+@pytest.fixture
+def many_rules(store: Store) -> None:
+    targets = (ip_network(f"10.{n >> 8}.{n & 255}.7") for n in range(RULES))
+    store.add([Rule(target, Action.BLOCK, comment="x" * 50) for target in targets], "test", datetime.now(UTC))
+
+
+@contextmanager
+def flood(url: str, role: str | None, path: str) -> Iterator[Counter[int]]:
+    """Ask for it on many connections until the block ends. What was answered, by status."""
+    answers: Counter[int] = Counter()
+    ended = threading.Event()
+
+    def ask() -> None:
+        with connect(url, role) if role else httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+            while not ended.is_set():
+                answers[client.get(path).status_code] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(FLOODERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(1.0)
+        yield answers
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+class Halted:
+    """A question to the database that waits until it may go on."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.goes_on = threading.Event()
+        self._find = store.find
+        monkeypatch.setattr(store, "find", self.find)
+
+    def find(self, key: str) -> Kept | None:
+        self.asked += 1
+        self.goes_on.wait(30)
+        return self._find(key)
+
+
+def send(url: str, role: str) -> socket.socket:
+    """Ask for a rule."""
+    place = urlsplit(url)
+    connection = socket.create_connection((place.hostname, place.port), timeout=30)
+    head = (
+        f"GET /api/v1/rules/1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {TOKENS[role]}\r\n\r\n"
+    )
+    connection.sendall(head.encode())
+    return connection
+
+
+def read_status(connection: socket.socket) -> int:
+    """The status of the answer; nothing comes after it."""
+    with connection, connection.makefile("rb") as answer:
+        return int(answer.read().split()[1])
+
+
+def until(come: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not come():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_who_goes_away_while_he_waits_is_not_served_and_keeps_nobody(
+    url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
+    halted = Halted(store, monkeypatch)
+    most = MOST_OF_ONE[Kind.LOOK]
+    inside = [send(url, "viewer") for _ in range(most)]
+    until(lambda: halted.asked == most)
+    going = [send(url, "viewer") for _ in range(10)]
+    staying = [send(url, "viewer") for _ in range(3)]
+    time.sleep(0.3)
+    assert halted.asked == most
+    for connection in going:
+        connection.close()
+    time.sleep(0.3)
+    with connect(url, "operator") as other:
+        assert other.get("/status").status_code == 200
+    halted.goes_on.set()
+    assert [read_status(connection) for connection in (*inside, *staying)] == [200] * (most + 3)
+    assert halted.asked == most + 3
+
+
+def test_who_has_too_many_in_line_is_told_to_come_back(
+    url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MOST_IN_LINE", 2)
+    client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
+    halted = Halted(store, monkeypatch)
+    most = MOST_OF_ONE[Kind.LOOK]
+    sent = [send(url, "viewer") for _ in range(most)]
+    until(lambda: halted.asked == most)
+    sent += [send(url, "viewer") for _ in range(2)]
+    time.sleep(0.3)
+    with connect(url, "viewer") as viewer:
+        refused = viewer.get("/rules/1")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+    halted.goes_on.set()
+    assert [read_status(connection) for connection in sent] == [200] * (most + 2)
+
+
+def measure(client: httpx.Client, change: bool) -> float:
+    """How long an answer takes, as a rule."""
+    took = []
+    for number in range(ASKED):
+        began = time.monotonic()
+        answer = client.patch("/rules/1", json={"comment": str(number)}) if change else client.get("/rules/1")
+        took.append(time.monotonic() - began)
+        assert answer.status_code == 200
+    return statistics.median(took)
+
+
+@pytest.mark.usefixtures("many_rules")
+@pytest.mark.parametrize(
+    ("flooding", "path", "asking"),
+    [
+        ("viewer", PAGE, "admin"),
+        ("viewer", PAGE, "operator"),
+        ("admin", PAGE, "operator"),
+        (None, "/metrics", "admin"),
+    ],
+)
+def test_beside_a_flood_others_are_served(url: str, flooding: str | None, path: str, asking: str) -> None:
+    with connect(url, asking) as client:
+        for change in (True, False):
+            rounds = []
+            for _ in range(ROUNDS):
+                alone = measure(client, change)
+                with flood(url, flooding, path) as answers:
+                    beside = measure(client, change)
+                rounds.append((round(alone, 3), round(beside, 3), dict(answers)))
+                if beside < max(SECONDS, TIMES * alone):
+                    break
+            else:
+                pytest.fail(f"alone, and beside the flood: {rounds} s")
+            print(rounds)

@@ -1,0 +1,107 @@
+"""While something is not as it was applied and cannot be put right, or is undone over and over, the rules concerned are
+not applied; they are again when peace is made."""
+
+import pytest
+
+from netlimit.controller import Controller
+from netlimit.drift import CALM_SECONDS, LAST_REST, MOST_REPAIRS
+from netlimit.records import State
+from netlimit.rules import Rule
+from tests.controller.conftest import Site
+from tests.controller.test_drift import look
+from tests.controller.test_mishaps import run
+from tests.unit.shapes import HOME
+
+
+@pytest.fixture
+def rules(site: Site) -> tuple[Rule, Rule, Rule, Rule]:
+    """One that is blocked (raw), one that is limited (mangle), one of IPv6, and one that is shaped."""
+    site.kernel.routes = HOME
+    made = (
+        site.add(target="10.0.0.1", action="block"),
+        site.add(target="10.0.0.2", rate="5 packets/s"),
+        site.add(target="fd00::1", rate="5 packets/s"),
+        site.add(target="10.0.0.3", action="shape", rate="5 Mbit/s", direction="to"),
+    )
+    look(site)
+    return made
+
+
+def fight(site: Site, undo: object) -> None:
+    for _ in range(MOST_REPAIRS + 2):
+        undo()  # type: ignore[operator]
+        for _ in range(20):  # all sets are looked at in turn
+            look(site)
+
+
+def states(site: Site) -> dict[int, State]:
+    return {rule_id: each.state for rule_id, each in site.store.marked("gw").items() if each.state is State.ERROR}
+
+
+def end(site: Site, kind: str) -> None:
+    times = site.controller._repairs._times[kind]
+    times[-1] -= CALM_SECONDS + LAST_REST
+    for _ in range(20):
+        look(site)
+    times[-1] -= CALM_SECONDS + LAST_REST * 2
+    look(site)
+
+
+def test_a_fight_over_chains_of_one_table_concerns_the_rules_in_it(
+    site: Site, rules: tuple[Rule, Rule, Rule, Rule]
+) -> None:
+    def undo() -> None:
+        for chain in [each for each in site.kernel.chains if (each.family, each.table) == (4, "mangle")]:
+            del site.kernel.chains[chain]
+
+    fight(site, undo)
+    assert states(site) == {rules[0].id: State.ERROR, rules[1].id: State.ERROR}, "the block stands there, too"
+    assert "undoes the chains of netlimit over and over" in site.store.marked("gw")[rules[1].id].message
+    assert site.controller.standing() == (2, 2)
+    end(site, "chains")
+    assert states(site) == {}
+    assert site.controller.standing() == (4, 0)
+
+
+def test_a_fight_over_an_entry_concerns_its_rule_alone(site: Site, rules: tuple[Rule, Rule, Rule, Rule]) -> None:
+    def undo() -> None:
+        for held in site.kernel.elements.values():
+            held.pop("10.0.0.1", None)
+
+    fight(site, undo)
+    assert states(site) == {rules[0].id: State.ERROR}
+    end(site, "entries")
+    assert states(site) == {}
+
+
+def test_a_fight_over_queues_concerns_what_is_shaped(site: Site, rules: tuple[Rule, Rule, Rule, Rule]) -> None:
+    fight(site, site.kernel.trees.clear)
+    assert states(site) == {rules[3].id: State.ERROR}
+
+
+def test_what_comes_while_there_is_a_fight_is_not_in_error(site: Site, rules: tuple[Rule, Rule, Rule, Rule]) -> None:
+    fight(site, lambda: [held.pop("10.0.0.1", None) for held in site.kernel.elements.values()])
+    new = site.add(target="10.0.0.9", action="block")
+    look(site)
+    assert new.id not in states(site)
+    site.store.remove(rules[0].id, "test", site.clock())
+    look(site)
+    assert states(site) == {}
+
+
+def test_while_the_kernel_refuses_a_repair_the_rules_are_in_error(
+    site: Site, rules: tuple[Rule, Rule, Rule, Rule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Controller, "_back_off", lambda self, retry, stopped: retry)
+    monkeypatch.setattr(Controller, "_wait", lambda self: None)
+    for chain in [each for each in site.kernel.chains if (each.family, each.table) == (4, "raw")]:
+        del site.kernel.chains[chain]
+    for _ in range(3):
+        site.kernel.fail_at(0)
+        site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+        run(site, 1)
+    assert states(site) == {rules[0].id: State.ERROR}
+    assert "cannot be put right" in site.store.marked("gw")[rules[0].id].message
+    run(site, 2)
+    assert states(site) == {}
+    assert site.send("10.0.0.1") == ["drop"]

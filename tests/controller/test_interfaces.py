@@ -1,0 +1,82 @@
+"""A rule for an interface by which no packet seems to come or go says so, and holds as soon as one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.records import State
+from netlimit.tree import Device, Topology
+from tests.controller.conftest import Site
+
+LAN, WAN = Device(1, True), Device(2, True)
+BRIDGE = Device(9, True, "bridge")
+
+
+def stand(site: Site, rule_id: int) -> tuple[State | None, str]:
+    """How a rule stands after the devices were looked at."""
+    site.controller.tick()
+    found = site.store.marked("gw").get(rule_id)
+    return (found.state, found.message) if found else (None, "")
+
+
+def test_a_device_that_becomes_a_port_and_is_none_any_more(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": LAN, "wan": WAN})
+    rule = site.add(target="10.1.0.2", rate="1 packets/day", interface="lan")
+    assert stand(site, rule.id) == (None, "")
+
+    site.kernel.routes = Topology({"lan": Device(1, True, master="br0"), "wan": WAN, "br0": BRIDGE})
+    state, message = stand(site, rule.id)
+    assert state is State.ERROR
+    assert "port of the bridge br0" in message
+    (status,) = site.store.hosts()
+    assert (status.desired, status.enforced) == (1, 0)
+
+    site.kernel.routes = Topology({"lan": LAN, "wan": WAN, "br0": BRIDGE})
+    assert stand(site, rule.id) == (None, "")
+    assert site.send("10.1.0.2", times=3) == ["accept", "drop", "drop"]
+
+
+@pytest.mark.parametrize("kind", ["bond", "team", "openvswitch"])
+def test_the_slaves_of_others(site: Site, kind: str) -> None:
+    site.kernel.routes = Topology({"lan": Device(1, True, master="up0"), "up0": Device(9, True, kind)})
+    state, message = stand(site, site.add(target="10.1.0.2", action="block", interface="lan").id)
+    assert state is State.ERROR
+    assert "up0" in message
+
+
+def test_loopback_is_never_touched(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": LAN})
+    state, message = stand(site, site.add(target="127.0.0.5", rate="1 packets/day", interface="lo").id)
+    assert state is State.ERROR
+    assert "loopback" in message
+
+
+def test_a_device_that_is_not_there_yet(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": LAN})
+    rule = site.add(target="10.1.0.2", rate="1 packets/day", interface="ppp0")
+    state, message = stand(site, rule.id)
+    assert state is State.ERROR
+    assert "no device ppp0" in message
+    assert "lan" in message
+    site.kernel.routes = Topology({"lan": LAN, "ppp0": Device(7, True)})
+    assert stand(site, rule.id) == (None, "")
+
+
+def test_a_vrf_hides_its_devices_only_behind_the_routing(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": Device(1, True, master="red"), "red": Device(9, True, "vrf")})
+    state, message = stand(site, site.add(target="10.1.0.2", rate="5 packets/s", interface="lan").id)
+    assert state is State.DEGRADED
+    assert "VRF red" in message
+
+
+def test_what_is_shaped_on_a_port_is_told_too(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": Device(1, True, master="br0"), "br0": BRIDGE})
+    shape = {"action": "shape", "direction": "to", "interface": "lan"}
+    host = site.add(target="10.1.0.2", rate="1 Mbit/s", **shape)
+    cap = site.add(target="0.0.0.0/0", rate="9 Mbit/s", per="target", **shape)
+    state, message = stand(site, host.id)
+    assert state is State.ERROR
+    assert "port of the bridge br0" in message
+    assert stand(site, cap.id) == (None, ""), "all that a port sends can be capped"
+    site.kernel.routes = Topology({"lan": LAN})
+    assert stand(site, host.id)[0] is not State.ERROR

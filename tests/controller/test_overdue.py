@@ -1,0 +1,163 @@
+"""A guard that hangs leaves a window of confirmation open past its end: the controller undoes it, once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from netlimit import guard as guarding
+from netlimit import overdue
+from netlimit.controller import Controller, Setup
+from netlimit.errors import StoreError
+from netlimit.guard import Guard
+from netlimit.records import Actor, Outcome
+from netlimit.store import open_replica
+from tests.controller.conftest import Site
+
+CLIENT = "10.0.0.1"
+LATE = 0.5
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overdue, "OVERDUE_SECONDS", LATE)
+
+
+def cut(site: Site, seconds: int = 1, paused: tuple[str, ...] = ()) -> float:
+    """Open a window that the controller sees, and cut the client off. Returns when that began."""
+    began = time.monotonic()
+    site.store.open_window(seconds, "test", site.clock(), paused=paused)
+    tick(site)
+    site.add(target=CLIENT, action="block")
+    tick(site)
+    assert site.send(CLIENT) == ["drop"]
+    return began
+
+
+def tick(site: Site) -> None:
+    site.controller._due["window"] = 0.0
+    site.controller.tick()
+
+
+def wait(site: Site, come: Callable[[], bool], seconds: float = 10.0) -> float:
+    began = time.monotonic()
+    while not come():
+        assert time.monotonic() - began < seconds
+        tick(site)
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def is_open(site: Site) -> bool:
+    return site.send(CLIENT) == ["accept"]
+
+
+def test_what_the_guard_does_not_undo_the_controller_does(site: Site) -> None:
+    began = cut(site)
+    wait(site, lambda: is_open(site))
+    assert 1 + LATE < time.monotonic() - began < 1 + LATE + 5
+    window = site.store.window()
+    assert window is not None
+    assert (window.outcome, window.revision) == (Outcome.EXPIRED, 2)
+    assert site.store.select()[1] == 0
+    assert site.store.audit()[0].actor == "controller of gw"
+    for _ in range(3):
+        tick(site)
+    assert site.store.revision() == 2
+
+
+def test_the_guard_that_wakes_up_undoes_nothing_again(site: Site, tmp_path: Path) -> None:
+    """Nor what has been changed since."""
+    cut(site)
+    window = site.store.window()
+    assert window is not None
+    guard = Guard(site.store, "gw", lambda: site.kernel, lambda source, kernel: site.restart(), lambda: None)  # type: ignore[arg-type, return-value]
+    snapshot = guard._remember(window)
+    wait(site, lambda: is_open(site))
+    site.add(target="10.0.0.2", action="block")
+    tick(site)
+    guard._undo(window, snapshot, overdue.read_clock() - 60)
+    assert site.store.revision() == 3
+    assert site.send("10.0.0.2") == ["drop"]
+
+
+def test_the_guard_that_wakes_up_without_a_database_puts_nothing_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(site)
+    window = site.store.window()
+    assert window is not None
+    monkeypatch.setattr(guarding, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(site.kernel, "controlled", lambda: True)
+    guard = Guard(site.store, "gw", lambda: site.kernel, lambda source, kernel: site.restart(), lambda: None)  # type: ignore[arg-type, return-value]
+    snapshot = guard._remember(window)
+    wait(site, lambda: is_open(site))
+    site.add(target="10.0.0.2", action="block")
+    tick(site)
+    asked: list[int] = []
+
+    def fail(*arguments: object) -> None:
+        asked.append(1)
+        if len(asked) < 4:
+            raise StoreError("It is away.")
+
+    monkeypatch.setattr(site.store, "expire", fail)
+    monkeypatch.setattr(guard, "_restore", lambda *arguments: pytest.fail("The kernel was put back again."))
+    thread = threading.Thread(target=guard._undo, args=[window, snapshot, overdue.read_clock() - 60])
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert site.send("10.0.0.2") == ["drop"]
+
+
+def test_what_was_confirmed_stays(site: Site) -> None:
+    cut(site)
+    site.store.confirm(Actor("test"), site.clock())
+    time.sleep(1 + LATE)
+    tick(site)
+    assert not is_open(site)
+    assert site.store.revision() == 1
+
+
+@pytest.mark.parametrize("by", ["controller", "another gateway"])
+def test_what_was_not_ours_to_begin_with_is_taken_out(site: Site, by: str) -> None:
+    cut(site, paused=("gw",))
+    if by == "another gateway":
+        site.store.abandon(Actor("test"), site.clock())
+    wait(site, lambda: is_open(site) and not site.kernel.structure().sets)
+    assert site.store.paused("gw")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_moves_no_end(site: Site, hours: int) -> None:
+    began = cut(site)
+    site.clock.pass_by(hours=hours)
+    wait(site, lambda: is_open(site))
+    assert 1 + LATE < time.monotonic() - began < 1 + LATE + 5
+
+
+def test_without_the_database_the_copy_comes_back(site: Site, tmp_path: Path) -> None:
+    replica = open_replica(tmp_path / "controller", "gw")
+    setup = Setup("gw", "fake")
+    site.controller = Controller(site.store, site.kernel, setup, site.clock, replica)
+    site.add(target="10.0.0.2", action="block")
+    tick(site)
+    cut(site)
+    assert site.controller._go_on_without(StoreError("It is gone."))
+    site.controller._outage.over = lambda: False  # type: ignore[union-attr, method-assign]
+    wait(site, lambda: is_open(site))
+    assert site.send("10.0.0.2") == ["drop"]
+    window = site.store.window()
+    assert window is not None
+    assert window.outcome is None
+    site.controller._outage.over = lambda: True  # type: ignore[union-attr, method-assign]
+    site.controller.tick()
+    assert is_open(site), "and not for a moment is it as it was in the window"
+    window = site.store.window()
+    assert window is not None
+    assert window.outcome is Outcome.EXPIRED
+    replica.close()

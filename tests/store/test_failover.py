@@ -1,0 +1,116 @@
+"""A server that lags takes the place of the one that was asked before: numbers of revisions go back, and on again with
+something else under them. Whoever knows the former has what the new one says soon."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from netlimit.controller import Controller, Setup
+from netlimit.kernel.fake import FakeKernel
+from netlimit.l7.assignments import Assignments
+from netlimit.l7.sources import Sources
+from netlimit.records import HostStatus
+from netlimit.rules import Rule, parse_rule
+from netlimit.store import Store, open_replica
+
+NOW = datetime.now(UTC)
+"""The same on both servers: nothing is told from the time."""
+
+
+class Pair:
+    """A primary, and a replica that has all of it up to the moment at which this was made."""
+
+    def __init__(self, directory: Path, first: str) -> None:
+        self.asked = Store(first)
+        add(self.asked, "10.0.0.1")
+        put(self.asked, "auth", 1)
+        self.asked.close()
+        shutil.copy(first.removeprefix("sqlite:///"), directory / "lagging.db")
+        self.lagging = Store(f"sqlite:///{directory}/lagging.db")
+
+    def fail_over(self) -> None:
+        """What was asked of the one is asked of the other, by the same process."""
+        self.asked._database, self.lagging._database = self.lagging._database, self.asked._database
+
+
+@pytest.fixture
+def pair(sqlite_url: str, tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path, sqlite_url)
+    yield pair
+    pair.asked.close()
+    pair.lagging.close()
+
+
+def add(store: Store, target: str) -> Rule:
+    return store.add([parse_rule({"target": target, "action": "block"}, NOW)], "test", NOW)[0]
+
+
+def put(store: Store, domain: str, number: int) -> None:
+    text = f"domain: {domain}\ndescriptors:\n- key: path\n  rate_limit: {{unit: second, requests_per_unit: {number}}}\n"
+    store.put_limits(domain, text, "application/yaml", "test", NOW)
+
+
+@pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
+def test_a_controller_and_its_copy_hold_what_the_new_server_says(pair: Pair, more: int, tmp_path: Path) -> None:
+    replica = open_replica(tmp_path / "controller", "gw")
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"), replica=replica)
+    add(pair.asked, "10.0.0.2")
+    controller.sync()
+    assert set(controller._compiled.fragments) == {1, 2}
+
+    targets = ["10.0.0.1/32", *(f"10.0.0.{9 + number}/32" for number in range(more))]
+    for target in targets[1:]:
+        add(pair.lagging, target)
+    pair.fail_over()
+    controller.sync()
+    assert sorted(str(each.target) for each in controller._store.load("gw")[1]) == sorted(targets)
+    held = {key for fragment in controller._compiled.fragments.values() for key in fragment.keys}
+    assert held == {target.removesuffix("/32") for target in targets}
+    assert sorted(str(each.target) for each in replica.load("gw")[1]) == sorted(targets)
+    replica.close()
+
+
+@pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
+def test_the_limiter_has_the_documents_of_the_new_server(pair: Pair, more: int) -> None:
+    sources = Sources(database=pair.asked)
+    put(pair.asked, "auth", 77)
+    sources.refresh()
+    assert "77" in str(sources._rows.good["auth"].root)  # type: ignore[union-attr]
+
+    for number in range(more):
+        put(pair.lagging, "auth", 5 + number)
+    pair.fail_over()
+    sources.refresh()
+    assert sources._rows.good["auth"] == read_anew(pair.asked)  # type: ignore[union-attr]
+
+
+def read_anew(store: Store) -> object:
+    fresh = Sources(database=store)
+    fresh.refresh()
+    return fresh._rows.good["auth"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
+def test_the_limiter_enforces_the_rules_of_the_new_server(pair: Pair, more: int) -> None:
+    for store in (pair.asked, pair.lagging):
+        store.report(HostStatus(host="gw", backend="l7"))
+    pair.asked.assign("gw", {1: 1, 2: 2, 3: 3}, ())
+    serial = pair.asked.assigned("gw").serial
+    assignments = Assignments(pair.asked, "gw")
+    add(pair.asked, "10.0.0.2")
+    assignments.refresh()
+    assert set(assignments._known) == {1, 2}
+
+    targets = {"10.0.0.1/32", *(f"10.0.0.{9 + number}/32" for number in range(more))}
+    for target in sorted(targets)[1:]:
+        add(pair.lagging, target)
+    pair.lagging.assign("gw", {1: 1, 2: 2, 3: 3}, ())
+    pair.fail_over()
+    assert serial != pair.asked.assigned("gw").serial
+    assignments.refresh()
+    assert {str(rule.target) for rule in assignments._known.values()} == targets

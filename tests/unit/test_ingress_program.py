@@ -1,0 +1,29 @@
+"""The program on the ingress: what it does is told by a revision, for one of before must give way to one of now."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+from netlimit.ingress import REVISION, Ingress, IngressLane
+from netlimit.kernel.program import write_program
+
+OWN = ("10.1.0.1", "fd00:1::1")
+LANES = tuple(
+    lane
+    for family in (4, 6)
+    for lane in (
+        IngressLane(f"to{family}", family, "dst"),
+        IngressLane(f"dns{family}", family, "src", "udp", ((53, 53),)),
+    )
+)
+WRITTEN = {2: "0ddb93a7449165e1"}
+"""By revision, what is written for the same lanes. Another program needs another revision."""
+
+
+def test_another_program_has_another_revision() -> None:
+    entries, seen = SimpleNamespace(fd=3), SimpleNamespace(fd=4)
+    maps: Any = entries, seen
+    text = write_program(Ingress(("lan",), OWN, LANES), 7, *maps)
+    assert sha256(text).hexdigest()[:16] == WRITTEN[REVISION]
