@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from netlimit import controller as controllers
 from netlimit import guard as guarding
 from netlimit import overdue
 from netlimit.controller import Controller, Setup
@@ -19,23 +22,39 @@ from netlimit.store import open_replica
 from tests.controller.conftest import Site
 
 CLIENT = "10.0.0.1"
-LATE = 0.5
+PATIENCE = 60.0
+LATE = 1 + overdue.OVERDUE_SECONDS
+"""So many seconds after a window of one second has been seen, the controller ends it."""
+
+
+@dataclass
+class Elapsed:
+    """The seconds by which controllers know what is overdue: they pass when a test says so."""
+
+    seconds: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overdue, "OVERDUE_SECONDS", LATE)
+def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    elapsed = Elapsed()
+    monkeypatch.setattr(controllers, "Overdue", partial(overdue.Overdue, clock=elapsed))
+    monkeypatch.setattr(guarding, "RECORD_SECONDS", PATIENCE)
+    return elapsed
 
 
-def cut(site: Site, seconds: int = 1, paused: tuple[str, ...] = ()) -> float:
-    """Open a window that the controller sees, and cut the client off. Returns when that began."""
-    began = time.monotonic()
-    site.store.open_window(seconds, "test", site.clock(), paused=paused)
+def cut(site: Site, paused: tuple[str, ...] = ()) -> None:
+    """Open a window of one second that the controller sees, and cut the client off."""
+    site.store.open_window(1, "test", site.clock(), paused=paused)
     tick(site)
     site.add(target=CLIENT, action="block")
     tick(site)
     assert site.send(CLIENT) == ["drop"]
-    return began
 
 
 def tick(site: Site) -> None:
@@ -43,23 +62,32 @@ def tick(site: Site) -> None:
     site.controller.tick()
 
 
-def wait(site: Site, come: Callable[[], bool], seconds: float = 10.0) -> float:
-    began = time.monotonic()
+def wait(site: Site, come: Callable[[], bool]) -> None:
+    """Let the controller work until it has come, while no seconds pass."""
+    end = time.monotonic() + PATIENCE
     while not come():
-        assert time.monotonic() - began < seconds
+        assert time.monotonic() < end
         tick(site)
         time.sleep(0.02)
-    return time.monotonic() - began
+
+
+def wait_until_late(site: Site, elapsed: Elapsed, late: float = LATE) -> None:
+    """Until the window is overdue, and what it changed is undone: not before."""
+    elapsed.pass_by(late - 0.1)
+    for _ in range(3):
+        tick(site)
+    assert not is_open(site)
+    elapsed.pass_by(0.2)
+    wait(site, lambda: is_open(site))
 
 
 def is_open(site: Site) -> bool:
     return site.send(CLIENT) == ["accept"]
 
 
-def test_what_the_guard_does_not_undo_the_controller_does(site: Site) -> None:
-    began = cut(site)
-    wait(site, lambda: is_open(site))
-    assert 1 + LATE < time.monotonic() - began < 1 + LATE + 5
+def test_what_the_guard_does_not_undo_the_controller_does(site: Site, elapsed: Elapsed) -> None:
+    cut(site)
+    wait_until_late(site, elapsed)
     window = site.store.window()
     assert window is not None
     assert (window.outcome, window.revision) == (Outcome.EXPIRED, 2)
@@ -70,14 +98,14 @@ def test_what_the_guard_does_not_undo_the_controller_does(site: Site) -> None:
     assert site.store.revision() == 2
 
 
-def test_the_guard_that_wakes_up_undoes_nothing_again(site: Site, tmp_path: Path) -> None:
+def test_the_guard_that_wakes_up_undoes_nothing_again(site: Site, elapsed: Elapsed) -> None:
     """Nor what has been changed since."""
     cut(site)
     window = site.store.window()
     assert window is not None
     guard = Guard(site.store, "gw", lambda: site.kernel, lambda source, kernel: site.restart(), lambda: None)  # type: ignore[arg-type, return-value]
     snapshot = guard._remember(window)
-    wait(site, lambda: is_open(site))
+    wait_until_late(site, elapsed)
     site.add(target="10.0.0.2", action="block")
     tick(site)
     guard._undo(window, snapshot, overdue.read_clock() - 60)
@@ -86,7 +114,7 @@ def test_the_guard_that_wakes_up_undoes_nothing_again(site: Site, tmp_path: Path
 
 
 def test_the_guard_that_wakes_up_without_a_database_puts_nothing_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(site)
     window = site.store.window()
@@ -95,7 +123,7 @@ def test_the_guard_that_wakes_up_without_a_database_puts_nothing_back(
     monkeypatch.setattr(site.kernel, "controlled", lambda: True)
     guard = Guard(site.store, "gw", lambda: site.kernel, lambda source, kernel: site.restart(), lambda: None)  # type: ignore[arg-type, return-value]
     snapshot = guard._remember(window)
-    wait(site, lambda: is_open(site))
+    wait_until_late(site, elapsed)
     site.add(target="10.0.0.2", action="block")
     tick(site)
     asked: list[int] = []
@@ -109,38 +137,41 @@ def test_the_guard_that_wakes_up_without_a_database_puts_nothing_back(
     monkeypatch.setattr(guard, "_restore", lambda *arguments: pytest.fail("The kernel was put back again."))
     thread = threading.Thread(target=guard._undo, args=[window, snapshot, overdue.read_clock() - 60])
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert site.send("10.0.0.2") == ["drop"]
 
 
-def test_what_was_confirmed_stays(site: Site) -> None:
+def test_what_was_confirmed_stays(site: Site, elapsed: Elapsed) -> None:
     cut(site)
     site.store.confirm(Actor("test"), site.clock())
-    time.sleep(1 + LATE)
-    tick(site)
+    elapsed.pass_by(LATE + 0.1)
+    for _ in range(3):
+        tick(site)
     assert not is_open(site)
     assert site.store.revision() == 1
 
 
 @pytest.mark.parametrize("by", ["controller", "another gateway"])
-def test_what_was_not_ours_to_begin_with_is_taken_out(site: Site, by: str) -> None:
+def test_what_was_not_ours_to_begin_with_is_taken_out(site: Site, elapsed: Elapsed, by: str) -> None:
     cut(site, paused=("gw",))
     if by == "another gateway":
         site.store.abandon(Actor("test"), site.clock())
-    wait(site, lambda: is_open(site) and not site.kernel.structure().sets)
+        tick(site)
+    wait_until_late(site, elapsed, LATE if by == "controller" else overdue.OVERDUE_SECONDS)
+    wait(site, lambda: not site.kernel.structure().sets)
+    assert is_open(site)
     assert site.store.paused("gw")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set_moves_no_end(site: Site, hours: int) -> None:
-    began = cut(site)
+def test_a_clock_that_is_set_moves_no_end(site: Site, elapsed: Elapsed, hours: int) -> None:
+    cut(site)
     site.clock.pass_by(hours=hours)
-    wait(site, lambda: is_open(site))
-    assert 1 + LATE < time.monotonic() - began < 1 + LATE + 5
+    wait_until_late(site, elapsed)
 
 
-def test_without_the_database_the_copy_comes_back(site: Site, tmp_path: Path) -> None:
+def test_without_the_database_the_copy_comes_back(site: Site, elapsed: Elapsed, tmp_path: Path) -> None:
     replica = open_replica(tmp_path / "controller", "gw")
     setup = Setup("gw", "fake")
     site.controller = Controller(site.store, site.kernel, setup, site.clock, replica)
@@ -149,7 +180,7 @@ def test_without_the_database_the_copy_comes_back(site: Site, tmp_path: Path) ->
     cut(site)
     assert site.controller._go_on_without(StoreError("It is gone."))
     site.controller._outage.over = lambda: False  # type: ignore[union-attr, method-assign]
-    wait(site, lambda: is_open(site))
+    wait_until_late(site, elapsed)
     assert site.send("10.0.0.2") == ["drop"]
     window = site.store.window()
     assert window is not None
