@@ -7,7 +7,6 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -16,7 +15,7 @@ from netlimit.roles import Role
 from netlimit.settings import Settings
 from netlimit.store import Store
 from netlimit.tokens import find_handle, hash_token, verify_token
-from tests.api.server import connect, serve
+from tests.api.server import ask, connect, get, serve
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -40,7 +39,7 @@ def find_active(store: Store, secret: str) -> list[str]:
 def test_without_a_known_token_nothing_is_shown(url: str, header: str | bytes | None) -> None:
     for method, address in (("GET", "/rules"), ("POST", "/rules"), ("GET", "/rules/1"), ("GET", "/status")):
         headers = {} if header is None else {"Authorization": header}
-        answer = httpx.request(method, f"{url}/api/v1{address}", headers=headers, trust_env=False)  # type: ignore[arg-type]
+        answer = ask(method, f"{url}/api/v1{address}", headers=headers)
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="netlimit"')
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -61,7 +60,7 @@ def test_a_viewer_may_only_look(url: str) -> None:
 
 def test_some_doors_are_open(url: str) -> None:
     for address in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
-        assert httpx.get(url + address, trust_env=False).status_code == 200, address
+        assert get(url + address).status_code == 200, address
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,8 @@ def test_some_doors_are_open(url: str) -> None:
 )
 def test_metrics_are_open_on_this_host_only(settings: Settings, store: Store, listen: str, status: int) -> None:
     with serve(Settings(database_url=settings.database_url, listen=listen), store) as url:  # type: ignore[arg-type]
-        assert httpx.get(f"{url}/metrics", trust_env=False).status_code == status
-        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        assert get(f"{url}/metrics").status_code == status
+        assert get(f"{url}/healthz").status_code == 200
         with connect(url, "viewer") as viewer:
             assert viewer.get(f"{url}/metrics").status_code == 200
 
@@ -89,10 +88,10 @@ def test_a_token_that_is_revoked_is_refused_within_a_second(
     monkeypatch.setattr("api.doorkeeper._FRESH_SECONDS", 0)
     token, secret = store.issue_token("guest", Role.VIEWER, datetime.now(UTC), None, "test")
     headers = {"Authorization": f"Bearer {secret}"}
-    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
-        assert client.get("/rules").status_code == 200
+    with connect(url, "viewer") as client:
+        assert client.get("/rules", headers=headers).status_code == 200
         store.revoke_token(token.id, datetime.now(UTC))
-        assert client.get("/rules").status_code == 401
+        assert client.get("/rules", headers=headers).status_code == 401
 
 
 def test_a_token_that_has_expired_is_refused(url: str, store: Store) -> None:
@@ -101,7 +100,7 @@ def test_a_token_that_has_expired_is_refused(url: str, store: Store) -> None:
     _, longer = store.issue_token("longer", Role.VIEWER, NOW, now + timedelta(hours=1), "test")
     for secret, status in ((brief, 401), (longer, 200)):
         headers = {"Authorization": f"Bearer {secret}"}
-        assert httpx.get(f"{url}/api/v1/rules", headers=headers, trust_env=False).status_code == status
+        assert get(f"{url}/api/v1/rules", headers=headers).status_code == status
 
 
 def test_a_hash_is_salted_and_says_how_it_was_made() -> None:

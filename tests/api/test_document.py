@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from netlimit.store import Store
-from tests.api.server import TOKENS, Controller
+from tests.api.server import TOKENS, Controller, get
 
 SEED = 20_260_701
 EXAMPLES = 7
@@ -29,7 +29,7 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "412", "422", "42
 
 @pytest.fixture
 def document(url: str) -> dict[str, Any]:
-    return dict(httpx.get(f"{url}/openapi.json", trust_env=False).json())
+    return dict(get(f"{url}/openapi.json").json())
 
 
 def operations(document: dict[str, Any]) -> Iterator[Operation]:

@@ -12,13 +12,15 @@ from netlimit.controller import Controller, Setup
 from netlimit.kernel.fake import FakeKernel
 from netlimit.settings import Settings
 from netlimit.store import Store
+from tests.api.server import PATIENCE
 
 OFFICE = {"name": "office", "target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"}
 LAPTOP = {"target": "10.1.0.5", "rate": "5 packets/s"}
 
 
 @pytest.fixture
-def gateway(settings: Settings) -> Iterator[FakeKernel]:
+def gateway(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
+    monkeypatch.setattr("api.preview.ANSWER_SECONDS", PATIENCE)
     store, kernel = Store(settings.database_url), FakeKernel()
     controller, end = Controller(store, kernel, Setup("gw1", "iptables")), threading.Event()
     controller.tick()
@@ -33,7 +35,7 @@ def gateway(settings: Settings) -> Iterator[FakeKernel]:
 def test_a_rule_is_explained_by_every_gateway_and_not_kept(
     client: httpx.Client, gateway: FakeKernel, store: Store
 ) -> None:
-    assert client.post("/rules", json=OFFICE, headers={"Prefer": "wait=5"}).status_code == 201
+    assert client.post("/rules", json=OFFICE, headers={"Prefer": "wait=60"}).status_code == 201
     audit, applied = store.audit(), len(gateway.applied)
     answer = client.post("/rules?dry_run=true", json=LAPTOP)
     assert answer.status_code == 200
@@ -59,7 +61,7 @@ def test_the_same_traffic_twice_is_refused_as_for_real(client: httpx.Client, sto
 
 
 def test_a_change_is_tried_too(client: httpx.Client, gateway: FakeKernel, store: Store) -> None:
-    client.post("/rules", json=OFFICE, headers={"Prefer": "wait=5"})
+    client.post("/rules", json=OFFICE, headers={"Prefer": "wait=60"})
     changed = "Rule 1 (office) changes from 100 packets/s to 200 packets/s: "
     tried = client.patch("/rules/office?dry_run=true", json={"rate": "200 packets/s"})
     assert tried.json()["preview"]["words"][0].startswith(changed)

@@ -15,7 +15,7 @@ import pytest
 from netlimit.records import Counts, HostStatus, RuleCounters
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import Controller, connect, serve
+from tests.api.server import PATIENCE, Controller, connect, get, serve
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 SINCE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -37,12 +37,15 @@ def reading(rule_id: int, number: int, as_of: datetime) -> RuleCounters:
     return RuleCounters(rule_id, counts, counts, SINCE, as_of)
 
 
-def test_the_plan_is_the_controllers(client: httpx.Client, controller: Controller) -> None:
+def test_the_plan_is_the_controllers(
+    client: httpx.Client, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.plan.ANSWER_SECONDS", PATIENCE)
     controller.answers["plan"] = lambda argument: {"words": WORDS, "text": "add 10.1.2.3 to nl-1", "steps": STEPS}
     controller.start()
     begin = time.monotonic()
     answer = client.get("/plan")
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < PATIENCE / 2, "nothing is waited for once it is there"
     assert answer.json() == {
         "words": WORDS,
         "text": "add 10.1.2.3 to nl-1",
@@ -55,7 +58,7 @@ def test_the_plan_is_the_controllers(client: httpx.Client, controller: Controlle
 def test_the_plans_of_several_are_told_apart(
     client: httpx.Client, controller: Controller, second: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.plan.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("api.plan.ANSWER_SECONDS", PATIENCE)
     answer = {"words": [], "text": "nothing to do", "steps": []}
     controller.answers["plan"] = lambda argument: time.sleep(0.3) or answer  # the order is not that of the answers
     second.answers["plan"] = lambda argument: answer
@@ -64,7 +67,12 @@ def test_the_plans_of_several_are_told_apart(
     assert client.get("/plan").json()["text"] == "# gw1\nnothing to do\n# gw2\nnothing to do"
     assert set(client.get("/plan", params={"host": "gw2"}).json()["hosts"]) == {"gw2"}
     second.answers.clear()
-    assert client.get("/plan").json()["silent"] == ["gw2"]
+    for seconds in (1.0, 8.0, 30.0):  # who answers may stand still, too: then nobody does in time
+        monkeypatch.setattr("api.plan.ANSWER_SECONDS", seconds)
+        found = client.get("/plan")
+        if found.status_code != 503:
+            break
+    assert found.json()["silent"] == ["gw2"]
 
 
 def test_no_plan_without_a_controller(
@@ -84,7 +92,11 @@ def test_no_plan_without_a_controller(
         assert "'gw9'; known are gw1" in answer.json()["detail"]
 
 
-def test_counters_are_read_afresh(client: httpx.Client, store: Store, controller: Controller) -> None:
+def test_counters_are_read_afresh(
+    client: httpx.Client, store: Store, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.counters.READING_SECONDS", PATIENCE)
+
     def read(argument: dict[str, Any]) -> dict[str, Any]:
         controller.store.count("gw1", [reading(argument["rules"][0], 42, datetime.now(UTC))])
         return {"ok": True}
@@ -92,8 +104,9 @@ def test_counters_are_read_afresh(client: httpx.Client, store: Store, controller
     client.post("/rules", json=RULE)
     controller.answers["counters"] = read
     controller.start()
+    began = datetime.now(UTC)
     counters = client.get("/rules/1/counters").json()
-    assert datetime.now(UTC) - datetime.fromisoformat(counters.pop("as_of")) < timedelta(seconds=5)
+    assert began <= datetime.fromisoformat(counters.pop("as_of")) <= datetime.now(UTC)
     assert counters == {
         "matched_packets": 42,
         "matched_bytes": 4200,
@@ -126,8 +139,10 @@ def test_counters_of_all_gateways_are_summed(
 
 
 def test_offenders_are_merged_and_the_worst_is_first(
-    client: httpx.Client, controller: Controller, second: Controller
+    client: httpx.Client, controller: Controller, second: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("api.offenders.ANSWER_SECONDS", PATIENCE)
+
     def see(*items: tuple[str, int, int]) -> dict[str, Any]:
         return {"items": [{"address": a, "packets": p, "bytes": b} for a, p, b in items]}
 
@@ -210,7 +225,7 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
 def test_metrics_say_how_rules_stand(url: str, client: httpx.Client, controller: Controller) -> None:
     controller.start()
     client.post("/rules", json=RULE, headers={"Prefer": "wait=10"})
-    answer = httpx.get(f"{url}/metrics", trust_env=False)
+    answer = get(f"{url}/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     for line in (
         'netlimit_rules{state="applied"} 1.0',

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from netlimit.records import Counts, HostStatus, RuleCounters
 from netlimit.settings import Settings
 from netlimit.store import Store
 from scripts.testbed.streams import ROOT
-from tests.api.server import HANDLES, HASHES, TOKENS, connect, serve
+from tests.api.server import HANDLES, HASHES, TOKENS, connect, get, serve, until
 from tests.databases import Postgres
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s", "name": "down"}
@@ -54,7 +53,7 @@ def full(client: httpx.Client, store: Store) -> None:
 
 
 def scrape(url: str) -> str:
-    answer = httpx.get(f"{url}/metrics", trust_env=False)
+    answer = get(f"{url}/metrics")
     assert answer.status_code == 200
     return answer.text
 
@@ -143,7 +142,7 @@ def test_requests_are_counted_by_template_and_nobody_makes_up_series(url: str, c
         client.get(f"/rules/{number}")
         client.get(f"/nothing/{number}")
         client.request(f"METHOD{number}", "/rules")
-    httpx.get(f"{url}/api/v1/rules", trust_env=False)
+    get(f"{url}/api/v1/rules")
     name = "netlimit_api_request_duration_seconds_count"
     found = {each: value for each, value in read(url).items() if each.startswith(name)}
     assert found == {
@@ -162,11 +161,8 @@ def test_each_request_has_a_line_that_tells_no_secret(client: httpx.Client, capl
     caplog.set_level(logging.DEBUG)
     answer = client.post("/rules?token=hush-query", json={**RULE, "comment": "hush-body"})
     assert answer.status_code == 422
-    end = time.monotonic() + 20
-    while not (lines := [record for record in caplog.records if record.name == "api.access"]):  # after the answer
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    (line,) = lines
+    until(lambda: any(record.name == "api.access" for record in caplog.records))  # it comes after the answer
+    (line,) = (record for record in caplog.records if record.name == "api.access")
     assert line.getMessage() == "POST /api/v1/rules: 422"
     assert line.__dict__["request"] == answer.headers["X-Request-ID"]
     assert line.__dict__["actor"] == "admin"
@@ -218,7 +214,7 @@ def test_without_its_database_it_says_so_and_goes_on_when_it_is_back(
             lost["add"] = client.post("/rules", json={**RULE, "target": "10.1.2.9"})
             told = client.get(metrics)
             alive = client.get(healthy).status_code
-            stranger = httpx.get(metrics, trust_env=False, headers={"Authorization": f"Bearer {TOKENS['viewer']}"})
+            stranger = get(metrics, headers={"Authorization": f"Bearer {TOKENS['viewer']}"})
         finally:
             losable.find()
         for path, answer in lost.items():

@@ -15,7 +15,7 @@ import pytest
 from api import bodies
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import TOKENS, connect, serve
+from tests.api.server import PATIENCE, TOKENS, connect, serve
 from tests.databases import copy_fresh
 
 ONE = {"target": "10.1.2.3", "rate": "200 packets/s"}
@@ -236,7 +236,7 @@ def test_a_bulk_body_that_is_too_large_is_413(client: httpx.Client, monkeypatch:
 
 def test_a_body_without_end_is_not_read_for_ever(url: str) -> None:
     address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
         head = f"POST /api/v1/rules HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['admin']}\r\n"
         connection.sendall((head + "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n").encode())
         try:

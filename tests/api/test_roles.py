@@ -10,7 +10,7 @@ import pytest
 
 from netlimit.roles import MAY, Act, Role
 from netlimit.store import Store
-from tests.api.server import TOKENS, connect
+from tests.api.server import TOKENS, ask, connect, get, until
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 
@@ -28,7 +28,7 @@ def test_each_role_may_what_the_one_before_it_may() -> None:
 
 @pytest.mark.parametrize("role", list(Role))
 def test_every_operation_asks_for_its_role(url: str, role: Role) -> None:
-    document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+    document = get(f"{url}/openapi.json").json()
     asked = 0
     with connect(url, role) as client:
         for path, methods in document["paths"].items():
@@ -59,11 +59,12 @@ def test_an_admin_makes_lists_and_revokes_tokens(url: str, client: httpx.Client)
     assert listed[-1] == {name: value for name, value in token.items() if name != "token"}
     assert token["token"] not in client.get("/tokens").text + client.get("/audit").text
     bearer = {"Authorization": f"Bearer {token['token']}"}
-    until_known(lambda: httpx.post(f"{url}/api/v1/rules", json=RULE, headers=bearer, trust_env=False), 201)
+    rules = f"{url}/api/v1/rules"
+    until(lambda: ask("POST", rules, json=RULE, headers=bearer).status_code == 201)  # tokens are read once a second
     assert client.get("/audit").json()["items"][0]["actor"] == "ci"
     assert client.delete("/tokens/ci").status_code == 204
     assert client.delete("/tokens/ci").status_code == client.delete("/tokens/987").status_code == 404
-    until_known(lambda: httpx.get(f"{url}/api/v1/rules", headers=bearer, trust_env=False), 401)
+    until(lambda: get(rules, headers=bearer).status_code == 401)
     assert client.post("/tokens", json={"name": "ci", "role": "viewer"}).status_code == 409
 
 
@@ -88,11 +89,3 @@ def test_a_token_that_cannot_be_is_refused_by_field(client: httpx.Client, field:
     answer = client.post("/tokens", json=sent)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert len(client.get("/tokens").json()["items"]) == len(TOKENS)
-
-
-def until_known(ask: Any, status: int) -> None:
-    """Tokens are read once a second."""
-    for _ in range(200):
-        if ask().status_code == status:
-            return
-    raise AssertionError(status)

@@ -10,7 +10,7 @@ import pytest
 
 from netlimit.records import L7, Counts, Exceptional, HostStatus, RuleCounters, State
 from netlimit.store import Store
-from tests.api.server import Controller
+from tests.api.server import PATIENCE, Controller, get
 
 SHAPED = {"target": "10.1.0.0/16", "rate": "20 Mbit/s", "ceil": "50 Mbit/s", "per": "host", "action": "shape"}
 POLICED = {"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "host"}
@@ -79,7 +79,10 @@ def test_what_waits_is_counted(client: httpx.Client, store: Store) -> None:
     assert (counters["matched_bytes"], counters["dropped_packets"], counters["dropped_bytes"]) == (3000, 15, 0)
 
 
-def test_counters_of_many_are_asked_for_at_once(client: httpx.Client, controller: Controller) -> None:
+def test_counters_of_many_are_asked_for_at_once(
+    client: httpx.Client, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.counters.READING_SECONDS", PATIENCE)
     asked: list[Any] = []
 
     def read(argument: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def test_metrics_count_rules_that_have_a_name(url: str, client: httpx.Client, st
     client.post("/rules", json={**SHAPED, "name": "down"})
     client.post("/rules", json=POLICED)
     store.count("gw1", [reading(1, 10), reading(2, 20)])
-    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    lines = get(f"{url}/metrics").text.splitlines()
     for name, value in (
         ('packets_total{host="gw1",name="down",rule="1",what="matched"}', 10),
         ('packets_total{host="gw1",name="down",rule="1",what="dropped"}', 5),

@@ -13,7 +13,7 @@ from netlimit.cli.tls import check_certificate, trust
 from netlimit.errors import SettingsError
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import TOKENS, serve
+from tests.api.server import TOKENS, get, serve
 
 NOW = datetime.now(UTC)
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout")
@@ -78,12 +78,12 @@ def test_the_api_answers_by_tls_and_who_signed_it_counts(
     with serve(secured, store) as url:
         assert url.startswith("https://")
         known = trust(settings.model_copy(update={"url": url, "ca_file": made[0]}))
-        answer = httpx.get(f"{url}/api/v1/rules", headers=headers, verify=known, trust_env=False)
+        answer = get(f"{url}/api/v1/rules", headers=headers, verify=known)
         assert answer.status_code == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{url}/api/v1/rules", verify=trust(settings.model_copy(update={"url": url})), trust_env=False)
+            get(f"{url}/api/v1/rules", verify=trust(settings.model_copy(update={"url": url})))
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{url.replace('https', 'http')}/healthz", trust_env=False)
+            get(f"{url.replace('https', 'http')}/healthz")
 
 
 def test_a_certificate_that_will_do_is_silent(made: tuple[Path, Path]) -> None:

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from ipaddress import ip_network
@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api import turns
-from api.turns import MOST_OF_ONE, Kind
+from api import admission, turns
+from api.turns import MOST_OF_ONE, Kind, Turns
 from netlimit.rules import Action, Rule
 from netlimit.store import Kept, Store
-from tests.api.server import TOKENS, connect
+from tests.api.server import PATIENCE, TOKENS, connect, until
 
 RULES = 4000
 FLOODERS = 48
@@ -44,7 +44,7 @@ def flood(url: str, role: str | None, path: str) -> Iterator[Counter[int]]:
     ended = threading.Event()
 
     def ask() -> None:
-        with connect(url, role) if role else httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+        with connect(url, role) if role else httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
             while not ended.is_set():
                 answers[client.get(path).status_code] += 1
 
@@ -71,14 +71,14 @@ class Halted:
 
     def find(self, key: str) -> Kept | None:
         self.asked += 1
-        self.goes_on.wait(30)
+        self.goes_on.wait(PATIENCE)
         return self._find(key)
 
 
 def send(url: str, role: str) -> socket.socket:
     """Ask for a rule."""
     place = urlsplit(url)
-    connection = socket.create_connection((place.hostname, place.port), timeout=30)
+    connection = socket.create_connection((place.hostname, place.port), timeout=PATIENCE)
     head = (
         f"GET /api/v1/rules/1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {TOKENS[role]}\r\n\r\n"
     )
@@ -92,15 +92,25 @@ def read_status(connection: socket.socket) -> int:
         return int(answer.read().split()[1])
 
 
-def until(come: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not come():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
+    """The turns of the API, once there is one."""
+    made: list[Turns] = []
+
+    def make() -> Turns:
+        made.append(Turns())
+        return made[0]
+
+    monkeypatch.setattr(admission, "Turns", make)
+    return made
+
+
+def count_in_line(made: list[Turns]) -> int:
+    return sum(len(line) for turns in made for line in list(turns._lines.values()))
 
 
 def test_who_goes_away_while_he_waits_is_not_served_and_keeps_nobody(
-    url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+    made: list[Turns], url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
     halted = Halted(store, monkeypatch)
@@ -109,11 +119,11 @@ def test_who_goes_away_while_he_waits_is_not_served_and_keeps_nobody(
     until(lambda: halted.asked == most)
     going = [send(url, "viewer") for _ in range(10)]
     staying = [send(url, "viewer") for _ in range(3)]
-    time.sleep(0.3)
+    until(lambda: count_in_line(made) == len(going) + len(staying))
     assert halted.asked == most
     for connection in going:
         connection.close()
-    time.sleep(0.3)
+    until(lambda: count_in_line(made) == len(staying))
     with connect(url, "operator") as other:
         assert other.get("/status").status_code == 200
     halted.goes_on.set()
@@ -122,7 +132,7 @@ def test_who_goes_away_while_he_waits_is_not_served_and_keeps_nobody(
 
 
 def test_who_has_too_many_in_line_is_told_to_come_back(
-    url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+    made: list[Turns], url: str, client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "MOST_IN_LINE", 2)
     client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
@@ -131,7 +141,7 @@ def test_who_has_too_many_in_line_is_told_to_come_back(
     sent = [send(url, "viewer") for _ in range(most)]
     until(lambda: halted.asked == most)
     sent += [send(url, "viewer") for _ in range(2)]
-    time.sleep(0.3)
+    until(lambda: count_in_line(made) == 2)
     with connect(url, "viewer") as viewer:
         refused = viewer.get("/rules/1")
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")

@@ -12,13 +12,14 @@ import pytest
 from netlimit.records import Exceptional, State
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import Controller, connect
+from tests.api.server import Controller, connect, until
+from tests.awake import Awake
 from tests.databases import DATABASES
 
 OVER = DATABASES
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
-WAIT = {"Prefer": "wait=20"}
+WAIT = {"Prefer": "wait=60"}
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_change_is_answered_once_the_kernel_holds_it(client: httpx.Client, con
     controller.start()
     answer = client.post("/rules", json=RULE, headers=WAIT)
     assert answer.status_code == 201
-    assert answer.headers["Preference-Applied"] == "wait=20"
+    assert answer.headers["Preference-Applied"] == "wait=60"
     assert answer.json()["status"] == {
         "state": "applied",
         "enforced_by": "iptables",
@@ -44,9 +45,9 @@ def test_a_change_is_answered_once_the_kernel_holds_it(client: httpx.Client, con
     for method, body in (("PUT", {**RULE, "burst": 50}), ("PATCH", {"burst": 60})):
         answer = client.request(method, "/rules/1", json=body, headers=WAIT)
         assert answer.json()["status"]["state"] == "applied"
-        assert answer.headers["Preference-Applied"] == "wait=20"
+        assert answer.headers["Preference-Applied"] == "wait=60"
     gone = client.delete("/rules/1", headers=WAIT)
-    assert (gone.status_code, gone.headers["Preference-Applied"]) == (204, "wait=20")
+    assert (gone.status_code, gone.headers["Preference-Applied"]) == (204, "wait=60")
     assert controller.status.applied_revision == 4
 
 
@@ -55,9 +56,9 @@ def test_waiting_costs_little_more_than_the_kernel(client: httpx.Client, control
     client.post("/rules", json=RULE, headers=WAIT)
     took = []
     for number in range(15):
-        begin = time.perf_counter()
-        client.post("/rules", json={**RULE, "target": f"10.2.0.{number}"}, headers=WAIT)
-        took.append(time.perf_counter() - begin)
+        with Awake() as awake:
+            client.post("/rules", json={**RULE, "target": f"10.2.0.{number}"}, headers=WAIT)
+        took.append(awake.seconds)
     assert sorted(took)[7] < 0.15, took
 
 
@@ -72,8 +73,10 @@ def test_the_slowest_gateway_is_waited_for(client: httpx.Client, controller: Con
 @pytest.mark.parametrize("prefer", ["wait=1", "respond-async, WAIT=1", 'foo; wait=3, wait="1"', "wait = 1 ;x=y"])
 def test_nobody_is_waited_for_longer_than_asked(client: httpx.Client, prefer: str) -> None:
     begin = time.monotonic()
-    answer = client.post("/rules", json=RULE, headers={"Prefer": prefer})
-    assert 0.9 < time.monotonic() - begin < 3
+    with Awake() as awake:
+        answer = client.post("/rules", json=RULE, headers={"Prefer": prefer})
+    assert time.monotonic() - begin > 0.9
+    assert awake.seconds < 3
     assert answer.headers["Preference-Applied"] == "wait=1"
     assert (answer.status_code, answer.json()["status"]["state"]) == (201, "pending")
     assert "No controller has reported yet" in answer.json()["status"]["message"]
@@ -98,7 +101,7 @@ def test_a_paused_gateway_is_not_waited_for(client: httpx.Client, controller: Co
     controller.store.pause("gw1", True)
     begin = time.monotonic()
     status = client.post("/rules", json=RULE, headers=WAIT).json()["status"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert status["state"] == "pending"
     assert "teardown" in status["message"]
     controller.store.pause("gw1", False)
@@ -128,11 +131,10 @@ def test_those_who_wait_keep_nobody_out(url: str, client: httpx.Client, store: S
     waiters = [threading.Thread(target=wait, args=(number,)) for number in range(60)]
     for waiter in waiters:
         waiter.start()
-    while store.revision() < 60:
-        time.sleep(0.01)
+    until(lambda: store.revision() == 60)
     begin = time.monotonic()
     assert client.get("/rules", params={"limit": 1}).json()["total"] == 60
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     assert done == []
     controller.start()
     for waiter in waiters:
