@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
-from netlimit.records import Actor, Outcome
+from netlimit.records import Actor, Outcome, Window
 from netlimit.store import Replica, Store, open_replica, windows
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
@@ -25,6 +26,9 @@ from tests.databases import DATABASES
 OVER = DATABASES
 CLIENT = "10.0.0.1"
 SETUP = Setup("gw", "fake")
+PATIENCE = 60.0
+LONG = 3600
+"""The seconds of a window: it is over when a test says so."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,22 +38,51 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "LOOK_SECONDS", 0.05)
 
 
+@dataclass
+class Elapsed:
+    """The seconds by which guards know that a window is over: more pass when a test says so."""
+
+    more: float = 0.0
+
+    def __call__(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) + self.more
+
+
+@pytest.fixture(autouse=True)
+def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    elapsed = Elapsed()
+    monkeypatch.setattr(guarding, "_now", elapsed)
+    return elapsed
+
+
+class Watcher(Guard):
+    """A guard of which one knows whether it watches over a window."""
+
+    watches = False
+
+    def _wait_for_end(self, window: Window, end: float) -> Window | None:
+        self.watches = True
+        return super()._wait_for_end(window, end)
+
+
 class Guarded:
     """A site with a guard that runs in a thread."""
 
-    def __init__(self, site: Site, directory: Path) -> None:
+    def __init__(self, site: Site, directory: Path, elapsed: Elapsed) -> None:
         site.clock = site.controller._now = Now()
         self.site = site
         self.directory = directory
+        self.elapsed = elapsed
         self.stopping = threading.Event()
         self.alive = True
-        self.thread = threading.Thread(target=self.make_guard().run, args=[self.stopping.is_set])
+        self.guard = self.make_guard()
+        self.thread = threading.Thread(target=self.guard.run, args=[self.stopping.is_set])
 
-    def make_guard(self, failure_seconds: float | None = None) -> Guard:
+    def make_guard(self, failure_seconds: float | None = None) -> Watcher:
         def make(source: Store, kernel: FakeKernel) -> Controller:
             return Controller(source, kernel, SETUP, self.site.clock)
 
-        return Guard(self.site.store, "gw", lambda: self.site.kernel, make, self.copy, failure_seconds)  # type: ignore[arg-type]
+        return Watcher(self.site.store, "gw", lambda: self.site.kernel, make, self.copy, failure_seconds)  # type: ignore[arg-type]
 
     @contextmanager
     def copy(self) -> Iterator[Replica]:
@@ -57,13 +90,19 @@ class Guarded:
         yield replica
         replica.close()
 
-    def cut(self, seconds: int = 1) -> None:
+    def cut(self, paused: Sequence[str] = ()) -> None:
         """Open a window, see it guarded, and cut the client off."""
-        self.site.store.open_window(seconds, "test", datetime.now(UTC))
-        time.sleep(0.3)
+        self.site.store.open_window(LONG, "test", datetime.now(UTC), paused=paused)
+        wait(lambda: self.guard.watches)
         self.site.add(target=CLIENT, action="block")
         self.site.controller.sync()
         assert self.site.send(CLIENT) == ["drop"]
+
+    def end_window(self) -> None:
+        """Let the window be over, and wait until it is undone."""
+        assert self.site.send(CLIENT) == ["drop"]
+        self.elapsed.more += LONG
+        self.wait_until_open()
 
     def wait_until_open(self) -> None:
         wait(lambda: self.site.send(CLIENT) == ["accept"])
@@ -80,19 +119,19 @@ class Now(Clock):
 
 
 @pytest.fixture
-def guarded(site: Site, tmp_path: Path) -> Iterator[Guarded]:
-    guarded = Guarded(site, tmp_path)
+def guarded(site: Site, tmp_path: Path, elapsed: Elapsed) -> Iterator[Guarded]:
+    guarded = Guarded(site, tmp_path, elapsed)
     guarded.thread.start()
     wait(lambda: site.store.guards(datetime.now(UTC)) == ["gw"])
     yield guarded
     guarded.stopping.set()
-    guarded.thread.join(10)
+    guarded.thread.join(PATIENCE)
     assert not guarded.thread.is_alive()
     assert site.store.guards(datetime.now(UTC)) == []
 
 
 def wait(come: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while not come():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -110,16 +149,16 @@ def locked(store: Store) -> Iterator[Connection]:
 
 def test_what_nobody_confirms_is_undone_without_a_controller(guarded: Guarded) -> None:
     guarded.cut()
-    guarded.wait_until_open()
+    guarded.end_window()
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
     assert guarded.site.store.select()[1] == 0
     assert guarded.site.store.audit()[0].actor == "guard of gw"
 
 
 def test_a_database_that_hangs_keeps_nothing_from_coming_back(guarded: Guarded) -> None:
-    guarded.cut(seconds=2)
+    guarded.cut()
     with locked(guarded.site.store):
-        guarded.wait_until_open()
+        guarded.end_window()
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
     assert guarded.site.send(CLIENT) == ["accept"]
     assert guarded.site.store.revision() == 2
@@ -129,7 +168,7 @@ def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarde
     guarded.cut()
     with locked(guarded.site.store) as connection:
         windows.confirm(connection, Actor("test"), datetime.now(UTC))
-        guarded.wait_until_open()
+        guarded.end_window()
     wait(lambda: guarded.site.send(CLIENT) == ["drop"])
     assert guarded.outcome is Outcome.CONFIRMED
 
@@ -137,19 +176,16 @@ def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarde
 def test_it_does_not_end_while_a_window_is_open(guarded: Guarded) -> None:
     guarded.cut()
     guarded.stopping.set()
-    guarded.wait_until_open()
-    guarded.thread.join(10)
+    guarded.end_window()
+    guarded.thread.join(PATIENCE)
     assert guarded.outcome is Outcome.EXPIRED
 
 
 def test_what_was_not_ours_to_begin_with_is_taken_out(guarded: Guarded) -> None:
-    store = guarded.site.store
-    store.open_window(1, "test", datetime.now(UTC), paused=["gw"])
-    guarded.site.add(target=CLIENT, action="block")
-    guarded.site.controller.sync()
-    guarded.wait_until_open()
+    guarded.cut(paused=["gw"])
+    guarded.end_window()
     wait(lambda: not guarded.site.kernel.structure().sets)
-    assert store.paused("gw")
+    assert guarded.site.store.paused("gw")
 
 
 def test_a_controller_without_its_database_follows_the_guard(guarded: Guarded) -> None:
@@ -158,19 +194,19 @@ def test_a_controller_without_its_database_follows_the_guard(guarded: Guarded) -
     with guarded.copy() as copy:
         controller = site.controller = Controller(site.store, site.kernel, SETUP, replica=copy)
         controller.sync()
-        guarded.cut(seconds=2)
+        guarded.cut()
         with locked(site.store):
             assert controller._go_on_without(StoreError("It is gone."))
-            guarded.wait_until_open()
+            guarded.end_window()
             controller.tick()
             assert site.send(CLIENT) == ["accept"]
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
 
 
 def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_long(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, tmp_path: Path, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guarded = Guarded(site, tmp_path)
+    guarded = Guarded(site, tmp_path, elapsed)
     monkeypatch.setattr(site.kernel, "controlled", lambda: guarded.alive)
     guard = guarded.make_guard(failure_seconds=0.3)
     thread = threading.Thread(target=guard.run, args=[guarded.stopping.is_set])
@@ -193,17 +229,17 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
         assert site.send(CLIENT) == ["drop"], "it lives again"
     finally:
         guarded.stopping.set()
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(
-    small_site: Callable[[int], Site], tmp_path: Path
+    small_site: Callable[[int], Site], tmp_path: Path, elapsed: Elapsed
 ) -> None:
     site = small_site(1000)
     site.store.open_window(1, "test", datetime.now(UTC))
     site.add(target=CLIENT, action="block")
     site.controller.sync()
-    guard = Guarded(site, tmp_path).make_guard()
+    guard = Guarded(site, tmp_path, elapsed).make_guard()
     site.store.close()
     file, hidden = tmp_path / "netlimit.db", tmp_path / "hidden.db"
     file.rename(hidden)
@@ -212,7 +248,7 @@ def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(
     time.sleep(0.3)
     assert thread.is_alive()
     hidden.rename(file)
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     window = site.store.window()
     assert window is not None

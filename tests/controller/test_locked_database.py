@@ -19,8 +19,10 @@ from netlimit.controller import Controller, Setup
 from netlimit.kernel.fake import FakeKernel
 from netlimit.rules import parse_rule
 from netlimit.store import Store, open_replica
+from tests.awake import Awake
 from tests.databases import Postgres, find_url
 
+PATIENCE = 120.0
 SOON = 2.5
 """Seconds in which drift is repaired, whatever the database does: one to wait for it, and one from look to look."""
 ALL = "clock, rules, pauses, requests, hosts, numbers, repairs, counters, windows"
@@ -42,28 +44,28 @@ class Running:
         store = Store(self.url)
         now = datetime.now(UTC)
         revision = store.add([parse_rule({"target": target, "action": "block"}, now)], "test", now)[0].revision
-        until(lambda: any(each.applied_revision == revision for each in store.hosts()), 20)
+        until(lambda: any(each.applied_revision == revision for each in store.hosts()))
         store.close()
 
     def drift(self) -> float:
         """Take everything out of the kernel; the seconds until it is back."""
         kept = dict(self.kernel.chains), dict(self.kernel.hooks)
-        began = time.monotonic()
-        self.kernel.hooks.clear()
-        self.kernel.chains.clear()
-        until(lambda: (self.kernel.chains, self.kernel.hooks) == kept, 30)
-        return time.monotonic() - began
+        with Awake() as awake:
+            self.kernel.hooks.clear()
+            self.kernel.chains.clear()
+            until(lambda: (self.kernel.chains, self.kernel.hooks) == kept)
+        return awake.seconds
 
     def stop(self) -> None:
         self.stopping.set()
-        self.thread.join(40)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         self.replica.close()
         self.store.close()
 
 
-def until(come: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
+def until(come: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
     while not come():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -103,8 +105,8 @@ def test_drift_is_repaired_while_the_database_is_locked_and_told_afterwards(runn
     assert max(took) < SOON, took
     store = Store(running.url)
     # The second may have been put right by the pass that takes in everything once the database is back.
-    until(lambda: any(each.kind == "chains" for each in store.repairs("gw", 10)), 20)
-    until(lambda: next(each.drift for each in store.hosts() if each.host == "gw") >= 1, 20)
+    until(lambda: any(each.kind == "chains" for each in store.repairs("gw", 10)))
+    until(lambda: next(each.drift for each in store.hosts() if each.host == "gw") >= 1)
     store.close()
     running.add("10.0.0.2")  # and it follows the database again
 

@@ -17,7 +17,7 @@ from netlimit.rules import parse_rule
 from netlimit.store import Store
 from tests.databases import Postgres
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 class Gateway:

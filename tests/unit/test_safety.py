@@ -156,7 +156,7 @@ def test_a_resolver_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.Mon
 
     def resolve(name: str) -> list[str]:
         started.append(name)
-        silent.wait(10)
+        silent.wait(60)
         return ["203.0.113.5"]
 
     lookup = Lookup({"db.example": "database host", "192.0.2.9": "counter store (Redis) host"}, resolve)

@@ -116,7 +116,7 @@ def test_who_goes_away_keeps_no_turn(
         assert isinstance(outcome, error) or (served and end is go_away)
         second.lay_down()
         first.lay_down()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await staying
         third.lay_down()
         assert not line._lines
