@@ -9,15 +9,18 @@ from datetime import datetime, timedelta
 from ipaddress import ip_network
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, or_, select, type_coerce
 
 from netlimit.records import Exceptional
 from netlimit.rules import Action, Rule
+from netlimit.store.columns import Whole
 from netlimit.store.rows import RULE_COLUMNS, from_row, read_hosts
 from netlimit.store.states import read_state
 from netlimit.store.tables import rule_states, rules
 
 _ANY = ip_network("0.0.0.0/0")
+_REVISION = type_coerce(rules.c.revision, Whole)
+"""Here alone by that type: it takes time, and who reads whole rules is told by them what is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ def take_census(connection: Connection, now: datetime, applied: Sequence[int]) -
     what = (rules.c.enabled, over, rules.c.hosts, later.label("later"))
     marked = exists().where(rule_states.c.rule_id == rules.c.id).correlate(rules)
     counted = (
-        select(*what, func.max(rules.c.revision).label("revision"), func.count().label("number"))
+        select(*what, func.max(_REVISION).label("revision"), func.count().label("number"))
         .where(~marked)
         .group_by(*what)
     )
@@ -66,7 +69,7 @@ def sort_out(
     for rule_id, host, state in connection.execute(exceptional.join(rules, of_rule).where(*wanted)):
         states.setdefault(rule_id, []).append((host, state))
     groups: dict[tuple[object, ...], tuple[Row[Any], list[int]]] = {}
-    asked = select(rules.c.id, rules.c.revision, rules.c.enabled, _is_over(now), rules.c.hosts).where(*wanted)
+    asked = select(rules.c.id, _REVISION.label("revision"), rules.c.enabled, _is_over(now), rules.c.hosts).where(*wanted)
     for row in connection.execute(asked):
         rule_id, revision, *what = row
         key = (*what, bisect_left(steps, revision), *sorted(states.get(rule_id, ())))

@@ -28,14 +28,14 @@ clock = Table(
     "clock",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("revision", BigInteger, nullable=False),
-    Column("last_rule", BigInteger, nullable=False),
-    Column("pruned", BigInteger, nullable=False),
-    Column("oldest", BigInteger, nullable=False, server_default="0"),
-    Column("audit_pruned", BigInteger, nullable=False, server_default="0"),
-    Column("limits", BigInteger, nullable=False, server_default="0"),
-    Column("stamp", BigInteger, nullable=False, server_default="0"),
-    Column("limits_stamp", BigInteger, nullable=False, server_default="0"),
+    Column("revision", Whole, nullable=False),
+    Column("last_rule", Whole, nullable=False),
+    Column("pruned", Whole, nullable=False),
+    Column("oldest", Whole, nullable=False, server_default="0"),
+    Column("audit_pruned", Whole, nullable=False, server_default="0"),
+    Column("limits", Whole, nullable=False, server_default="0"),
+    Column("stamp", Whole, nullable=False, server_default="0"),
+    Column("limits_stamp", Whole, nullable=False, server_default="0"),
 )
 """One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
 `last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone, `oldest` the

@@ -6,7 +6,8 @@ from sqlalchemy import create_engine, text
 
 from netlimit.store import Store
 
-SPOILT = ["target = 'garbage'", "rate = 'x'", "labels = '{'", "action = 'x'", "expires_at = 1e300"]
+SPOILT = ["target = 'garbage'", "rate = 'x'", "labels = '{'", "action = 'x'", "expires_at = 1e300", "revision = 'x'"]
+WATCHED = ("/rules/2", "/status", "/rules?state=error", "/revisions", "/audit", "/explain?src=10.0.0.1&dst=10.0.0.2")
 
 
 @pytest.mark.parametrize("spoilt", SPOILT)
@@ -20,8 +21,22 @@ def test_what_cannot_be_read_is_listed_and_can_go(client: httpx.Client, store: S
     listed = client.get("/rules").json()["items"]
     assert [each["status"]["state"] == "error" for each in listed] == [False, True, True]
     assert "Replace rule 2" in listed[1]["status"]["message"]
-    for path in ("/rules/2", "/status", "/revisions", "/audit", "/explain?src=10.0.0.1&dst=10.0.0.2"):
+    for path in WATCHED:
         assert client.get(path).status_code < 500, path
+    assert client.get(str(client.base_url.join("/metrics"))).status_code == 200
     assert client.put("/rules/2", json={"target": "10.0.0.2", "rate": "5 packets/s"}).status_code == 200
     assert client.delete("/rules/3").status_code == 204
     assert [each["status"]["state"] == "error" for each in client.get("/rules").json()["items"]] == [False, False]
+
+
+@pytest.mark.parametrize("column", ["revision", "last_rule", "pruned", "oldest", "audit_pruned", "limits", "stamp"])
+def test_nor_does_a_clock_that_cannot_be_read_blind_anybody(client: httpx.Client, store: Store, column: str) -> None:
+    assert client.post("/rules", json={"target": "10.0.0.1", "rate": "5 packets/s"}).status_code == 201
+    engine = create_engine(store._database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE clock SET {column} = 'x'"))  # noqa: S608
+    engine.dispose()
+    for path in ("/rules", "/rules/1", *WATCHED[1:], "/limits", str(client.base_url.join("/metrics"))):
+        assert client.get(path).status_code == 200, path
+    changed = client.post("/rules", json={"target": "10.0.0.2", "rate": "5 packets/s"})
+    assert changed.status_code in (201, 503), changed.text  # an id that was given already is not given again
