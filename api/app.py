@@ -27,6 +27,7 @@ from api import (
 from api.access import Access
 from api.admission import Admission
 from api.auth import authorized, recognized
+from api.description import serve_description
 from api.doorkeeper import Doorkeeper
 from api.meter import Meter
 from api.openapi import describe_api
@@ -47,7 +48,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
     app = FastAPI(
         title="netlimit",
         version=_find_version(),
-        redoc_url=None,
+        openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
@@ -70,6 +71,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
     app.add_middleware(Admission, doorkeeper=app.state.doorkeeper, rate=settings.request_rate)
     app.add_middleware(Access, meter=Meter(app.state.metrics), prefix=PREFIX)
     app.openapi = partial(describe_api, app)  # type: ignore[method-assign]
+    serve_description(app)
     return app
 
 

@@ -15,6 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.buckets import Buckets
 from api.problems import Problem
+from netlimit.errors import StoreError
 from netlimit.store import Store, Token
 from netlimit.tokens import find_handle, verify_token
 
@@ -23,6 +24,8 @@ FAILURES = 10
 _PLACES = 4096
 _REMEMBERED = 1024
 _FRESH_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+"""How long tokens are read at most before whoever waits for that hears that the database does not answer."""
 _HASHING, _MOST_HASHING = 2, 32
 
 
@@ -50,14 +53,12 @@ class Doorkeeper:
         self._active: dict[int, Token] = {}
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
+        self._began_at = 0.0
 
     async def find(self, text: str, place: str) -> Token | None:
         """The active token that this is; `place` is where it was shown. Raises Problem 429, 503, and StoreError."""
         if time.monotonic() - self._read_at >= _FRESH_SECONDS:
-            if self._reading is None:  # one reads for all who come meanwhile
-                self._reading = asyncio.create_task(self._read_active())
-                self._reading.add_done_callback(self._forget_reading)
-            await asyncio.shield(self._reading)
+            await self._read()
         known = self.recall(text)
         if known is not None:
             return known
@@ -76,6 +77,19 @@ class Doorkeeper:
             return None
         return token if token.expires_at is None or token.expires_at > datetime.now(UTC) else None
 
+    async def _read(self) -> None:
+        """Read which tokens there are: once for all who come meanwhile. Raises StoreError."""
+        if self._reading is None:
+            self._reading, self._began_at = asyncio.create_task(self._read_active()), time.monotonic()
+            self._reading.add_done_callback(self._forget_reading)
+        try:
+            async with asyncio.timeout(self._began_at + _ANSWER_SECONDS - time.monotonic()):
+                await asyncio.shield(self._reading)
+        except TimeoutError:
+            raise StoreError(
+                f"The database has said nothing for {_ANSWER_SECONDS:g} seconds: nobody's token can be read."
+            ) from None
+
     async def _read_active(self) -> None:
         active = await run_in_threadpool(self._store.active_tokens, datetime.now(UTC))
         self._active = {token.id: token for token in active}
@@ -83,6 +97,8 @@ class Doorkeeper:
 
     def _forget_reading(self, done: asyncio.Task[None]) -> None:
         self._reading = None
+        if not done.cancelled():
+            done.exception()  # who waited has heard it, or has given up before
 
     async def _check(self, text: str, digest: bytes, place: str) -> Token | None:
         handle = find_handle(text)

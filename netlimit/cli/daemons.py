@@ -16,7 +16,15 @@ import typer
 
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
+from netlimit.cli.parts import (
+    SILENCE,
+    check_backend,
+    make_controller,
+    make_kernel,
+    open_copy,
+    open_store,
+    read_settings,
+)
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.cli.tls import check_certificate
 from netlimit.settings import Backend, Listen, Settings
@@ -115,7 +123,7 @@ def run_api(settings: Settings, user: str) -> None:
         log.warning("%s", note)
     _raise_open_files()
     listening = listen(settings.listen)
-    with open_store(settings) as store:
+    with open_store(settings, silence=SILENCE) as store:
         app = create_app(settings, store, notes)
         door = open_door(settings, app, listening)
         config = configure(settings, app, door)

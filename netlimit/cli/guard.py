@@ -14,7 +14,15 @@ import typer
 
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import check_backend, make_controller, make_kernel, open_copy, open_store, read_settings
+from netlimit.cli.parts import (
+    SILENCE,
+    check_backend,
+    make_controller,
+    make_kernel,
+    open_copy,
+    open_store,
+    read_settings,
+)
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.tools import own_module
@@ -62,7 +70,7 @@ def run_guard(settings: Settings, once: bool = False) -> None:
             # Who looks whether there is a guard holds the lock for a moment.
             with (
                 locked(lock, _PURPOSE, keep=False, patience=_LOCK_SECONDS if once else 0),
-                open_store(settings) as store,
+                open_store(settings, silence=SILENCE) as store,
             ):
                 Guard(
                     store,

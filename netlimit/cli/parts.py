@@ -34,13 +34,17 @@ def read_settings(context: typer.Context) -> Settings:
 
 log = logging.getLogger(__name__)
 
+SILENCE = 25.0
+"""Seconds that the server of a database may say nothing to what runs on and on: longer than locks are waited for."""
+
 
 @contextmanager
-def open_store(settings: Settings, patience: float | None = None) -> Iterator[Store]:
-    """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer."""
+def open_store(settings: Settings, patience: float | None = None, silence: float | None = None) -> Iterator[Store]:
+    """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer, and with
+    `silence` a server that says nothing."""
     from netlimit.store import Store
 
-    store = Store(settings.database_url, settings.audit_length, settings.revisions, patience=patience)
+    store = Store(settings.database_url, settings.audit_length, settings.revisions, patience=patience, silence=silence)
     try:
         yield store
     finally:

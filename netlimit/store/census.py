@@ -69,8 +69,8 @@ def sort_out(
     for rule_id, host, state in connection.execute(exceptional.join(rules, of_rule).where(*wanted)):
         states.setdefault(rule_id, []).append((host, state))
     groups: dict[tuple[object, ...], tuple[Row[Any], list[int]]] = {}
-    asked = select(rules.c.id, _REVISION.label("revision"), rules.c.enabled, _is_over(now), rules.c.hosts).where(*wanted)
-    for row in connection.execute(asked):
+    what_decides = (_REVISION.label("revision"), rules.c.enabled, _is_over(now), rules.c.hosts)
+    for row in connection.execute(select(rules.c.id, *what_decides).where(*wanted)):
         rule_id, revision, *what = row
         key = (*what, bisect_left(steps, revision), *sorted(states.get(rule_id, ())))
         groups.setdefault(key, (row, []))[1].append(rule_id)

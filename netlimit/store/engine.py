@@ -32,6 +32,10 @@ MIGRATION_LOCK_SECONDS = 5
 CHECK_SECONDS = 10.0
 """How long a file is looked through at most; 100,000 rules take a fraction of it."""
 
+SHORT_SILENCE = 2.0
+"""Seconds that a server may say nothing to who is impatient: longer than he waits for locks, and than what he asks
+takes."""
+
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -82,15 +86,20 @@ class Database:
     read on a disk without room.
 
     With `patience`, in seconds, a lock is waited for only so long, and a server that says nothing for a few seconds is
-    given up: for who has other things to do. Without it, locks are waited for as long as the longest change takes.
+    given up: for who has other things to do. Without it, locks are waited for as long as the longest change takes, and
+    a server as long as `silence` says, in seconds; without that, for ever: for who asks one thing, and may wait.
     """
 
-    def __init__(self, url: str | URL, wal: bool = True, patience: float | None = None) -> None:
+    def __init__(
+        self, url: str | URL, wal: bool = True, patience: float | None = None, silence: float | None = None
+    ) -> None:
         self._patience = BUSY_SECONDS if patience is None else patience
         self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
-        self.engine = _open_sqlite(self.path, self._patience) if self.path else _open_postgres(self.url, patience)
+        self.engine = (
+            _open_sqlite(self.path, self._patience) if self.path else _open_postgres(self.url, patience, silence)
+        )
         self.reached = Reached()
         if not self.is_sqlite:
             event.listen(self.engine, "connect", self.reached.note)
@@ -349,7 +358,7 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _open_postgres(url: URL, patience: float | None) -> Engine:
+def _open_postgres(url: URL, patience: float | None, silence: float | None) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
     pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
@@ -359,18 +368,20 @@ def _open_postgres(url: URL, patience: float | None) -> Engine:
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
-    if patience is not None:
-        event.listen(engine, "do_connect", _choose_impatience())
+    if silence is not None or patience is not None:
+        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE))
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
     event.listen(engine, "connect", partial(_prepare_postgres, wait))
     return engine
 
 
-def _choose_impatience() -> Callable[..., Any]:
+def _choose_impatience(silence: float) -> Callable[..., Any]:
     from netlimit.store.silence import ImpatientConnection  # the driver is not everywhere
 
     def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
-        return ImpatientConnection.connect(*where, **how)
+        connection = ImpatientConnection.connect(*where, **how)
+        connection.silence = silence
+        return connection
 
     return connect
 

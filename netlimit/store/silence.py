@@ -9,12 +9,12 @@ from typing import Any
 
 import psycopg
 
-SILENCE_SECONDS = 2.0
-"""The longest silence. Longer than locks are waited for, and than what a controller asks takes to be answered."""
-
 
 class ImpatientConnection(psycopg.Connection[Any]):
-    """Is closed, with psycopg.OperationalError, when nothing comes of the server for too long while it is asked."""
+    """Is closed, with psycopg.OperationalError, when nothing comes of the server for longer than `silence`, in
+    seconds, while it is asked."""
+
+    silence = 2.0
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
         """Wait for an answer."""
@@ -30,10 +30,10 @@ class ImpatientConnection(psycopg.Connection[Any]):
                 now = time.monotonic()
                 if ready:
                     heard = now
-                elif now - heard > SILENCE_SECONDS:
+                elif now - heard > self.silence:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(
-                        f"the connection was given up: the server has said nothing for {SILENCE_SECONDS:g} seconds"
+                        f"the connection was given up: the server has said nothing for {self.silence:g} seconds"
                     )
                 wanted = asking.send(ready)
         except StopIteration as ended:

@@ -94,9 +94,11 @@ class Store:
         revisions: int = history.KEPT_REVISIONS,
         wal: bool = True,
         patience: float | None = None,
+        silence: float | None = None,
     ) -> None:
-        """With `patience`, in seconds, nothing that somebody else has locked is waited for longer."""
-        self._database = Database(url, wal, patience)
+        """With `patience`, in seconds, nothing that somebody else has locked is waited for longer; with `silence` no
+        server that says nothing."""
+        self._database = Database(url, wal, patience, silence)
         self._audit_length = audit_length
         self._revisions = revisions
 

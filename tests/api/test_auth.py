@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from api import description
 from api.bootstrap import bootstrap_token, token_path
 from netlimit.roles import Role
 from netlimit.settings import Settings
@@ -61,6 +65,26 @@ def test_a_viewer_may_only_look(url: str) -> None:
 def test_some_doors_are_open(url: str) -> None:
     for address in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
         assert get(url + address).status_code == 200, address
+
+
+def test_the_description_is_written_once_for_all_who_ask(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token is needed for it: who asks for it again and again must cost the others little."""
+    written: list[object] = []
+
+    def dumps(what: object, **how: Any) -> str:
+        written.append(what)
+        return json.dumps(what, **how)
+
+    monkeypatch.setattr(description, "json", SimpleNamespace(dumps=dumps))
+    with serve(settings, store) as url:
+        first, second = get(f"{url}/openapi.json"), get(f"{url}/openapi.json")
+        known = get(f"{url}/openapi.json", headers={"If-None-Match": first.headers["ETag"]})
+    assert first.json()["info"]["title"] == "netlimit"
+    assert (first.content, first.headers["ETag"]) == (second.content, second.headers["ETag"])
+    assert (known.status_code, known.content) == (304, b"")
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize(
