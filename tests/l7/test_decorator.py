@@ -19,6 +19,7 @@ from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Rule
 from tests.l7.leaping import leaping_clock, now, run
+from tests.l7.redis.driving import PATIENT
 from tests.l7.redis.servers import Server
 
 SLOW = Limit(1, 1, Algorithm.GCRA)
@@ -127,7 +128,7 @@ class TestThreads:
             assert sum(threads.map(lambda _: try_often(), range(8))) == 100
 
     def test_threads_wait_for_their_turn(self) -> None:
-        @rate_limit(Limit(100, 1, Algorithm.GCRA, burst=1), wait=5)
+        @rate_limit(Limit(100, 1, Algorithm.GCRA, burst=1), wait=60)
         def call() -> float:
             return time.monotonic()
 
@@ -140,12 +141,12 @@ class TestThreads:
         @rate_limit(Rule("calls", "one", None, Limit(1, 60, Algorithm.CONCURRENCY)))
         def call(begun: threading.Event, end: threading.Event) -> None:
             begun.set()
-            end.wait(10)
+            end.wait(60)
 
         begun, end = threading.Event(), threading.Event()
         thread = threading.Thread(target=call, args=(begun, end))
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         with pytest.raises(RateLimited):
             call(begun, end)
         end.set()
@@ -164,9 +165,9 @@ class TestThreads:
 def test_counters_in_redis_from_threads_and_from_a_loop(server: Server) -> None:
     rule = Rule("calls", "shared", Limit(10, 86_400))
 
-    store = open_counters(server.url)
+    store = open_counters(server.url + PATIENT)
 
-    @rate_limit(rule, counters=server.url)
+    @rate_limit(rule, counters=server.url + PATIENT)
     def call() -> None: ...
 
     @rate_limit(rule, counters=store)

@@ -403,7 +403,7 @@ def test_a_client_that_cannot_be_blocked_keeps_no_other_from_it(caplog: pytest.L
     escalator.start()
     counting.refuse("10.1.0.7", 100)
     counting.refuse("10.1.0.8", 100)
-    assert jammed.done.wait(10)
+    assert jammed.done.wait(60)
     escalator.stop()
     assert jammed.blocked == ["600 " + REASON.replace("10.1.0.7", "10.1.0.8")]
     assert "Somebody else was faster" in caplog.text

@@ -260,7 +260,7 @@ descriptors:
             path.write_text(
                 DOCUMENT.replace("unit: minute, requests_per_unit: 5", "unit: minute, requests_per_unit: 0")
             )
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             peers = itertools.count(1)  # each for the first time
             while (await ask(app, peer=f"192.0.2.{next(peers) % 250}")).status == 200:
                 assert time.monotonic() < deadline
@@ -452,7 +452,7 @@ class TestServer:
             thread.join()
 
     def test_one_line_in_fastapi(self, url: str) -> None:
-        with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=50)) as client:
+        with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=50), timeout=60) as client:
             answers = [client.get("/hello") for _ in range(4)]
             assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
             assert answers[0].headers["RateLimit-Policy"] == '"remote_address";q=3;w=86400'

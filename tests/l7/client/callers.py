@@ -24,7 +24,7 @@ class ThreadCaller:
     def __init__(self, time: Time, **options: Any) -> None:
         options.setdefault("store", MemoryStore(time.counters))
         transport = Transport(httpx.HTTPTransport(verify=False), clock=time, sleep=time.sleep, **options)
-        self.client = httpx.Client(transport=transport, trust_env=False)
+        self.client = httpx.Client(transport=transport, trust_env=False, timeout=60)
 
     def __call__(self, method: str, url: str, **options: Any) -> httpx.Response:
         return self.client.request(method, url, **options)
@@ -39,7 +39,7 @@ class TaskCaller:
         self.runner = asyncio.Runner()
         inner = httpx.AsyncHTTPTransport(verify=False)
         transport = AsyncTransport(inner, clock=time, sleep=time.sleep_async, **options)
-        self.client = httpx.AsyncClient(transport=transport, trust_env=False)
+        self.client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=60)
 
     def __call__(self, method: str, url: str, **options: Any) -> httpx.Response:
         return self.runner.run(self.client.request(method, url, **options))

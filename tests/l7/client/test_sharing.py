@@ -19,6 +19,7 @@ from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
 from tests.l7.client.script import Answer, Script
+from tests.l7.redis.driving import PATIENT
 from tests.l7.redis.servers import Server
 
 FASTER = 20
@@ -41,6 +42,17 @@ def fast_store() -> MemoryStore:
     return MemoryStore(Clock(lambda: time.monotonic_ns() * FASTER, 0))
 
 
+class StandingTime:
+    """Seconds that pass when a test says so."""
+
+    now = 1000
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            await asyncio.sleep(0.01)
+
+
 class Recorder(httpx.AsyncHTTPTransport):
     """Sends, and remembers in which order."""
 
@@ -55,7 +67,7 @@ class Recorder(httpx.AsyncHTTPTransport):
 
 def open_async(inner: httpx.AsyncBaseTransport | None = None, **options: Any) -> httpx.AsyncClient:
     options = {"store": fast_store(), "clock": read_fast_clock, "sleep": sleep_async, **options}
-    return httpx.AsyncClient(transport=AsyncTransport(inner or Recorder(), **options), trust_env=False)
+    return httpx.AsyncClient(transport=AsyncTransport(inner or Recorder(), **options), trust_env=False, timeout=60)
 
 
 def test_many_tasks_get_their_turns_in_order(script: Script) -> None:
@@ -74,7 +86,7 @@ def test_many_threads_get_their_turns(script: Script) -> None:
     options: dict[str, Any] = {"store": fast_store(), "clock": read_fast_clock, "sleep": sleep}
     transport = Transport(httpx.HTTPTransport(verify=False), budgets={"*": "8/second"}, **options)
     began = read_fast_clock()
-    with httpx.Client(transport=transport, trust_env=False) as client, ThreadPoolExecutor(16) as pool:
+    with httpx.Client(transport=transport, trust_env=False, timeout=60) as client, ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda number: client.get(f"{script.url}/{number}"), range(40)))
     assert [answer.status_code for answer in answers] == [200] * 40
     assert sorted(int(heard.path[1:]) for heard in script.heard) == list(range(40))
@@ -83,7 +95,7 @@ def test_many_threads_get_their_turns(script: Script) -> None:
 
 def test_who_stands_too_far_behind_is_told(script: Script) -> None:
     async def run() -> list[httpx.Response | BaseException]:
-        async with open_async(budgets={"*": "1/minute"}, retry=Retry(patience=1)) as client:
+        async with open_async(budgets={"*": "1/day"}, retry=Retry(patience=1)) as client:
             return await asyncio.gather(*(client.get(script.url) for _ in range(5)), return_exceptions=True)
 
     ended = asyncio.run(run())
@@ -92,12 +104,16 @@ def test_who_stands_too_far_behind_is_told(script: Script) -> None:
 
 def test_who_is_cancelled_in_line_keeps_nobody_up(script: Script) -> None:
     async def run() -> list[httpx.Response | BaseException]:
-        async with open_async(budgets={"*": "2/10 seconds"}) as client:
+        time = StandingTime()
+        store = MemoryStore(Clock(lambda: time.now * 10**9, 0))
+        options = {"store": store, "clock": lambda: time.now, "sleep": time.sleep}
+        async with open_async(budgets={"*": "2/10 seconds"}, **options) as client:
             tasks = [asyncio.create_task(client.get(f"{script.url}/{number}")) for number in range(6)]
             while not script.heard:
                 await asyncio.sleep(0)
             for number in (2, 3, 4):  # at the head of the line, asleep; and two behind it
                 tasks[number].cancel()
+            time.now += 10
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     ended = asyncio.run(run())
@@ -137,8 +153,8 @@ from netlimit.client import BudgetExhausted, Retry, Transport
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
 
-store = open_store(read_url({redis.url!r}))
-client = httpx.Client(transport=Transport(budgets={{"*": "7/day"}}, store=store, retry=Retry(patience=5)))
+store = open_store(read_url({redis.url + PATIENT!r}))
+client = httpx.Client(transport=Transport(budgets={{"*": "7/day"}}, store=store, retry=Retry(patience=5)), timeout=60)
 sent = 0
 for number in range(5):
     try:
@@ -150,7 +166,7 @@ print(sent)
 """  # and ends without closing anything
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        told = [int(process.communicate(timeout=60)[0]) for process in running]
+        told = [int(process.communicate(timeout=120)[0]) for process in running]
     finally:
         for process in running:
             process.kill()
@@ -159,12 +175,14 @@ print(sent)
 
 def test_tasks_and_threads_share_a_budget_in_redis(script: Script, redis: Server) -> None:
     async def run() -> None:
-        async with open_async(budgets={"*": "3/hour"}, store=open_store(read_url(redis.url))) as client:
+        async with open_async(budgets={"*": "3/hour"}, store=open_store(read_url(redis.url + PATIENT))) as client:
             for _ in range(3):
                 await client.get(script.url)
 
     asyncio.run(run())
-    with httpx.Client(transport=Transport(budgets={"*": "3/hour"}, store=open_store(read_url(redis.url)))) as client:
+    with httpx.Client(
+        transport=Transport(budgets={"*": "3/hour"}, store=open_store(read_url(redis.url + PATIENT)))
+    ) as client:
         with pytest.raises(BudgetExhausted):
             client.get(script.url)
         with pytest.raises(BudgetExhausted):

@@ -27,6 +27,7 @@ from netlimit.l7.rules import OnLimit, Rule, RuleSet
 from tests.l7.asking import Answer, ask, begin
 from tests.l7.deferral.backlogs import make_request
 from tests.l7.redis.servers import Server
+from tests.l7.waking import Waking
 
 pytestmark = pytest.mark.anyio
 FAST = Limit(20, 1, Algorithm.GCRA, burst=1)
@@ -82,11 +83,17 @@ async def living(app: Any) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-def make_app(tmp_path: Path) -> Callable[..., RateLimit]:
+def waking() -> Waking:
+    return Waking()
+
+
+@pytest.fixture
+def make_app(tmp_path: Path, waking: Waking) -> Callable[..., RateLimit]:
     def make(app: Any, limit: Limit = FAST, bounds: dict[str, Any] | None = None, **others: Any) -> RateLimit:
         backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(**(bounds or {})))
         rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
-        return RateLimit(app, rule, key=header("X-User"), deferral=Deferral(backlog, **others))
+        counters = MemoryStore(waking.clock)
+        return RateLimit(app, rule, key=header("X-User"), counters=counters, deferral=Deferral(backlog, **others))
 
     return make
 
@@ -98,7 +105,7 @@ def post(app: Any, body: bytes = b"", user: str = "alice", path: str = "/jobs", 
 
 async def await_end(app: Any, accepted: Answer) -> dict[str, Any]:
     """What has become of a request, once it is not waiting any more."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         report = await ask(app, accepted.headers["location"])
         assert (report.status, report.headers["cache-control"]) == (200, "no-store")
@@ -109,7 +116,9 @@ async def await_end(app: Any, accepted: Answer) -> dict[str, Any]:
         await asyncio.sleep(0.01)
 
 
-async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Callable[..., RateLimit]) -> None:
+async def test_accepted_replayed_in_order_at_the_rate_and_reported(
+    make_app: Callable[..., RateLimit], waking: Waking
+) -> None:
     recorder = Recorder()
     async with living(make_app(recorder)) as app:
         began = time.monotonic()
@@ -120,6 +129,7 @@ async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Cal
         assert accepted.json()["state"] == "waiting"
         assert accepted.headers["location"] == f"/.netlimit/deferred/{accepted.json()['id']}"
         assert len(accepted.json()["id"]) >= 32
+        waking.go_on()
         ends = [await await_end(app, answer) for answer in answers[1:]]
         took = time.monotonic() - began
     assert [end["reply"]["body"] for end in ends] == [f"served {number}" for number in range(1, 8)]
@@ -134,11 +144,14 @@ async def test_accepted_replayed_in_order_at_the_rate_and_reported(make_app: Cal
     assert recorder.state == {"pool": "opened"}
 
 
-async def test_the_application_sees_the_request_as_it_was_sent(make_app: Callable[..., RateLimit]) -> None:
+async def test_the_application_sees_the_request_as_it_was_sent(
+    make_app: Callable[..., RateLimit], waking: Waking
+) -> None:
     recorder = Recorder()
     async with living(make_app(recorder)) as app:
         await post(app)
         accepted = await post(app, b"\0body", path="/a b", query_string=b"x=%20", raw_path=b"/a%20b")
+        waking.go_on()
         await await_end(app, accepted)
     what, body, headers = recorder.served[1]
     assert (what, body) == ("POST /a b?x=%20", b"\0body")
@@ -148,9 +161,10 @@ async def test_the_application_sees_the_request_as_it_was_sent(make_app: Callabl
     assert accepted.json()["id"] not in headers["idempotency-key"]
 
 
-async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..., RateLimit]) -> None:
+async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..., RateLimit], waking: Waking) -> None:
     recorder = Recorder()
     async with living(make_app(recorder)) as app:
+        waking.go_on()
         answers = []
         for number in range(20):
             answers.append(await post(app, b"%d" % number))
@@ -162,13 +176,14 @@ async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..
 
 
 async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
-    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., RateLimit], waking: Waking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.02)
     recorder = Recorder(201, 503, 0, 200, 404)
     async with living(make_app(recorder)) as app:
         await post(app, b"0")
         first, second = await post(app, b"1"), await post(app, b"2")
+        waking.go_on()
         end = await await_end(app, first)
         assert (end["state"], end["tries"], end["reply"]["status"]) == ("done", 3, 200)
         end = await await_end(app, second)
@@ -179,12 +194,14 @@ async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
 
 
 async def test_it_fails_after_so_many_tries(
-    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., RateLimit], waking: Waking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.01)
     async with living(make_app(Recorder(201, 502, 502), tries=2)) as app:
         await post(app)
-        end = await await_end(app, await post(app))
+        accepted = await post(app)
+        waking.go_on()
+        end = await await_end(app, accepted)
         assert (end["state"], end["tries"], end["reason"]) == ("failed", 2, "The upstream has answered 502.")
         assert "reply" not in end
 
@@ -240,7 +257,7 @@ async def test_a_request_that_kills_whoever_tries_it_is_not_tried_for_ever(tmp_p
     recorder = Recorder()
     replayer = Replayer(backlog, Limiter(lambda: RuleSet({}), MemoryStore()), AppUpstream(recorder), tries=2)
     replayer.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (report := await backlog.find(request.id)) is None or report.state is State.WAITING:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -249,7 +266,9 @@ async def test_a_request_that_kills_whoever_tries_it_is_not_tried_for_ever(tmp_p
     await backlog.aclose()
 
 
-async def test_replayed_to_a_server_with_the_host_that_was_asked_for(make_app: Callable[..., RateLimit]) -> None:
+async def test_replayed_to_a_server_with_the_host_that_was_asked_for(
+    make_app: Callable[..., RateLimit], waking: Waking
+) -> None:
     requests = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,7 +283,9 @@ async def test_replayed_to_a_server_with_the_host_that_was_asked_for(make_app: C
     async with living(app):
         headers = {"X-User": "alice", "Host": "shop.example", "Authorization": "Bearer s3cret", "Connection": "close"}
         await post(app, headers=headers)
-        end = await await_end(app, await post(app, b"abc", headers=headers, query_string=b"q=%20"))
+        accepted = await post(app, b"abc", headers=headers, query_string=b"q=%20")
+        waking.go_on()
+        end = await await_end(app, accepted)
     server.close()
     await server.wait_closed()
     assert (end["state"], end["reply"]["truncated"], len(end["reply"]["body"])) == ("done", True, 64 * 1024)
@@ -278,7 +299,7 @@ async def test_replayed_to_a_server_with_the_host_that_was_asked_for(make_app: C
 
 
 async def test_a_server_that_is_not_there_is_tried_again(
-    make_app: Callable[..., RateLimit], monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., RateLimit], waking: Waking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.01)
     with socket.socket() as nobody:
@@ -286,7 +307,9 @@ async def test_a_server_that_is_not_there_is_tried_again(
         app = make_app(Recorder(), upstream=f"http://127.0.0.1:{nobody.getsockname()[1]}", tries=2)
         async with living(app):
             await post(app)
-            end = await await_end(app, await post(app))
+            accepted = await post(app)
+            waking.go_on()
+            end = await await_end(app, accepted)
     assert (end["state"], end["tries"]) == ("failed", 2)
     assert end["reason"].startswith("The upstream cannot be reached: ")
 

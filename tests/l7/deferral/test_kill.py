@@ -29,7 +29,7 @@ def start(url: str, served: Path, role: str) -> subprocess.Popen[str]:
 def kill(process: subprocess.Popen[str]) -> list[str]:
     """kill -9; what it had still said."""
     process.kill()
-    said, _ = process.communicate(timeout=10)
+    said, _ = process.communicate(timeout=60)
     return said.splitlines()
 
 
@@ -42,7 +42,7 @@ def test_what_was_accepted_is_served_whoever_is_killed(url: str, tmp_path: Path)
     said += kill(acceptor)
     accepted = [line.rsplit(" ", 1)[0] for line in said if line.endswith((" 202", " 202\n"))]
     assert len(accepted) >= 50  # in the midst of a hundred
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     for share in (10, 25):  # two are killed in the midst of it
         worker = start(url, served, "replay")
         while len(served.read_text().splitlines()) < share:

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from redis import Redis
 from redis.exceptions import RedisError
 
-START_SECONDS = 20.0
-CLUSTER = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"]
+START_SECONDS = 120.0
+CLUSTER = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]
 SLOTS = 16384
 SHARE = SLOTS // 3
 """Of each node of a cluster of three; the last one has one more."""
@@ -41,7 +41,7 @@ class Server:
         self.directory = directory / str(self.port)
         self.directory.mkdir(parents=True)
         self.options = options
-        self.client = Redis(port=self.port, socket_timeout=5)
+        self.client = Redis(port=self.port, socket_timeout=60)
         self.start()
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Server:
     def kill(self) -> None:
         """kill -9."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def close(self) -> None:
         """End it for good."""

@@ -15,10 +15,11 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.problems import REDUCED_CAPACITY, write_problem
 from netlimit.l7.rules import Descriptor, Entry, Node, OnFailure, Rule, RuleSet
 from netlimit.l7.store import Ask
+from tests.awake import Awake
 from tests.l7.redis.driving import guarded, hit, make_rule, wait_until
 from tests.l7.redis.servers import Server
 
-NOWHERE = "redis://127.0.0.1:1?timeout_ms=5000&probe_ms=60000"
+NOWHERE = "redis://127.0.0.1:1?timeout_ms=60000&probe_ms=60000"
 DAY = 86_400
 
 
@@ -87,17 +88,17 @@ def test_leases_are_taken_and_ended_here_meanwhile() -> None:
 
 
 def test_redis_killed_under_load_costs_no_latency_and_comes_back_by_itself(mortal: Server) -> None:
-    """64 tasks ask all the time: none waits longer than the time-out, and afterwards Redis counts again."""
+    """64 tasks ask all the time: none waits for it, and afterwards Redis counts again."""
     rule = make_rule(Limit(10**6, DAY, Algorithm.GCRA))
 
     async def live() -> None:
-        async with guarded(mortal.url + "?timeout_ms=3000&probe_ms=50") as store:
+        async with guarded(mortal.url + "?timeout_ms=60000&probe_ms=50") as store:
             load = Load(store, rule)
             async with load:
                 await wait_until(lambda: load.answered > 1000)
-                mortal.kill()
+                await asyncio.to_thread(mortal.kill)
                 await wait_until(lambda: store.decided_here > 1000 and store.state is not State.CLOSED)
-                mortal.start()
+                await asyncio.to_thread(mortal.start)
                 await wait_until(lambda: store.state is State.CLOSED)
                 here = store.decided_here
                 answered = load.answered
@@ -122,11 +123,10 @@ def test_of_all_that_ask_a_redis_that_hangs_one_waits_for_it_now_and_then(mortal
                 load.waited.clear()
                 loop = asyncio.get_running_loop()
                 start = loop.time()
-                await wait_until(lambda: loop.time() > start + 1.2)
+                await wait_until(lambda: loop.time() > start + 1.2 and load.waited.total() > 1000)
                 probes = (loop.time() - start) / 0.5 + 1
                 patient = sum(number for tenths, number in load.waited.items() if tenths >= 2)
-                assert patient <= probes + 3  # the machine may have stood still, too
-                assert sum(load.waited.values()) > 1000
+                assert patient <= probes + 3
                 mortal.process.send_signal(signal.SIGCONT)
                 await wait_until(lambda: store.state is State.CLOSED)
             assert load.failures == 0
@@ -146,26 +146,28 @@ class Load:
         """Decisions by how many tenths of a second they took."""
         self._store = store
         self._rule = rule
+        self._awake = Awake()
 
     async def __aenter__(self) -> None:
+        self._awake.__enter__()
         self._tasks = [asyncio.create_task(self._ask(f"user {number}")) for number in range(64)]
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._awake.__exit__(None, None, None)
 
     async def _ask(self, key: str) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            start = loop.time()
+            start = self._awake.seconds
             try:
                 decision = await hit(self._store, self._rule, key)
                 assert decision.retry_after < inf
             except Exception:
                 self.failures += 1
                 raise
-            took = loop.time() - start
+            took = self._awake.seconds - start
             self.answered += 1
             self.slowest = max(self.slowest, took)
             self.waited[int(took * 10)] += 1

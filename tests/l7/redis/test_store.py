@@ -260,7 +260,7 @@ def test_threads_with_loops_of_their_own_share_a_store(server: Server) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert (len(admitted), sum(admitted)) == (120, 100)
 
 
@@ -289,11 +289,11 @@ def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
             return (await hit(store, rule)).remaining
 
     place = mortal.directory / "socket"
-    assert asyncio.run(ask(f"unix://:secret@{place}?timeout_ms=20000")) == 4
-    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/0?timeout_ms=20000")) == 3
-    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/1?timeout_ms=20000")) == 4
+    assert asyncio.run(ask(f"unix://:secret@{place}?timeout_ms=60000")) == 4
+    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/0?timeout_ms=60000")) == 3
+    assert asyncio.run(ask(f"redis://:secret@127.0.0.1:{mortal.port}/1?timeout_ms=60000")) == 4
     with pytest.raises(CountersUnavailable, match=f"127.0.0.1:{mortal.port} cannot be asked: .*"):
-        asyncio.run(ask(f"redis://:wrong@127.0.0.1:{mortal.port}/0?timeout_ms=20000"))
+        asyncio.run(ask(f"redis://:wrong@127.0.0.1:{mortal.port}/0?timeout_ms=60000"))
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_tls(tmp_path: Path) -> None:
     server = Server(tmp_path, "--tls-port", str(port), *files)
 
     async def ask(options: str) -> None:
-        async with opened(f"rediss://localhost:{port}/0?timeout_ms=20000{options}") as store:
+        async with opened(f"rediss://localhost:{port}/0?timeout_ms=60000{options}") as store:
             assert (await hit(store, make_rule(Limit(5, DAY)))).remaining == 4
 
     try:
@@ -342,7 +342,7 @@ def test_a_store_that_is_closed_leaves_nobody_waiting(kind: str) -> None:
     with socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        asyncio.run(asyncio.wait_for(close(silent.getsockname()[1]), 5))
+        asyncio.run(asyncio.wait_for(close(silent.getsockname()[1]), 30))
 
 
 def test_the_user_of_the_documentation_has_rights_enough(mortal: Server) -> None:
@@ -351,7 +351,7 @@ def test_the_user_of_the_documentation_has_rights_enough(mortal: Server) -> None
     mortal.client.execute_command(*command.split())
 
     async def ask_all() -> None:
-        async with opened(f"redis://netlimit:password@127.0.0.1:{mortal.port}/0?timeout_ms=20000") as store:
+        async with opened(f"redis://netlimit:password@127.0.0.1:{mortal.port}/0?timeout_ms=60000") as store:
             for limit in [*EVERY, Limit(5, 60, Algorithm.TOKEN_BUCKET, refill=Refill.INTERVAL)]:
                 ask = Ask(make_rule(limit), limit, "alice", 2, lease="lease")
                 assert [(await store.decide([ask]))[0].admitted for _ in range(2)] == [True] * 2
