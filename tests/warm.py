@@ -119,7 +119,7 @@ def run(
     cwd: Path = ROOT,
     namespace: str = "",
     given: str = "",
-    timeout: float = 60.0,
+    timeout: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
     """The same to its end, with `given` to read. Raises subprocess.TimeoutExpired."""
     with (
@@ -148,7 +148,7 @@ def _keep_warm() -> socket.socket:
     command = [sys.executable, "-W", "error", "-m", "tests.warm", str(number)]
     with theirs:
         process = subprocess.Popen(command, cwd=ROOT, pass_fds=[number], stdin=subprocess.DEVNULL)
-    atexit.register(lambda: (ours.close(), process.wait(10)))
+    atexit.register(lambda: (ours.close(), process.wait(60)))
     return ours
 
 

@@ -37,7 +37,7 @@ class Running:
             )
         )
         self.server = self.start()
-        self.http = httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
+        self.http = httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=120)
         until(lambda: self.server.ended or self.answers(), self.server.said)
         assert not self.server.ended, self.server.said()
 
@@ -77,7 +77,7 @@ def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> No
         f"ratelimit-{word}" for word in ("limit", "remaining", "reset")
     }
     with grpc.insecure_channel(running.grpc_place) as channel:
-        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=120)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
     running.write(RULES % 7)

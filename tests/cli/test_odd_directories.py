@@ -50,7 +50,7 @@ def test_nothing_in_the_working_directory_is_run(gateway: Namespace, tmp_path: P
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 

@@ -36,7 +36,8 @@ def test_tls_and_secrets(directory: Path) -> None:
     until(lambda: place.run("rule", "list", NETLIMIT_TOKEN=made).returncode == 0)
     assert "No API answers" in place.refuse("rule", "list", NETLIMIT_CA_FILE="")
     bad = {"Authorization": f"Bearer {TOKEN}-wrong"}
-    httpx.get(f"{settings['NETLIMIT_URL']}/api/v1/rules?token={TOKEN}", headers=bad, verify=False, trust_env=False)  # noqa: S501
+    address = f"{settings['NETLIMIT_URL']}/api/v1/rules?token={TOKEN}"
+    httpx.get(address, headers=bad, verify=False, trust_env=False, timeout=60)  # noqa: S501
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (server.process.pid, *server.children)]
     server.end()
     said = server.said()

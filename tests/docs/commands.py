@@ -38,7 +38,7 @@ def run_script() -> str:
             assert running.poll() is None, log.read_text()
             time.sleep(0.5)
             running.terminate()
-            assert running.wait(15) == 0, log.read_text()
+            assert running.wait(60) == 0, log.read_text()
             return log.read_text()
         finally:
             remove_lock(lab.gateway)

@@ -23,7 +23,7 @@ def test_an_interrupted_demo_leaves_nothing(root: None) -> None:
             assert any(b"counts what arrives" in line for line in demo.stdout), "it did not start"
             assert _traces(demo.pid)
             demo.send_signal(number)
-            assert demo.wait(20) != 0
+            assert demo.wait(60) != 0
         assert not _traces(demo.pid)
 
 

@@ -157,7 +157,7 @@ def test_who_is_killed_holds_nothing_and_who_is_stopped_does(namespace: str) -> 
         with started(*hold(namespace, "sole")) as second:
             assert say(second) == ""
         first.kill()
-        first.wait(10)
+        first.wait(60)
         with started(*hold(namespace, "sole")) as third:
             assert say(third) == "held"
 
@@ -174,7 +174,7 @@ def test_no_count_is_lost_between_processes(namespace: str, tmp_path: Path) -> N
     counter.write_text("0")
     command = ["ip", "netns", "exec", namespace, sys.executable, "-c", COUNT, str(counter)]
     processes = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    assert [process.wait(120) for process in processes] == [0] * 4
     assert counter.read_text() == "200"
 
 

@@ -206,7 +206,7 @@ def test_a_full_set_takes_no_more_but_keeps_what_came_before(kernel: Kernel) -> 
 
 
 def test_entries_end_by_themselves(kernel: Kernel) -> None:
-    ends = int(time.time()) + 2
+    ends = int(time.time()) + 4
     kernel.apply(WriteSets(create=(IpSet("nl-x", 4),)))
     kernel.apply(WriteSets(add={"nl-x": {"10.0.0.1": Entry(expires=ends), "10.0.0.2": Entry()}}))
     found = kernel.readings(["nl-x"])["nl-x"]
@@ -261,7 +261,7 @@ def test_a_thousand_limits_can_be_read_back(kernel: Kernel) -> None:
     enforce(kernel, compilation)
     begin = time.monotonic()
     assert observe(kernel) == compilation.state
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     leaves = [r for rules in kernel.structure().chains.values() for r in rules if "hashlimit" in r.text]
     assert len(leaves) == 1000
 

@@ -25,7 +25,7 @@ FAR = {4: "10.2.0.2", 6: "fd00:2::2"}
 CLIENT = {4: "10.1.0.2", 6: "fd00:1::2"}
 ONE, TWO = 0x6E051000, 0x6E051001
 SLOW = 0x6E051002
-SECONDS = 20
+SECONDS = 60
 
 ECHO = """
 import socket, socketserver, threading
@@ -53,7 +53,7 @@ protocol, host, port, count, size, source, option = sys.argv[1:]
 family = socket.AF_INET6 if ":" in host else socket.AF_INET
 kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
 with socket.socket(family, kind) as sock:
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if option:  # an IPv6 extension header: destination options, with nothing but padding
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes([0, 0, 1, 4, 0, 0, 0, 0]))

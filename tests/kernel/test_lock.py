@@ -26,7 +26,7 @@ def test_no_count_is_lost_between_processes_and_no_file_stays(tmp_path: Path) ->
     counter.write_text("0")
     command = [sys.executable, "-c", COUNT, str(path), str(counter)]
     processes = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    assert [process.wait(120) for process in processes] == [0] * 4
     assert counter.read_text() == "200"
     assert not path.exists()
 

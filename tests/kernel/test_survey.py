@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,11 +143,10 @@ def send_from_many_ports(kernel: RemoteKernel) -> None:
 
 
 def wait_for(come: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if come():
-            return
-        subprocess.run(["sleep", "0.01"], check=True)
-    pytest.fail("it did not come")
+    end = time.monotonic() + 60
+    while not come():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
 
 
 JOIN = """

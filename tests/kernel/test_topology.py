@@ -14,7 +14,7 @@ from netlimit.plan import WriteTree
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Tree
 from tests.kernel.worker import RemoteKernel
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

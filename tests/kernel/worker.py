@@ -53,7 +53,7 @@ class RemoteKernel:
     def close(self) -> None:
         """End the process."""
         self._calls.close()
-        self._process.wait(30)
+        self._process.wait(60)
         self._answers.close()
 
     def run(self, *argv: str, stdin: str | None = None) -> str:

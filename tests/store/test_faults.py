@@ -195,7 +195,7 @@ def do_in_the_way(url: str, work: Callable[[], Result]) -> Result:
                 assert not working.done()
             connection.execute(text("SET LOCAL deadlock_timeout = '10s'"))  # the other one shall notice first
             connection.execute(text(change + "1"))
-        done = working.result(10)
+        done = working.result(120)
     other.close()
     return done
 

@@ -61,14 +61,14 @@ def test_a_change_moves_its_own_revision_and_wakes_who_watches_but_is_none_of_th
     watch = watching.watch()
     assert not watch.changed()
     put(store)
-    assert watch.wait(10)
+    assert watch.wait(60)
     assert watching.limits_revision() == 1
     assert store.revision() == 1
     changes = store.changes(1, "gw1")
     assert changes is not None
     assert (changes.rules, changes.removed) == ((), ())
     store.remove_limits("auth", "ann", NOW)
-    assert watch.wait(10)
+    assert watch.wait(60)
     assert watching.limits_revision() == 2
     watch.close()
     watching.close()

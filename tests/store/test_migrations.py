@@ -130,7 +130,7 @@ def test_several_processes_may_upgrade_at_once(empty_url: str) -> None:
         subprocess.Popen([sys.executable, "-c", script, empty_url], cwd=here, stderr=subprocess.PIPE) for _ in range(4)
     ]
     for process in running:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, b"")
     store = Store(empty_url)
     assert store.revision() == 0
@@ -184,11 +184,11 @@ def test_who_writes_during_an_upgrade_loses_nothing(store: Store, empty_url: str
         time.sleep(0.1)
         upgrading = [pool.submit(other.upgrade) for other in others[:2]]
         for each in upgrading:
-            each.result(30)
+            each.result(120)
         time.sleep(0.1)
         ended.set()
         for each in writing:
-            each.result(30)
+            each.result(120)
     assert store.revision() == lines.total()
     assert sorted(line.revision for line in store.audit(limit=100_000)) == list(range(1, lines.total() + 1))
     assert differences(store) == []

@@ -42,7 +42,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
 def test_a_change_is_heard_of_once(store: Store, watch: Watch, change: Callable[[Store], object]) -> None:
     assert not watch.changed()
     change(store)
-    assert watch.wait(1)
+    assert watch.wait(60)
     drain(watch)  # one notice for each of several transactions is fine
     assert not watch.changed()
 
@@ -65,8 +65,8 @@ def test_waiting_ends_when_something_is_written(store: Store, watch: Watch) -> N
     later = Timer(0.2, keep, [store])
     began = time.monotonic()
     later.start()
-    assert watch.wait(10)
-    assert 0.15 < time.monotonic() - began < 8
+    assert watch.wait(60)
+    assert 0.15 < time.monotonic() - began < 40
     later.join()
     assert len(store.select()[0]) == 1
 
@@ -74,7 +74,7 @@ def test_waiting_ends_when_something_is_written(store: Store, watch: Watch) -> N
 def test_waiting_ends_after_its_time(watch: Watch) -> None:
     began = time.monotonic()
     assert not watch.wait(0.2)
-    assert 0.2 <= time.monotonic() - began < 8
+    assert 0.2 <= time.monotonic() - began < 40
 
 
 def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: Postgres, migrated: str) -> None:
@@ -82,11 +82,11 @@ def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: P
     watch = store.watch()
     postgres.run(migrated, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
     with pytest.raises(StoreError, match="look at NETLIMIT_DATABASE_URL and the server"):
-        watch.wait(1)
+        watch.wait(60)
     assert watch.wait(0)
     assert not watch.wait(0.05)
     store.pause("gw1", False)
-    assert watch.wait(1)
+    assert watch.wait(60)
     watch.close()
     store.close()
 
