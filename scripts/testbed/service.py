@@ -22,7 +22,7 @@ from scripts.testbed.streams import ROOT
 
 URL = "http://127.0.0.1:8750"
 RUN = "/run"  # every user may pass here, which a TMPDIR need not allow
-START_SECONDS, STOP_SECONDS = 20.0, 10.0
+START_SECONDS, STOP_SECONDS = 60.0, 30.0
 
 
 class Answer(NamedTuple):
@@ -95,7 +95,7 @@ class Service:
         if body is not None:
             options += ["--data", json.dumps(body)]
         done = self.namespace.run(
-            *("curl", "--silent", "--show-error", "--include", "--noproxy", "*", "--max-time", "10"),
+            *("curl", "--silent", "--show-error", "--include", "--noproxy", "*", "--max-time", "90"),
             *("--request", method, *options, self.url + path),
         )
         head, _, text = done.stdout.replace("\r", "").partition("\n\n")

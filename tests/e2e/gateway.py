@@ -27,7 +27,7 @@ from tests.forcing import make_rule
 from tests.kernel.worker import RemoteKernel
 
 HOST = "gw"
-PATIENCE = float(os.environ.get("TESTS_PATIENCE", "30"))
+PATIENCE = float(os.environ.get("TESTS_PATIENCE", "60"))
 """Seconds; an emulated machine takes ten times as long as others."""
 MODULE = "netlimit.cli.main"
 COMMAND = ("-c", "from netlimit.cli.main import app; app()")
@@ -79,7 +79,7 @@ class Gateway:
         """End it; what is in the kernel stays."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(10)
+        self._process.wait(60)
 
     @contextmanager
     def serving(self, listen: str, token: str) -> Iterator[None]:
@@ -96,7 +96,7 @@ class Gateway:
             yield
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -141,7 +141,7 @@ class Gateway:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
         self.store.close()
         if self._kernel is not None:
             self._kernel.close()

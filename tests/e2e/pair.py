@@ -25,7 +25,7 @@ ADDRESSES = {"one": "10.5.0.1", "two": "10.5.0.2"}
 PRIORITIES = {"one": 150, "two": 100}
 ADVERT_SECONDS = 0.2
 """Who hears none for a bit more than three of them becomes MASTER."""
-PATIENCE = 20.0
+PATIENCE = 60.0
 CONFIGURATION = """
 global_defs {{
   router_id {name}
@@ -98,13 +98,13 @@ class Node:
         """End it with its children; killed, it says goodbye to nobody and leaves its address."""
         assert self.keepalived is not None
         os.killpg(self.keepalived.pid, number)
-        self.keepalived.wait(10)
+        self.keepalived.wait(60)
 
     def close(self) -> None:
         """End what runs."""
         for process in self.started:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @dataclass

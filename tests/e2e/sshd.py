@@ -13,7 +13,7 @@ import sys
 
 LISTENER = "sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups"
 STRANGER, SESSION = "sshd: [accepted]", "sshd: root@pts/0"
-PATIENCE = 0.7
+PATIENCE = 2.5
 
 
 def become(title: str, *words: str) -> None:

@@ -124,7 +124,7 @@ def test_what_was_applied_last_is_there_at_every_moment_of_a_boot(machine: Machi
     assert store.marked(HOST) == {}
     wait(lambda: "is applied" in machine.log.read_text(), machine.log.read_text)
     controller.terminate()
-    controller.wait(10)
+    controller.wait(60)
     store.close()
     full = machine.held()
 

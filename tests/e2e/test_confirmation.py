@@ -25,6 +25,9 @@ from tests.e2e.gateway import COMMAND, HOST, MODULE, Gateway
 CUT: dict[str, object] = {"name": "cut", "target": CLIENT, "action": "block"}
 """The rule by which the operator, who sits at the client, cuts himself off."""
 HARMLESS: dict[str, object] = {"name": "harmless", "target": "10.1.50.0/24", "rate": "100 packets/s", "per": "host"}
+SECONDS = 5
+"""Of a window: long enough for all that is to happen while it is open, also on a busy machine."""
+SEEN = "test has opened a window of confirmation: revision"
 
 
 class Site(Gateway):
@@ -46,10 +49,11 @@ class Site(Gateway):
             if not process.dead:
                 process.stop(signal.SIGKILL)
 
-    def open(self, seconds: int) -> Window:
-        """Open a window, and give the guard the moment that it needs to see it."""
+    def open(self, seconds: int = SECONDS) -> Window:
+        """Open a window; the guard watches over it when this returns."""
+        seen = self.log.read_text().count(SEEN)
         window = self.store.open_window(seconds, "test", datetime.now(UTC))
-        time.sleep(0.5)
+        self.wait(lambda: self.log.read_text().count(SEEN) > seen, "the guard to see the window")
         return window
 
     def cut(self) -> None:
@@ -136,7 +140,7 @@ def running(place: Site) -> Site:
 
 
 def test_who_cuts_himself_off_is_let_in_again(running: Site) -> None:
-    running.open(2)
+    running.open()
     running.cut()
     running.wait(lambda: running.reachable, "the operator")
     assert running.outcome is Outcome.EXPIRED
@@ -145,7 +149,7 @@ def test_who_cuts_himself_off_is_let_in_again(running: Site) -> None:
 
 
 def test_a_controller_that_was_killed_is_not_needed(running: Site) -> None:
-    running.open(2)
+    running.open()
     running.cut()
     running.stop(signal.SIGKILL)
     running.wait(lambda: running.reachable, "the operator")
@@ -154,7 +158,7 @@ def test_a_controller_that_was_killed_is_not_needed(running: Site) -> None:
 
 @pytest.mark.parametrize("controller", ["alive", "killed"])
 def test_the_database_is_not_needed(running: Site, controller: str) -> None:
-    running.open(3)
+    running.open()
     running.cut()
     if controller == "killed":
         running.stop(signal.SIGKILL)
@@ -182,17 +186,19 @@ def test_what_is_confirmed_stays(running: Site) -> None:
 
 
 def test_a_guard_that_was_killed_is_followed_by_another(running: Site) -> None:
-    running.open(3)
+    """The controller, which would do it a little later, does nothing meanwhile."""
+    window = running.open()
     running.cut()
     running.guard.stop(signal.SIGKILL)
-    time.sleep(3)
-    assert not running.reachable
-    running.start_guard()
-    running.wait(lambda: running.reachable, "the operator")
+    with running.frozen():
+        running.wait(lambda: window.left(datetime.now(UTC)) == 0, "the window to be over")
+        assert not running.reachable
+        running.start_guard()
+        running.wait(lambda: running.reachable, "the operator")
 
 
 def test_a_guard_that_hangs_is_not_needed(running: Site) -> None:
-    running.open(2)
+    running.open()
     running.cut()
     with running.guard.frozen():
         running.wait(lambda: running.reachable, "the operator")
@@ -236,7 +242,7 @@ def test_killing_all_of_serve_does_not_kill_the_guard(site: Site) -> None:
     serving = site.launch(*COMMAND, "serve", "--api-user", "nobody")
     site.wait(lambda: HOST in site.store.guards(datetime.now(UTC)), "a guard")
     site.put(HARMLESS)
-    site.open(5)
+    site.open()
     site.cut()
     site.stop(signal.SIGKILL)
     site.wait(lambda: site.reachable, "the operator")
@@ -249,7 +255,7 @@ def test_serve_ends_and_leaves_the_guard_to_its_window(site: Site) -> None:
     site.launch(*COMMAND, "serve", "--api-user", "nobody")
     site.wait(lambda: HOST in site.store.guards(datetime.now(UTC)), "a guard")
     site.put(HARMLESS)
-    window = site.open(5)
+    window = site.open()
     site.cut()
     site.stop()
     assert site.guarded

@@ -100,7 +100,7 @@ def test_what_others_do_is_put_right(limited: Gateway, lab: Lab, name: str) -> N
     assert after[:3] == whole[:3]
     assert drifted(whole.trees, after.trees) is None
     assert repair.found, "it is told what was found"
-    assert 0 < repair.took < 5
+    assert 0 < repair.took < 30
 
 
 def test_rules_of_nftables_are_not_ours(limited: Gateway, lab: Lab) -> None:

@@ -26,12 +26,12 @@ LIMITS = """
 domain: web
 descriptors:
   - key: remote_address
-    rate_limit: {unit: minute, requests_per_unit: 5}
+    rate_limit: {unit: day, requests_per_unit: 5}
     escalate: {after: 100, within: 1m, block: 10m}
 """
 REQUESTS = f"""
 import http.client, sys
-connection = http.client.HTTPConnection("{LAN}", {PORT}, timeout=10)
+connection = http.client.HTTPConnection("{LAN}", {PORT}, timeout=60)
 for _ in range(int(sys.argv[1])):
     path = f"/v1/auth?domain={{sys.argv[2]}}&key=remote_address&deny=429"
     connection.request("GET", path, headers={{"X-Forwarded-For": "{CLIENT}"}})

@@ -30,7 +30,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         close_pipes(self._process)
 
 
