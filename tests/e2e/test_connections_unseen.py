@@ -28,12 +28,12 @@ def listening(lab: Lab) -> Iterator[None]:
     assert serving.stdout.readline() == "ready\n"
     yield
     serving.kill()
-    serving.wait(10)
+    serving.wait(60)
 
 
 def dodge(lab: Lab, how: str, client: str, server: str) -> int:
     """How many connections a client gets or holds."""
-    done = lab.client.run(*PROGRAM, how, client, server, str(PORT), str(TRIED), cwd=warm.ROOT, timeout=60)
+    done = lab.client.run(*PROGRAM, how, client, server, str(PORT), str(TRIED), cwd=warm.ROOT, timeout=120)
     return int(done.stdout)
 
 
@@ -78,9 +78,9 @@ sys.stdin.readline()
     ]
     before = lab.server.received_packets("eth0")
     sender = (sys.executable, "-m", "tests.e2e.evasion.wire", "send", "eth0")
-    lab.client.run(*sender, input=wire.pack(frames), cwd=warm.ROOT, timeout=30)
+    lab.client.run(*sender, input=wire.pack(frames), cwd=warm.ROOT, timeout=120)
     arrived = lab.server.received_packets("eth0") - before
-    holding.communicate("\n", timeout=10)
+    holding.communicate("\n", timeout=60)
     assert arrived <= BURST + 2
 
 
@@ -101,7 +101,7 @@ def test_connections_that_are_reset_and_come_back_together_are_counted(
         lab.server.run(tool, "-w", change, *silent)
         trying.stdin.write("\n")
         trying.stdin.flush()
-    assert int(trying.communicate(timeout=30)[0]) <= AT_ONCE
+    assert int(trying.communicate(timeout=60)[0]) <= AT_ONCE
 
 
 @BOTH

@@ -37,7 +37,7 @@ def _count(lab: Lab, where: Namespace, send: object) -> dict[tuple[str, str], in
     assert counter.stdout.readline() == "ready\n"
     assert callable(send)
     send()
-    out, _ = counter.communicate(timeout=30)
+    out, _ = counter.communicate(timeout=60)
     return {(source, target): number for source, target, number in json.loads(out)}
 
 
@@ -54,7 +54,7 @@ def test_what_leaves_where_it_came_in_is_held(gateway: Gateway) -> None:
     frames = [wire.frame(ip4(each, UDP, udp(each)), LAN_MAC, CLIENT_MAC) for each in ends]
     program = (sys.executable, "-m", "tests.e2e.evasion.wire", "send", "eth0")
     arrived = _count(
-        lab, lab.client, lambda: lab.client.run(*program, input=wire.pack(frames), cwd=warm.ROOT, timeout=30)
+        lab, lab.client, lambda: lab.client.run(*program, input=wire.pack(frames), cwd=warm.ROOT, timeout=120)
     )
     assert arrived[FREE, BACK] == SENT
     assert (BLOCKED, BACK) not in arrived
@@ -109,7 +109,7 @@ def test_a_connection_counts_whatever_its_sender_has_sent_before(gateway: Gatewa
     arrived = _count(
         gateway.lab,
         gateway.lab.server,
-        lambda: gateway.lab.client.run(*program, input=wire.pack(frames), cwd=warm.ROOT, timeout=30),
+        lambda: gateway.lab.client.run(*program, input=wire.pack(frames), cwd=warm.ROOT, timeout=120),
     )
     assert 1 <= arrived[source, SERVER] <= 1 + BURST + 1
 
@@ -147,7 +147,7 @@ def test_connections_that_nobody_tracks_count_too(gateway: Gateway, untracked: s
     program = (sys.executable, "-m", "tests.e2e.evasion.wire", "send", "eth0")
     packed = wire.pack([wire.frame(packet, LAN_MAC, CLIENT_MAC) for packet in frames])
     lab = gateway.lab
-    arrived = _count(lab, lab.server, lambda: lab.client.run(*program, input=packed, cwd=warm.ROOT, timeout=30))
+    arrived = _count(lab, lab.server, lambda: lab.client.run(*program, input=packed, cwd=warm.ROOT, timeout=120))
     assert BURST <= arrived[syns, SERVER] <= BURST + 1
     assert BURST <= arrived[datagrams, SERVER] <= BURST + 1
     assert arrived[acks, SERVER] == SENT

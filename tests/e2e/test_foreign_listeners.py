@@ -57,7 +57,7 @@ def run(namespace: Namespace, code: str, *words: object) -> Iterator[subprocess.
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         close_pipes(process)
 
 

@@ -51,11 +51,11 @@ def test_changes_and_repairs_go_on_beside_hostile_names(gateway: Gateway, lab: L
     assert count_repairs(gateway) == repairs, "nobody fights with it"
     began = time.monotonic()
     (blocked,) = gateway.put({"target": "10.1.0.77", "direction": "to", "action": "block"})
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20
     flushed = time.monotonic()
     lab.gateway.run(*MANGLE, "-F", "NL-FORWARD")
     gateway.wait(lambda: count_repairs(gateway) > repairs and not gateway.drift(), "the chain to be filled again")
-    assert time.monotonic() - flushed < 5
+    assert time.monotonic() - flushed < 20
     told = gateway.attempt("doctor")
     assert "Traceback" not in told.stderr
     assert all(line.isprintable() for line in told.stdout.splitlines())

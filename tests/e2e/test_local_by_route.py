@@ -52,7 +52,7 @@ def surroundings(lab: Lab) -> Iterator[None]:
         lab.gateway.run(tool(address), "-w", "-A", "INPUT", "-d", address, "-p", "udp", "--dport", str(PORT))
     yield
     joined.kill()
-    joined.wait(10)
+    joined.wait(60)
 
 
 def tool(address: str) -> str:

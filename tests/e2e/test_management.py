@@ -55,7 +55,7 @@ def loaded(lab: Lab) -> Iterator[None]:
 def ask(lab: Lab, source: str, *requests: str) -> list[tuple[int, float]]:
     """Send requests from an address of the client's, one after the other: status and seconds of each."""
     host = LAN6 if ":" in source else LAN
-    printed = lab.client.run(sys.executable, "-c", ASK, host, source, TOKEN, *requests, timeout=60).stdout.split()
+    printed = lab.client.run(sys.executable, "-c", ASK, host, source, TOKEN, *requests, timeout=120).stdout.split()
     return [(int(status), float(taken)) for status, taken in zip(printed[::2], printed[1::2], strict=True)]
 
 

@@ -46,7 +46,7 @@ class Helper:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         close_pipes(self._process)
 
     def _read(self) -> str:

@@ -93,7 +93,7 @@ def arrive(lab: Lab, at: Namespace, *cases: Case, watched: Sequence[Case] = (), 
     assert counting.stdout.readline() == "ready\n"
     lab.client.run(sys.executable, "-c", SEND, json.dumps(cases))
     time.sleep(0.1)
-    printed = counting.communicate("\n", timeout=10)[0]
+    printed = counting.communicate("\n", timeout=60)[0]
     found = {tuple(key): count for *key, count in json.loads(printed)}
     return {case: found.get((*case[:3], case[3] - passed), 0) for case in watched or cases}
 

@@ -16,7 +16,7 @@ from tests.e2e.gateway import Gateway
 def test_a_ban_ends_even_if_netlimit_is_dead(controller: Gateway, lab: Lab) -> None:
     six = "fd00:1::2"
     controller.put(
-        {"target": CLIENT, "action": "block", "ttl": "3s"}, {"target": six, "rate": "1 packets/h", "ttl": "3s"}
+        {"target": CLIENT, "action": "block", "ttl": "6s"}, {"target": six, "rate": "1 packets/h", "ttl": "6s"}
     )
     begin = time.monotonic()
     controller.stop(signal.SIGKILL)
@@ -24,7 +24,7 @@ def test_a_ban_ends_even_if_netlimit_is_dead(controller: Gateway, lab: Lab) -> N
         streams.send(lab.client, SERVER, rate=None, count=20)
         streams.send(lab.client, SERVER6, rate=None, count=20)
     assert receiver.report().packets == 1
-    time.sleep(max(0, begin + 4.2 - time.monotonic()))
+    time.sleep(max(0, begin + 7.2 - time.monotonic()))
     with streams.receive(lab.server) as receiver:
         streams.send(lab.client, SERVER, rate=None, count=20)
         streams.send(lab.client, SERVER6, rate=None, count=20)
@@ -35,7 +35,7 @@ def test_a_ban_ends_even_if_netlimit_is_dead(controller: Gateway, lab: Lab) -> N
 
 
 def test_a_rule_that_ends_leaves_nothing_behind(gateway: Gateway, lab: Lab) -> None:
-    gateway.put({"target": CLIENT, "rate": "1 packets/h", "ttl": "1s"})
+    gateway.put({"target": CLIENT, "rate": "1 packets/h", "ttl": "5s"})
     assert "nl-" in lab.gateway.run("ipset", "list", "-n").stdout
     gateway.wait(lambda: "nl-" not in lab.gateway.run("ipset", "list", "-n").stdout, "the rule to end")
     assert "NL-" not in lab.gateway.run("iptables-legacy-save").stdout

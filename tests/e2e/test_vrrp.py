@@ -55,7 +55,7 @@ def test_one_is_master_and_the_other_takes_over(pair: Pair, rules: list[dict[str
     try:
         for node in pair.nodes:
             node.start_keepalived(unicast)
-        with streams.sending(pair.host, VIRTUAL, rate=1500, seconds=25, size=400):
+        with streams.sending(pair.host, VIRTUAL, rate=1500, seconds=40, size=400):
             pair.wait(lambda: pair.masters == ["one"], "the first to be MASTER")
             seen = []
             end = time.monotonic() + 1.5
@@ -64,9 +64,9 @@ def test_one_is_master_and_the_other_takes_over(pair: Pair, rules: list[dict[str
                 time.sleep(0.05)
             assert seen == [["one"]] * len(seen)
             pair.one.stop_keepalived()
-            pair.wait(lambda: pair.masters == ["two"], "the second to take over", seconds=3)
+            pair.wait(lambda: pair.masters == ["two"], "the second to take over", seconds=10)
             pair.one.start_keepalived(unicast)
-            pair.wait(lambda: pair.masters == ["one"], "the first to come back", seconds=5)
+            pair.wait(lambda: pair.masters == ["one"], "the first to come back", seconds=10)
     finally:
         for node in pair.nodes:
             node.stop_keepalived(signal.SIGTERM)

@@ -167,7 +167,7 @@ def test_a_signal_removes_it(number: signal.Signals) -> None:
     with _lab_command() as process:
         names = _names(process.pid)
         process.send_signal(number)
-        process.wait(10)
+        process.wait(60)
 
     assert len(names) == 3
     assert _names(process.pid) == []
@@ -177,7 +177,7 @@ def test_a_signal_removes_it(number: signal.Signals) -> None:
 def test_the_next_lab_removes_what_a_killed_one_left() -> None:
     with _lab_command() as process:
         process.kill()
-        process.wait(10)
+        process.wait(60)
     assert len(_names(process.pid)) == 3
 
     with Lab():

@@ -104,7 +104,7 @@ def _await(place: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < end:
         assert process.poll() is None, log.read_text()
         try:
-            httpx.options(f"http://{place}/awaited", timeout=5, trust_env=False)
+            httpx.options(f"http://{place}/awaited", timeout=20, trust_env=False)
         except httpx.TransportError:
             time.sleep(0.02)
         else:

@@ -19,10 +19,11 @@ _addresses = count(10)
 
 
 @pytest.fixture
-def client() -> Iterator[httpx.Client]:
-    """A client whom nobody has met, by its address."""
+def client(served: Served) -> Iterator[httpx.Client]:
+    """A client whom nobody has met, by its address, at the beginning of a minute."""
+    served.begin_minute()
     transport = httpx.HTTPTransport(local_address=f"127.0.0.{next(_addresses)}")
-    with httpx.Client(transport=transport, trust_env=False, timeout=30) as opened:
+    with httpx.Client(transport=transport, trust_env=False, timeout=60) as opened:
         yield opened
 
 
@@ -76,7 +77,7 @@ def test_nginx_waits_where_a_limit_queues(nginx: str, served: Served) -> None:
 
     async def ask() -> list[int]:
         transport = httpx.AsyncHTTPTransport(local_address="127.0.0.9")
-        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=60) as client:
             answers = await asyncio.gather(*(client.get(f"http://{nginx}/queue") for _ in range(3)))
         return [answer.status_code for answer in answers]
 

@@ -55,7 +55,7 @@ class Served:
         self.now += int(seconds * SECOND)
 
     def begin_minute(self) -> None:
-        self.now += -self.now % (60 * SECOND)
+        self.now += -self._read() % (60 * SECOND)
 
     def run(self) -> None:
         asyncio.run(self._run())
