@@ -44,7 +44,9 @@ def foreign(gateway: Netlimit) -> Netlimit:
 def test_serve_add_teardown(foreign: Netlimit) -> None:
     before = snapshot(foreign)
     server = foreign.serve()
-    rule = foreign.ask("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
+    rule = foreign.ask(
+        "rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office", "--wait", "60"
+    )
     assert (rule["status"]["state"], rule["status"]["enforced_by"]) == ("applied", "iptables")
     assert "200/sec" in look(foreign, "iptables-legacy-save", "-t", "mangle")
     assert "10.1.0.0/16" in look(foreign, "ipset", "list")

@@ -63,7 +63,7 @@ def test_top_tells_limits_and_queues_apart(served: Netlimit) -> None:
 
 
 def test_a_rule_with_a_note_is_applied(served: Netlimit) -> None:
-    served.do("rule", "add", "10.1.2.3", "--rate", "5 Mbit/s", "--action", "shape", "--name", "one")
+    served.do("rule", "add", "10.1.2.3", "--rate", "5 Mbit/s", "--action", "shape", "--name", "one", "--wait", "60")
     (row,) = (line for line in served.do("rule", "list").splitlines() if " one " in line)
     shown = served.ask("rule", "show", "one")["status"]
     assert (shown["state"], row.endswith("applied, with a note")) == ("applied", bool(shown["message"]))

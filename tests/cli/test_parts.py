@@ -96,7 +96,7 @@ def test_controller_and_api_run_apart(netlimit: Netlimit) -> None:
             path.chmod(mode)
     api, controller = netlimit.start("api", *EVERYBODY), netlimit.start("controller")
     until(lambda: api.ended or not netlimit.run("status").returncode, api.said)
-    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     assert rule["status"]["state"] == "applied"
     assert (controller.end(), api.end(signal.SIGINT)) == (0, 0)
     assert "Traceback" not in api.said()

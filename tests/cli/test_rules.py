@@ -72,7 +72,7 @@ def test_a_dry_run_shows_what_a_rule_would_do(served: Netlimit) -> None:
 
 def test_list_filters(served: Netlimit) -> None:
     served.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--label", "a=b")
-    served.do("rule", "add", "192.0.2.0/24", "--action", "block", "--name", "bad")
+    served.do("rule", "add", "192.0.2.0/24", "--action", "block", "--name", "bad", "--wait", "60")
     names = {
         ("--contains", "10.1.2.3"): [None],
         ("--target", "192.0.2.0/24"): ["bad"],
@@ -98,7 +98,8 @@ def test_a_list_fits_a_terminal(served: Netlimit) -> None:
 
 
 def test_show_is_for_people(served: Netlimit) -> None:
-    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one", "--comment", "[bold]why[/bold]")
+    comment = ("--comment", "[bold]why[/bold]")
+    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one", *comment, "--wait", "60")
     fields = dict(line.split(maxsplit=1) for line in served.do("rule", "show", "one").splitlines())
     assert fields["state"].strip() == "applied by iptables"
     assert fields["comment"].strip() == "[bold]why[/bold]"
@@ -121,7 +122,7 @@ def test_what_is_exported_can_be_imported(served: Netlimit, tmp_path: Path) -> N
         before = served.ask("rule", "list")["items"]
         served.do("rule", "remove", *(str(rule["id"]) for rule in before), "--no-wait")
         (tmp_path / "rules").write_text(exported)
-        added = served.ask("rule", "import", str(tmp_path / "rules"))
+        added = served.ask("rule", "import", str(tmp_path / "rules"), "--wait", "60")
         assert (added["added"], added["state"]) == (2, "applied")
         after = served.ask("rule", "list")["items"]
         same = [field for field in before[0] if field not in ("id", "revision", "created_at", "updated_at", "status")]

@@ -16,7 +16,7 @@ from tests.cli.running import Netlimit, alive, settings_in, until
 
 def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
     server = netlimit.serve()
-    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    rule = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     assert rule["status"]["state"] == "applied"
     server.end()
 
@@ -59,7 +59,7 @@ def test_a_part_that_hangs_is_killed(netlimit: Netlimit) -> None:
 def test_root_keeps_the_api_out_of_its_rights(root: None, netlimit: Netlimit) -> None:
     server = netlimit.serve()
     assert list(server.children.values()) == [0, pwd.getpwnam("nobody").pw_uid, 0]
-    netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     database = _database(netlimit)
     group = pwd.getpwnam("nobody").pw_gid
     for name, mode in (("", 0o2770), ("netlimit.db", 0o660), ("netlimit.db-wal", 0o660), ("netlimit.db-shm", 0o660)):
@@ -82,7 +82,7 @@ def test_it_goes_on_where_it_ended(netlimit: Netlimit) -> None:
 def test_logs_are_json_that_tells_no_secret(directory: Path) -> None:
     netlimit = Netlimit(settings_in(directory, NETLIMIT_LOG_FORMAT="json", NETLIMIT_LOG_LEVEL="debug"))
     server = netlimit.serve()
-    added = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s")
+    added = netlimit.ask("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     server.end()
     lines = [json.loads(line) for line in server.said().splitlines()]
     assert {line["part"] for line in lines} >= {"api", "controller"}
