@@ -144,8 +144,8 @@ def test_more_kinds_than_a_gateway_holds_are_refused(client: httpx.Client, monke
 
 def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Controller) -> None:
     controller.start()
-    answer = client.post("/rules/bulk", json=rules(100), headers={"Prefer": "wait=10"})
-    assert answer.headers["Preference-Applied"] == "wait=10"
+    answer = client.post("/rules/bulk", json=rules(100), headers={"Prefer": "wait=60"})
+    assert answer.headers["Preference-Applied"] == "wait=60"
     assert answer.json()["state"] == "applied"
     assert client.get("/rules/100").json()["status"]["state"] == "applied"
 
@@ -153,7 +153,7 @@ def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Contr
 def test_a_batch_stands_as_the_worst_of_its_rules(client: httpx.Client, controller: Controller) -> None:
     controller.start()
     controller.store.pause("gw1", True)
-    wait = {"Prefer": "wait=10"}
+    wait = {"Prefer": "wait=60"}
     assert client.post("/rules/bulk", json=rules(2), headers=wait).json()["state"] == "pending"
     controller.store.pause("gw1", False)
     off = [{**rule, "direction": "to", "enabled": False} for rule in rules(2)]

@@ -224,7 +224,7 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
 
 def test_metrics_say_how_rules_stand(url: str, client: httpx.Client, controller: Controller) -> None:
     controller.start()
-    client.post("/rules", json=RULE, headers={"Prefer": "wait=10"})
+    client.post("/rules", json=RULE, headers={"Prefer": "wait=60"})
     answer = get(f"{url}/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     for line in (

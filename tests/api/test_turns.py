@@ -150,12 +150,13 @@ def test_who_has_too_many_in_line_is_told_to_come_back(
 
 
 def measure(client: httpx.Client, change: bool) -> float:
-    """How long an answer takes, as a rule."""
+    """How long an answer takes, as a rule: in processor time of all who ask and answer here. Beside a flood they are
+    never idle, so it is what one waits, but for the time in which the machine has let none of them run."""
     took = []
     for number in range(ASKED):
-        began = time.monotonic()
+        began = time.process_time()
         answer = client.patch("/rules/1", json={"comment": str(number)}) if change else client.get("/rules/1")
-        took.append(time.monotonic() - began)
+        took.append(time.process_time() - began)
         assert answer.status_code == 200
     return statistics.median(took)
 
