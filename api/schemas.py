@@ -130,10 +130,14 @@ class RuleFields(Strict):
         examples=[600, "10m"],
     )
     hosts: list[Word] | None = Field(
-        None, description="The gateways that enforce the rule; by default all.", examples=[["gw1", "gw2"]]
+        None,
+        description="The gateways that enforce the rule (256 at most); by default all.",
+        examples=[["gw1", "gw2"]],
     )
-    labels: dict[Word, LabelText] | None = Field(
-        None, description="Texts of your own to find rules by; no control characters.", examples=[{"customer": "acme"}]
+    labels: Annotated[dict[Word, LabelText], Field(max_length=32)] | None = Field(
+        None,
+        description="Texts of your own to find rules by, 4096 letters in all; no control characters.",
+        examples=[{"customer": "acme"}],
     )
     comment: Annotated[str, Field(max_length=1000)] | None = Field(
         None, description="A note; no control characters but line ends and tabs."

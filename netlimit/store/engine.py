@@ -369,17 +369,18 @@ def _open_postgres(url: URL, patience: float | None, silence: float | None) -> E
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
     if silence is not None or patience is not None:
-        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE))
+        seconds = SHORT_SILENCE + (int(chosen["connect_timeout"]) + 1) * max(1, len(find_servers(url)))
+        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE, seconds))
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
     event.listen(engine, "connect", partial(_prepare_postgres, wait))
     return engine
 
 
-def _choose_impatience(silence: float) -> Callable[..., Any]:
+def _choose_impatience(silence: float, seconds: float) -> Callable[..., Any]:
     from netlimit.store.silence import ImpatientConnection  # the driver is not everywhere
 
     def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
-        connection = ImpatientConnection.connect(*where, **how)
+        connection = ImpatientConnection.connect_within(seconds, *where, **how)
         connection.silence = silence
         return connection
 
