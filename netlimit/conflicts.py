@@ -131,11 +131,12 @@ class HostReport:
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables. `bridges` are
-    devices, `bridged` whether what they forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name
-    their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of others before ours
-    on the ingress of devices, `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours
-    that refuse more when they are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that
-    devices listen to, each with the device. `unknown` is what could not be read, with the reason.
+    devices, `bridged` the address families of which what they forward passes iptables (None: unknown).
+    `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says
+    them, `ahead` the filters of others before ours on the ingress of devices, `offloading` the devices whose
+    hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the
+    tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `unknown` is
+    what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -152,7 +153,7 @@ class HostReport:
     ahead: Mapping[str, str] = field(default_factory=dict)
     offloading: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
-    bridged: bool | None = None
+    bridged: frozenset[int] | None = None
     source_routed: bool = False
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
@@ -460,6 +461,31 @@ def _find_queues(report: HostReport) -> Iterator[Finding]:
         )
 
 
+def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
+    beside = " and ".join(f"IPv{family}" for family in (4, 6) if family not in families)
+    if beside:
+        yield Finding(
+            "bridge",
+            Severity.WARNING if families else Severity.NOTE,
+            f"What {bridges} forwards between ports ({beside}) does not pass iptables, and so no limit of ours but "
+            "those of queues.",
+            "If it shall be limited: modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 "
+            "net.bridge.bridge-nf-call-ip6tables=1.",
+        )
+    if families:
+        yield Finding(
+            "bridge",
+            Severity.WARNING,
+            f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it; but not "
+            "frames with a VLAN tag or of PPPoE: a host on the bridge that is blocked reaches others on it by tagging "
+            "its frames with VLAN 0, once or twice.",
+            "Where no VLAN passes the bridge, drop them: nft add table bridge tags; nft 'add chain bridge tags bare "
+            "{ type filter hook prerouting priority -300; }'; nft 'add rule bridge tags bare ether type "
+            "{ 8021q, 8021ad } drop'. If it shall not be limited: sysctl -w "
+            "net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0.",
+        )
+
+
 def _find_ground(report: HostReport) -> Iterator[Finding]:
     if report.hz < USUAL_HZ:
         yield Finding(
@@ -469,23 +495,8 @@ def _find_ground(report: HostReport) -> Iterator[Finding]:
             f"needs a burst of at least its rate divided by {report.hz}, which netlimit sees to.",
             f"A kernel with CONFIG_HZ={USUAL_HZ} or 1000 allows smaller bursts.",
         )
-    if report.bridges and report.bridged is False:
-        yield Finding(
-            "bridge",
-            Severity.NOTE,
-            f"What {', '.join(report.bridges)} forwards between ports does not pass iptables, and so no limit of ours "
-            "but those of queues.",
-            "If it shall be limited: modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 "
-            "net.bridge.bridge-nf-call-ip6tables=1.",
-        )
-    if report.bridges and report.bridged:
-        yield Finding(
-            "bridge",
-            Severity.NOTE,
-            f"What {', '.join(report.bridges)} forwards between ports passes iptables too (bridge-nf-call-iptables), "
-            "and limits count it.",
-            "If it shall not be limited: sysctl -w net.bridge.bridge-nf-call-iptables=0.",
-        )
+    if report.bridges and report.bridged is not None:
+        yield from _find_bridges(", ".join(report.bridges), report.bridged)
     if report.source_routed:
         yield Finding(
             "source routes",

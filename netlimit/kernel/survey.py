@@ -37,6 +37,7 @@ _PART, _LONGEST_COUNT = 2**20, 0.5
 """Bytes that are read at once of a table of hashlimit, and seconds after which the rest of it is not."""
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
+_BRIDGE = "/proc/sys/net/bridge/"
 _NOTHING: tuple[str, ...] = ()
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ def look_round(
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
-        bridged=look.at("whether bridges pass iptables", _is_bridged, None) if bridges else None,
+        bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset()),
@@ -205,12 +206,13 @@ def _find_offloading() -> Iterator[str]:
             yield name_of(device)
 
 
-def _is_bridged() -> bool | None:
-    """Whether what bridges forward passes iptables; without the module it does not."""
+def _find_bridged() -> frozenset[int]:
+    """Of which address families what bridges forward passes iptables; without the module it does of none."""
+    asked = {4: "bridge-nf-call-iptables", 6: "bridge-nf-call-ip6tables"}
     try:
-        return read_text("/proc/sys/net/bridge/bridge-nf-call-iptables").strip() == "1"
+        return frozenset(family for family in asked if read_text(_BRIDGE + asked[family]).strip() == "1")
     except FileNotFoundError:
-        return False
+        return frozenset()
 
 
 def _is_source_routed() -> bool:

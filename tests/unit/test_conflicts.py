@@ -76,8 +76,8 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(sets={"nl-peer4-a": Fill(55, 100)}), "peers", Severity.WARNING, "per: target"),
     (HostReport(foreign={"wan": "htb 1:"}), "foreign qdisc", Severity.WARNING, "--take-over wan"),
     (HostReport(hz=100), "clock tick", Severity.NOTE, "divided by 100"),
-    (HostReport(bridges=("br0",), bridged=False), "bridge", Severity.NOTE, "br_netfilter"),
-    (HostReport(bridges=("br0",), bridged=True), "bridge", Severity.NOTE, "bridge-nf-call-iptables=0"),
+    (HostReport(bridges=("br0",), bridged=frozenset()), "bridge", Severity.NOTE, "br_netfilter"),
+    (HostReport(bridges=("br0",), bridged=frozenset({4, 6})), "bridge", Severity.WARNING, "VLAN 0"),
     (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
@@ -90,7 +90,7 @@ QUIET = [
     HostReport(nftables=FLOWTABLE.replace("@fast", "@other")),
     HostReport(connections=Fill(89, 100), sets={"nl-a": Fill(0, 1)}, buckets={"nl-a": Fill(0, 0)}),
     HostReport(sets={"nl-peer4-a": Fill(4, 9)}),
-    HostReport(bridged=True, hz=1000, programs=frozenset({"sshd"})),
+    HostReport(bridged=frozenset({4}), hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
 FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
