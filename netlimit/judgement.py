@@ -40,6 +40,10 @@ class Standing(Protocol):
     def closing(self, places: Collection[str]) -> Iterable[Rule]:
         """Those that can close a gateway, alone or together: wide ones, and those for one of these targets."""
 
+    def metering(self, now: datetime) -> Iterable[tuple[Rule, int]]:
+        """Those in force that have a rate, and may have many buckets: one of each kind, rate and length of the target,
+        with how many there are."""
+
 
 class Harm(NamedTuple):
     """What needs force: which of the changes it is, and why, as a sentence."""

@@ -315,7 +315,13 @@ class Fragment:
 
 def compile_rule(rule: Rule, facts: Facts) -> Fragment:
     """Turn one rule in force (not for shaping) into what it adds. Depends on nothing but the rule and the host."""
-    purpose = _purpose(
+    expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
+    return Fragment(rule.id, find_purpose(rule, facts), set_keys(rule.target), expires)
+
+
+def find_purpose(rule: Rule, facts: Facts) -> Purpose:
+    """What a rule (not for shaping) comes to."""
+    return _purpose(
         rule.family,
         rule.direction,
         rule.selector,
@@ -328,8 +334,6 @@ def compile_rule(rule: Rule, facts: Facts) -> Fragment:
         facts.overrides(rule),
         facts.stands_here(rule),
     )
-    expires = math.ceil(rule.expires_at.timestamp()) if rule.expires_at else 0
-    return Fragment(rule.id, purpose, set_keys(rule.target), expires)
 
 
 def set_keys(target: Target) -> tuple[str, ...]:

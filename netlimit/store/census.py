@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, or_, select, type_coerce
 
 from netlimit.records import Exceptional
-from netlimit.rules import Action, Rule
+from netlimit.rules import HOST, TARGET, Action, Rule
 from netlimit.store.columns import Whole
 from netlimit.store.rows import RULE_COLUMNS, from_row, read_hosts
 from netlimit.store.states import read_state
@@ -56,6 +56,27 @@ def sample_selectors(connection: Connection) -> list[Rule]:
     wanted = rules.c.enabled & (rules.c.action != Action.SHAPE.value) & particular
     first = select(func.min(rules.c.id)).where(wanted).group_by(family, rules.c.hosts, *selector)
     return [from_row(row) for row in connection.execute(select(*RULE_COLUMNS).where(rules.c.id.in_(first)))]
+
+
+def sample_meters(connection: Connection, now: datetime, *wanted: ColumnElement[bool]) -> list[tuple[Rule, int]]:
+    """One rule of those in force that have a rate, and may have many buckets, of each kind, rate and length of the
+    target, with how many there are; if they are `wanted`."""
+    family = case((rules.c.target.contains(":"), 6), else_=4)
+    # What stands behind the last character that is no digit.
+    length = func.substr(rules.c.target, func.length(func.rtrim(rules.c.target, "0123456789")) + 1)
+    selector = (rules.c.direction, rules.c.protocol, rules.c.ports, rules.c.source_ports, rules.c.interface)
+    limit = (rules.c.action, rules.c.rate, rules.c.burst, rules.c.per)
+    single = (rules.c.per == HOST) & or_(rules.c.target.like("%/32"), rules.c.target.like("%/128"))
+    many = rules.c.rate.is_not(None) & (rules.c.action != Action.SHAPE.value) & (rules.c.per != TARGET) & ~single
+    held = rules.c.enabled & ~_is_over(now) & many
+    counted = (
+        select(func.min(rules.c.id).label("id"), func.count().label("number"))
+        .where(held, *wanted)
+        .group_by(family, length, rules.c.hosts, *selector, *limit)
+        .subquery()
+    )
+    found = connection.execute(select(counted.c.number, *RULE_COLUMNS).join(counted, counted.c.id == rules.c.id))
+    return [(from_row(row), number) for number, *row in found]
 
 
 def sort_out(

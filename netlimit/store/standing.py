@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, or_, select
 
 from netlimit.closure import LONGEST, may_close
 from netlimit.judgement import Change, Judge
 from netlimit.rules import Action, Rule
+from netlimit.store.census import sample_meters
 from netlimit.store.rows import RULE_COLUMNS, from_row
 from netlimit.store.tables import rules
 
@@ -39,6 +41,11 @@ class Standing:
         harsh = rules.c.action.in_([each.value for each in (Action.BLOCK, Action.DROP, Action.REJECT, Action.SHAPE)])
         wanted = or_(*wide, rules.c.target.in_(sorted(places)))
         return [rule for rule in self._select(harsh, wanted) if may_close(rule, places)]
+
+    def metering(self, now: datetime) -> list[tuple[Rule, int]]:
+        """Those in force that have a rate, and may have many buckets: one of each kind, rate and length of the target,
+        with how many there are."""
+        return sample_meters(self._connection, now, rules.c.id.not_in(sorted(self._changing)))
 
     def _select(self, *wanted: ColumnElement[bool]) -> list[Rule]:
         rows = self._connection.execute(select(*RULE_COLUMNS).where(rules.c.enabled, *wanted))

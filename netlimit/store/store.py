@@ -55,7 +55,7 @@ from netlimit.store import (
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
 from netlimit.store.backup import Label, open_backup, write_backup
-from netlimit.store.census import Alike, sample_selectors, sort_out, take_census
+from netlimit.store.census import Alike, sample_meters, sample_selectors, sort_out, take_census
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Damaged
 from netlimit.store.limits import LimitDocument, LimitHead
@@ -461,6 +461,12 @@ class Store:
         hosts."""
         with self._database.reading() as connection:
             return sample_selectors(connection)
+
+    def sample_meters(self, now: datetime) -> list[tuple[Rule, int]]:
+        """One rule of those in force that have a rate, and may have many buckets, of each kind, rate and length of the
+        target, with how many there are."""
+        with self._database.reading() as connection:
+            return sample_meters(connection, now)
 
     def sort_out(
         self, now: datetime, applied: Sequence[int], *, contains: str | None = None, target: str | None = None,

@@ -231,3 +231,25 @@ def test_the_newest_repairs_of_each_gateway_are_kept(store: Store) -> None:
     last = store.repairs("gw1", 2)
     assert [each.found for each in last] == [f"number {repairs.MOST + 4}", f"number {repairs.MOST + 3}"]
     assert len(store.repairs("gw1", 1000)) == repairs.MOST
+
+
+def test_meters_are_told_in_kinds_of_those_in_force_that_may_have_many_buckets(store: Store) -> None:
+    """By all that tells tables of the kernel apart; nobody is counted whose buckets are few whatever comes."""
+    wide = {"rate": "60 packets/h", "per": "host"}
+    for target in ("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/24", "2001:db8::/112", "2001:db8:1::/112"):
+        keep(store, target=target, **wide)
+    for n, fields in enumerate(({"hosts": ["gw1"]}, {"direction": "to"}, {"rate": "61 packets/h"}, {"burst": 7})):
+        keep(store, **{"target": f"10.{n + 10}.0.0/16", **wide, **fields})  # type: ignore[arg-type]
+    keep(store, target="10.20.0.1", rate="60 packets/h", per="peer")
+    for target, fields in (
+        ("10.4.0.0/16", {"enabled": False}),
+        ("10.5.0.0/16", {"expires_at": NOW}),
+        ("10.6.0.0/16", {"per": "target"}),
+        ("10.7.0.1", {}),
+        ("2001:db8:2::1", {}),
+        ("10.8.0.0/16", {"action": "shape", "rate": "1 Mbit/s"}),
+    ):
+        keep(store, **{"target": target, **wide, **fields})  # type: ignore[arg-type]
+    keep(store, target="10.9.0.0/16", action="block")
+    found = sorted((rule.id, number) for rule, number in store.sample_meters(NOW))
+    assert found == [(1, 2), (3, 1), (4, 2), (6, 1), (7, 1), (8, 1), (9, 1), (10, 1)]
