@@ -154,7 +154,8 @@ async def add_rules(
     if wait is not None:
         await waiting.applied(revision, wait)
     state = await run_in_turn(_find_state, store, kept, wait is not None)
-    added = {"added": len(kept), "revision": revision, "ids": [rule.id for rule in kept], "state": state.value}
+    ids = [rule.id for rule in kept]
+    added = {"added": len(kept), "revision": revision, "ids": ids, "state": state.value, "warnings": lockout.told}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
 
@@ -204,7 +205,7 @@ def _keep(store: Store, batch: Batch, now: datetime, actor: Actor, lockout: Lock
         if batch.wrong:
             store.judge([Change(None, rule) for rule in batch.rules], judge)
             raise batch.list_wrong()
-        return store.add(batch.rules, actor, now, judge)
+        return store.add(batch.rules, actor, now, lockout.weigh(judge))
     except NeedsForce as error:
         told = {line for line, _ in batch.wrong}
         for which, sentence in error.harms:

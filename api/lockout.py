@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -16,8 +16,9 @@ from api.auth import Caller, CallerOf
 from api.context import StoreOf
 from api.problems import Problem
 from netlimit import crowding
-from netlimit.judgement import Judge, do_the_same, force, mark_forced, refuse
+from netlimit.judgement import Change, Judge, Standing, do_the_same, force, mark_forced, refuse
 from netlimit.lockout import Havens
+from netlimit.memory import TooMuchMemory, weigh
 from netlimit.rates import Kind
 from netlimit.roles import Act
 from netlimit.rules import Rule
@@ -35,6 +36,8 @@ class Lockout:
     def __init__(self, store: Store, caller: Caller, host: str) -> None:
         self._store, self._caller, self._host = store, caller, host
         self._havens: Havens | None = None
+        self.told: list[str] = []
+        """What was said of the memory that limits may come to, with the last judgement."""
 
     def look(self) -> Havens:
         """Who is safe at the moment. Raises StoreError."""
@@ -80,13 +83,28 @@ class Lockout:
             if crowd is not None:
                 raise Problem(422, f"{crowd} Nothing was kept.")
 
+    def weigh(self, judge: Judge) -> Judge:
+        """The same judge, who looks besides how much memory limits may come to: Problem 422 if too much. For rules
+        that somebody sends: those that a rollback brings were taken once, and may return."""
+
+        def judge_all(changes: Sequence[Change], standing: Standing) -> Mapping[int, Rule]:
+            forced = judge(changes, standing)
+            try:
+                much = weigh(changes, standing.metering, datetime.now(UTC))
+            except TooMuchMemory as error:
+                raise Problem(422, f"{error} Nothing was kept.") from None
+            self.told = [much] if much else []
+            return forced
+
+        return judge_all
+
     def warn(self, rule: Rule) -> list[str]:
         """What somebody should know who keeps it."""
         sentence = self.look().spare(rule)
         told = [sentence] if sentence else []
         if rule.enabled and rule.rate is not None and rule.rate.kind is Kind.CONCURRENT:
             told.append(_COUNTED)
-        return [*told, *(self._find_crowds() if crowding.is_particular(rule) else [])]
+        return [*told, *self.told, *(self._find_crowds() if crowding.is_particular(rule) else [])]
 
     def _find_crowds(self) -> list[str]:
         """The gateways that hold many kinds of limits already."""

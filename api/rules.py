@@ -96,7 +96,7 @@ async def add_rule(
     """Keep a rule. The controllers hear of it at once; `Prefer: wait=5` waits until the kernel holds it."""
     now = datetime.now(UTC)
     rule = lockout.claim(read_rule(sent, now), query.force)
-    judge = await run_in_turn(lockout.judge, query.force)
+    judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
     await run_in_turn(lockout.make_room, [rule])
     if query.dry_run:
         rule = await run_in_turn(_judge, store, judge, None, rule)
@@ -173,7 +173,7 @@ async def replace_rule(
     before = await run_in_turn(find_kept, store, key)
     rule = read_rule(without_read_only(sent), now)
     expected = expect_revision(if_match, before.rule)
-    judge = await run_in_turn(lockout.judge, query.force)
+    judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
 
     def alter(kept: Rule) -> Rule:
         forced_by = rule.forced_by if "forced_by" in sent else kept.forced_by
@@ -209,7 +209,7 @@ async def change_rule(
     if_match: IfMatch = None,
 ) -> Response:
     """Change some fields of a rule (JSON merge patch, RFC 7396): what is not named stays, `null` is the default."""
-    judge = await run_in_turn(lockout.judge, query.force)
+    judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
     now = datetime.now(UTC)
 
     def alter(rule: Rule) -> Rule:

@@ -244,7 +244,7 @@ class Rule(Strict):
     warnings: list[str] = Field(
         [],
         description="In answers to changes: whom the rule spares although they are in its target, for they are safe; "
-        "which connections it does not count.",
+        "which connections it does not count; what kernel memory limits may take.",
     )
 
 
@@ -263,6 +263,7 @@ class BulkAdded(Strict):
     revision: int
     ids: list[int]
     state: State = Field(description="How they stand: the worst of them.")
+    warnings: list[str] = Field(description="What somebody should know who keeps them all, of the kernel's memory.")
 
 
 class RuleCounters(Strict):

@@ -184,7 +184,8 @@ def import_rules(
             wait=None if no_wait else wait,
             timeout=BULK_SECONDS,
         )
-    say(json, added, f"Added {count(added['added'], 'rule')} at revision {added['revision']}: {added['state']}.")
+    line = f"Added {count(added['added'], 'rule')} at revision {added['revision']}: {added['state']}."
+    say(json, added, " ".join([line, *added.get("warnings", ())]))
 
 
 @app.command("export")

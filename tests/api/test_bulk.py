@@ -36,7 +36,8 @@ def test_an_array_is_kept_as_one_change(client: httpx.Client) -> None:
     client.post("/rules", json={"target": "10.1.2.3", "action": "block"})
     answer = client.post("/rules/bulk", json=rules(300))
     assert answer.status_code == 201, answer.text
-    assert answer.json() == {"added": 300, "revision": 2, "ids": list(range(2, 302)), "state": "pending"}
+    said = {"added": 300, "revision": 2, "ids": list(range(2, 302)), "state": "pending", "warnings": []}
+    assert answer.json() == said
     assert client.get("/rules/301").json()["target"] == "10.7.1.43"
     assert total(client) == 301
 
@@ -140,6 +141,48 @@ def test_more_kinds_than_a_gateway_holds_are_refused(client: httpx.Client, monke
         {"ports": 22, "target": "2001:db8::1"},
     ):
         assert client.post("/rules", json={**web, **fields}).status_code == 201
+
+
+def test_what_buckets_may_come_to_is_told_and_beyond_the_bound_refused(client: httpx.Client) -> None:
+    """One by one, together, by a change or for a dry run; what is kept can still be changed and made less."""
+    wide = [{"target": f"{n}.16.0.0/12", "per": "host", "rate": f"{n} packets/day"} for n in range(20, 53)]
+    assert client.post("/rules", json=wide[0]).json()["warnings"] == []
+    assert client.post("/rules/bulk", json=wide[1:3]).status_code == 201
+    for params in ({"dry_run": True}, {}):
+        (warning,) = client.post("/rules", json={**wide[3], "name": "fourth"}, params=params).json()["warnings"]
+        assert "on a gateway could come to 512 MB of kernel memory" in warning
+    (warning,) = client.post("/rules/bulk", json=wide[4:32]).json()["warnings"]
+    assert "4 GB of kernel memory" in warning
+    one = wide[32]
+    assert client.post("/rules", json={**one, "per": "target", "name": "wider"}).json()["warnings"] == []
+    off = client.post("/rules", json={**one, "name": "off", "direction": "to", "enabled": False})
+    assert (off.status_code, off.json()["warnings"]) == (201, [])
+    new = {**one, "protocol": "tcp"}
+    held = total(client)
+    merge = {"Content-Type": "application/merge-patch+json"}
+    for answer in (
+        client.post("/rules", json=new),
+        client.post("/rules", json=new, params={"dry_run": True}),
+        client.post("/rules", json=new, params={"force": True}),
+        client.post("/rules/bulk", json=[new]),
+        client.put("/rules/wider", json=one),
+        client.put("/rules/wider", json=one, params={"dry_run": True}),
+        client.patch("/rules/wider", content=json.dumps({"per": "host"}), headers=merge),
+        client.patch("/rules/off", content=json.dumps({"enabled": True}), headers=merge),
+        client.post("/rules", json={**new, "hosts": ["gw2"]}),
+    ):
+        assert answer.status_code == 422, answer.text
+        assert "could come to 4.1 GB of kernel memory, and netlimit asks for 4 GB" in answer.text
+        assert "`per: /n`" in answer.text
+        assert "Nothing was kept." in answer.text
+    assert "on gw2 could" in answer.text, "the last of them"
+    assert total(client) == held
+    (warning,) = client.patch("/rules/fourth", content=json.dumps({"comment": "x"}), headers=merge).json()["warnings"]
+    assert "4 GB of kernel memory" in warning
+    assert client.patch("/rules/fourth", content=json.dumps({"per": "target"}), headers=merge).status_code == 200
+    assert client.post("/rules", json=new).status_code == 201
+    revision = client.get("/rules/fourth").json()["revision"]
+    assert client.post(f"/revisions/{revision - 1}/rollback").status_code == 200, "what was taken once may return"
 
 
 def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Controller) -> None:
