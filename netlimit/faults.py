@@ -8,7 +8,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from netlimit.conflicts import Finding, Severity
+from netlimit.memory import MUCH_MEMORY, say_much, show_size
 
+_SHARE = 4
+"""Where packets alone can take such a part of a host's memory, it is told."""
 SILENT_SECONDS = 30.0
 """A controller reports every five seconds; one that has not for so long is taken for dead."""
 
@@ -21,7 +24,8 @@ class ServiceReport:
     SQLite file with its `mode`, if it is one; `lost` why the database cannot be read. `controlled` says whether a
     controller runs here, `silent` how many seconds ago one has reported to this database for this `host` (None: never).
     `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last, `crowd` that there
-    are many kinds of limits.
+    are many kinds of limits. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host
+    has (None: unknown).
     """
 
     host: str
@@ -37,6 +41,8 @@ class ServiceReport:
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
     crowd: str | None = None
+    buckets: int = 0
+    memory: int | None = None
 
 
 def find_faults(report: ServiceReport) -> list[Finding]:
@@ -72,6 +78,9 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
     if report.crowd:
         yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")
+    if report.buckets >= (MUCH_MEMORY if report.memory is None else report.memory // _SHARE):
+        has = "" if report.memory is None else f"This host has {show_size(report.memory)} in all. "
+        yield Finding("memory for buckets", Severity.WARNING, f"{has}{say_much(report.buckets, 'here')}", "")
     if report.errors:
         number, reason = report.errors[0]
         count = "1 rule is" if len(report.errors) == 1 else f"{len(report.errors)} rules are"

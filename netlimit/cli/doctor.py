@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,7 +20,9 @@ from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
 from netlimit.errors import NetlimitError
 from netlimit.faults import ServiceReport, find_faults
 from netlimit.marks import choose
+from netlimit.memory import Demand
 from netlimit.numbers import find_mark_bits
+from netlimit.plain import read_text
 from netlimit.records import DISPENSABLE, State
 from netlimit.settings import Backend, Settings
 
@@ -30,6 +33,8 @@ MARKS_SECONDS = 60.0
 """How long a look for those who use packet marks may take: where nftables is large."""
 API_SECONDS = 3.0
 """How long the API may take to say that it is there."""
+
+MEMINFO = Path("/proc/meminfo")
 
 
 def doctor(context: typer.Context, json: bool = JSON) -> None:
@@ -82,6 +87,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         settings.host,
         listen=settings.listen.host,
         encrypted=settings.tls_cert is not None,
+        memory=_read_memory(),
         unreached=_ask_api(settings),
         controlled=kernel.controlled(),
         database=file,
@@ -91,6 +97,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         with open_store(settings) as store:
             status = next((each for each in store.hosts() if each.host == settings.host), None)
             marked = store.marked(settings.host)
+            buckets = Demand(store.sample_meters(datetime.now(UTC)), settings.set_size).estimate(settings.host)
     except NetlimitError as error:
         return replace(report, lost=str(error))
     seen = status.seen_at if status else None
@@ -100,8 +107,18 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         silent=None if seen is None else (datetime.now(UTC) - seen).total_seconds(),
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
         trouble=status.last_error if status else None,
+        buckets=buckets,
         crowd=next((note for note in (status.notes if status else ()) if note.startswith(crowding.PREFIX)), None),
     )
+
+
+def _read_memory() -> int | None:
+    """Bytes of memory that this host has; None if it does not say."""
+    try:
+        lines = read_text(MEMINFO).splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def _ask_api(settings: Settings) -> str | None:

@@ -100,6 +100,8 @@ FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
     (replace(SERVICE, paused=True), "paused", Severity.SERIOUS, "netlimit apply"),
     (replace(SERVICE, trouble="a fight."), "last error", Severity.SERIOUS, "a fight."),
     (replace(SERVICE, errors=((7, "why"), (9, "no"))), "rules in error", Severity.SERIOUS, "2 rules are not enforced"),
+    (replace(SERVICE, buckets=2**29), "memory for buckets", Severity.WARNING, "here could come to 512 MB"),
+    (replace(SERVICE, buckets=2**28, memory=2**29), "memory for buckets", Severity.WARNING, "has 512 MB in all."),
     (replace(SERVICE, lost="It is gone.", silent=None), "database", Severity.SERIOUS, "It is gone."),
     (replace(SERVICE, mode=0o664), "file rights", Severity.WARNING, "chmod o= /var/lib/netlimit/netlimit.db"),
     (replace(SERVICE, unreached="No API."), "api", Severity.WARNING, "No API."),
