@@ -9,10 +9,10 @@ from netlimit.marks import USUAL, Bits, MarkUse, Read, Write
 from netlimit.numbers import MARK_BITS
 from netlimit.records import State
 from tests.controller.conftest import Site
-from tests.controller.test_guard import Guarded, guarded, hasty
+from tests.controller.test_guard import Guarded, elapsed, guarded, hasty
 from tests.controller.test_outage import Away, away
 
-__all__ = ["away", "guarded", "hasty"]
+__all__ = ["away", "elapsed", "guarded", "hasty"]
 
 THEIRS = MarkUse((Write("The rule of X", Bits(0x1000000)),))
 
@@ -154,7 +154,7 @@ def test_a_machine_that_boots_without_its_database_uses_those_that_were_in_use(a
 def test_a_guard_that_undoes_something_uses_those_that_are_in_use(guarded: Guarded) -> None:
     move(guarded.site, guarded.site.controller)
     guarded.cut()
-    guarded.wait_until_open()
+    guarded.end_window()
     assert masks(guarded.site) == {0xFF0000}
 
 
