@@ -7,13 +7,15 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
+from netlimit.detours import Areas
 from netlimit.fragments import find_leak
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
@@ -42,6 +44,7 @@ from netlimit.limits import (
 from netlimit.numbers import MARK_BITS, Numbering, Numbers, PurposeKey
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
+from netlimit.routing import find_towards
 from netlimit.rules import PEER, Action, Direction, Rule, format_target
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure
@@ -51,6 +54,31 @@ from netlimit.untouched import open_set
 MOST_FEW = 16
 """Up to so many exempt or blocked targets are asked for one by one: at about 5 ns each against 170 for a look into a
 set (measured)."""
+
+
+class _Way(NamedTuple):
+    """The packets that a rule speaks of. `own`: it names the host itself; `late`: they are asked about only once they
+    have been translated."""
+
+    rule_id: int
+    direction: Direction
+    target: str
+    interface: str | None
+    own: bool = False
+    late: bool = False
+
+    @property
+    def is_asked_before_nat(self) -> bool:
+        """Whether what this host sends is asked about while it may still be given another destination."""
+        return self.direction is Direction.TO and not self.late
+
+    def may_enter(self, devices: Collection[str], facts: Facts) -> bool:
+        """Whether such packets may come in by one of the devices, and would be forwarded."""
+        if self.own or self.direction is Direction.TO:
+            return not self.own
+        if self.interface:
+            return self.interface in devices
+        return not {*devices}.isdisjoint(find_towards(read_network(self.target), facts.topology))
 
 
 @dataclass(slots=True)
@@ -312,11 +340,31 @@ class Compilation:
         if Spoiled.INCOMING in spoiled:
             incoming = self.shaping.find_incoming(spoiled[Spoiled.INCOMING].devices)
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
+        ways = list(self._list_ways()) if spoiled.keys() & {Spoiled.ENTERING, Spoiled.TRANSLATED} else []
+        if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
+            met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
+        if (translated := spoiled.get(Spoiled.TRANSLATED)) is not None:
+            areas = Areas(translated.places)
+            led = {way.rule_id for way in ways if way.is_asked_before_nat and areas.meet(way.target)}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.TRANSLATED) for rule_id in led}
         found = {
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
             for rule_id, several in kinds.items()
         }
         return {rule_id: str(finding) for rule_id, finding in found.items() if finding}
+
+    def _list_ways(self) -> Iterator[_Way]:
+        """What rules block, limit or shape, one for each part of a target."""
+        for rule_id, fragment in self.fragments.items():
+            each = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
+            if isinstance(each, VerdictGroup) and each.action is Action.ALLOW:
+                continue
+            late = isinstance(each, Group) and each.kind is Kind.CONCURRENT
+            for key in fragment.keys:
+                yield _Way(rule_id, each.direction, key, each.selector.interface, each.own, late)
+        for rule in self.shaping.list_rules():
+            yield _Way(rule.id, rule.direction, str(rule.target), rule.selector.interface)
 
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address which ends on this host now and did not before, or the other way round."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from netlimit.detours import Translation, find_forwards, find_translations
 from netlimit.state import PEER_PREFIX
 
 UNKNOWN = "unknown"
@@ -61,12 +62,15 @@ class Spoiled(StrEnum):
     SENT = "rates of what is sent to somebody"
     OPENED = "rates of connections"
     OPEN = "connections at once"
+    ENTERING = "rules on what comes in by some devices"
+    TRANSLATED = "rules to what this host reaches by another address"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was found: a short name, what it is, what to do about it, and which rules it spoils; where there
-    are `devices`, only for what comes in by one of them."""
+    are `devices`, only for what comes in by one of them, where there are `places` (an address, or the first and the
+    last of several), only for what is sent there."""
 
     name: str
     severity: Severity
@@ -74,6 +78,7 @@ class Finding:
     advice: str
     spoils: Spoiled | None = None
     devices: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -130,13 +135,15 @@ class HostReport:
 
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
-    `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables. `bridges` are
-    devices, `bridged` the address families of which what they forward passes iptables (None: unknown).
-    `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says
-    them, `ahead` the filters of others before ours on the ingress of devices, `offloading` the devices whose
-    hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the
-    tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `unknown` is
-    what could not be read, with the reason.
+    `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
+    tables of both kinds of iptables, table by table. `own` are the addresses of the host. `bridges` are devices,
+    `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`: IPv4
+    packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of others before ours on
+    the ingress of devices, `redirecting` those that lead what comes in out by another device, `above` devices with
+    those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
+    devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full,
+    `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
+    `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -146,11 +153,16 @@ class HostReport:
     saved: tuple[str, ...] = ()
     nftables: str = ""
     legacy: tuple[str, ...] = ()
+    nat: tuple[tuple[str, ...], ...] = ()
+    own: frozenset[str] = frozenset()
     connections: Fill = field(default_factory=lambda: Fill(0, 0))
     sets: Mapping[str, Fill] = field(default_factory=dict)
     buckets: Mapping[str, Fill] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
     ahead: Mapping[str, str] = field(default_factory=dict)
+    redirecting: Mapping[str, str] = field(default_factory=dict)
+    above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ifbs: frozenset[str] = frozenset()
     offloading: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
     bridged: frozenset[int] | None = None
@@ -171,6 +183,8 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_uncounted,
         _find_counted_twice,
         _find_ahead,
+        _find_redirected,
+        _find_translated,
         _find_full,
         _find_queues,
         _find_ground,
@@ -380,6 +394,54 @@ def _find_ahead(report: HostReport) -> Iterator[Finding]:
             "Take them away (`tc filter del dev … ingress pref …`), or limit what ends here instead (`action: drop`).",
             Spoiled.INCOMING,
             tuple(sorted(report.ahead)),
+        )
+
+
+def _find_redirected(report: HostReport) -> Iterator[Finding]:
+    """Who forwards what comes in before netfilter sees it. An IFB device gives it back."""
+    forwards = {device: f"`{rule[:_SHOWN]}`" for device, rule in find_forwards(report.nftables, report.ifbs).items()}
+    found = forwards | dict(report.redirecting)
+    if found:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(found.items()))
+        yield Finding(
+            "redirected packets",
+            Severity.SERIOUS,
+            f"Others lead what comes in by {named} out by another device, past all chains and classes of ours: no "
+            "block and no limit sees it.",
+            "Take that away (`nft delete rule netdev …`, `tc filter del dev … ingress pref …`), or let it leave out "
+            "whoever is limited or blocked.",
+            Spoiled.ENTERING,
+            tuple(sorted(_find_above(found, report.above))),
+        )
+
+
+def _find_above(devices: Iterable[str], above: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Devices with all that stand on them: what comes in by these comes in by those first."""
+    found, waiting = set[str](), [*devices]
+    while waiting:
+        device = waiting.pop()
+        waiting += () if device in found else above.get(device, ())
+        found.add(device)
+    return found
+
+
+def _find_translated(report: HostReport) -> Iterator[Finding]:
+    """Who gives what this host sends another destination, once rules `to` have been asked in mangle OUTPUT."""
+    found: dict[str, Translation] = {}
+    for each in find_translations(report.nftables, report.nat, report.own):
+        found.setdefault(str(each), each)
+    if found:
+        place, first = next(iter(found.items()))
+        more = f", and {len(found) - 1} more such destinations" if len(found) > 1 else ""
+        yield Finding(
+            "translated destinations",
+            Severity.WARNING,
+            f"What this gateway itself sends is given another destination in nat OUTPUT (`{first.rule[:_SHOWN]}`: to "
+            f"{place}{more}): rules `to` it do not see what comes there so. What is forwarded they see.",
+            "Block or limit the address that is translated, too, or have programs of this gateway use the real one.",
+            Spoiled.TRANSLATED,
+            (),
+            tuple(found),
         )
 
 

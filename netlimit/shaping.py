@@ -462,6 +462,11 @@ class Shaping:
                 found.add(rule.id)
         return found
 
+    def list_rules(self) -> list[Rule]:
+        """The rules that are held, but for the caps of whole devices; one that is held on several is told as often."""
+        every = (traffic for device in self._devices.values() for traffic in device.lanes.values())
+        return [rule for traffic in every for rule in traffic.rules]
+
     def passing(self, name: str) -> set[int]:
         """The classes on a device of those that came by themselves."""
         lanes = self._devices[name].lanes.values() if name in self._devices else ()

@@ -23,7 +23,7 @@ from netlimit.kernel import rtnetlink
 from netlimit.kernel.base import Reading
 from netlimit.kernel.bpf import load_program, read_program
 from netlimit.kernel.maps import Kind, Map
-from netlimit.kernel.names import read_names
+from netlimit.kernel.names import read_name, read_names
 from netlimit.kernel.program import (
     KEY,
     MAPPED,
@@ -61,6 +61,8 @@ _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
+_ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 10}
+"""Where each kind of filter has its actions (TCA_…_ACT)."""
 _MIRRED_PARAMETERS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
 _REDIRECT, _STOLEN = 1, 4
@@ -116,6 +118,37 @@ def find_ahead() -> dict[str, str]:
         if before and each.device in names:
             found[names[each.device]] = ", ".join(f"{kind}, pref {priority}" for priority, kind in before)
     return found
+
+
+def find_redirecting() -> dict[str, str]:
+    """The devices on whose ingress a filter leads packets out by a device from which they do not come back, with the
+    kind and priority of the filter. What programs (bpf) redirect by themselves is not seen."""
+    names, found = read_names(), dict[str, str]()
+    ifbs = {index for index, name in names.items() if name in read_ifbs()}
+    for qdisc in _read_clsacts():
+        if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
+            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
+                kind = _read_text(each.attributes.get(_KIND, b""))
+                if any(target not in ifbs for target in _find_redirects(kind, each.attributes.get(_OPTIONS, b""))):
+                    found.setdefault(names[qdisc.device], f"{kind}, pref {each.info >> 16}")
+    return found
+
+
+def read_ifbs() -> frozenset[str]:
+    """The devices of the kind ifb."""
+    with IPRoute() as ipr:
+        return frozenset(read_name(each.get_attr("IFLA_IFNAME") or b"") for each in ipr.get_links(kind="ifb"))
+
+
+def _find_redirects(kind: str, options: bytes) -> Iterator[int]:
+    """The devices by which a filter has packets leave, by index; a mirror only copies them."""
+    for action in decode(decode(options).get(_ACTIONS.get(kind, -1), b"")).values():
+        said = decode(action)
+        told = decode(said.get(_OPTIONS, b"")).get(_MIRRED_PARAMETERS, b"")
+        if _read_text(said.get(_KIND, b"")) == "mirred" and len(told) >= _MIRRED.size:
+            *_, how, target = _MIRRED.unpack_from(told)
+            if how == _REDIRECT:
+                yield target
 
 
 def _is_asked(each: TcMessage) -> bool:

@@ -223,11 +223,11 @@ def _compare_buckets(step: SwitchTable) -> None:
         raise KernelError(str(step), f"there is no hashlimit table {missing.pop()}")
 
 
-def foreign_rules(family: int) -> list[str]:
-    """The rules of others, as iptables prints them. Raises KernelError, OSError."""
-    return [
-        line for printed in read_printed(family) for line in read_foreign(family, printed, list(printed.list_foreign()))
-    ]
+def foreign_rules(family: int) -> dict[str, list[str]]:
+    """The rules of others by table, as iptables prints them. Raises KernelError, OSError."""
+    return {
+        printed.table: read_foreign(family, printed, list(printed.list_foreign())) for printed in read_printed(family)
+    }
 
 
 def find_buckets(family: int) -> dict[str, str]:

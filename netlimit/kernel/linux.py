@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from pyroute2 import NetlinkError
 
@@ -27,7 +28,7 @@ from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.claim import Claim, claimed, is_claimed
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
-from netlimit.kernel.survey import NFTABLES, look_round
+from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
 from netlimit.marks import MarkUse
@@ -51,6 +52,7 @@ class LinuxKernel:
         self._marks = MarkReader(self._tables)
         self._queues = Watched(LINKS | QUEUES, queues.QueueReader().read)
         self._nftables = Listing(*NFTABLES, longest=_LONGEST)
+        self._twins = {family: Listing(*command, longest=_LONGEST) for family, command in TWINS.items()}
         self._busy: frozenset[str] = frozenset()
         self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
 
@@ -66,9 +68,11 @@ class LinuxKernel:
     def survey(self, thorough: bool = True) -> HostReport:
         """Look for what on this host gets in the way of limits."""
         with _translated("look round"):
-            listing = partial(self._nftables.read, _PATIENCE if thorough else _MOMENT)
+            patience = _PATIENCE if thorough else _MOMENT
+            listing = partial(self._nftables.read, patience)
             foreign = self.queues().foreign
-            return look_round(capabilities.read_hz(), foreign, thorough=thorough, list_nftables=listing)
+            hz = capabilities.read_hz()
+            return look_round(hz, foreign, Path("/"), thorough, listing, lambda each: self._twins[each].read(patience))
 
     def marks(self, patience: float = 0.0) -> MarkUse:
         """What is known of who else uses packet marks; the same object as before while nothing has changed."""

@@ -15,7 +15,8 @@ from typing import TypeVar
 from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
-from netlimit.kernel.ingress import find_ahead
+from netlimit.kernel.addresses import read_own
+from netlimit.kernel.ingress import find_ahead, find_redirecting, read_ifbs
 from netlimit.kernel.tools import ask, run
 from netlimit.plain import decode_name, name_of, read_text
 from netlimit.state import CHAIN_PREFIX
@@ -39,6 +40,8 @@ _PATIENCE = 10.0
 """Seconds that a tool may take."""
 _BRIDGE = "/proc/sys/net/bridge/"
 _NOTHING: tuple[str, ...] = ()
+_NO_RULES: tuple[tuple[str, tuple[str, ...]], ...] = ()
+_NO_TABLES: tuple[tuple[str, ...], ...] = ()
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ log = logging.getLogger(__name__)
 
 NFTABLES = "nft", "-t", "list", "ruleset"
 """How the rules of nftables are listed, without what their sets hold."""
+TWINS = {"ip": ("iptables-nft-save", "-t", "nat"), "ip6": ("ip6tables-nft-save", "-t", "nat")}
+"""How the nat tables of iptables-nft are listed: of some of their targets nft does not say where they lead."""
 
 
 def look_round(
@@ -54,14 +59,19 @@ def look_round(
     root: Path = Path("/"),
     thorough: bool = True,
     list_nftables: Callable[[], str] | None = None,
+    list_twin: Callable[[str], str] | None = None,
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
-    `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables` is for who does
-    not want to wait for the end of it.
+    `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables`, and
+    `list_twin` for a family of TWINS, are for who does not want to wait for the end of it.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
     bridges = look.at("bridges", lambda: tuple(_find_bridges()), _NOTHING)
+    nftables = look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), "")
+    rules = look.at("the rules of others", lambda: tuple(_read_foreign_rules()), _NO_RULES)
+    ask_twin = list_twin or (lambda family: ask(*TWINS[family], patience=_PATIENCE))
+    twins = look.at("the nat tables of iptables-nft", lambda: tuple(_read_twins(nftables, ask_twin)), _NO_TABLES)
     return HostReport(
         hz=hz,
         programs=look.at("the programs that run", lambda: frozenset(_find_programs()), frozenset()),
@@ -70,13 +80,18 @@ def look_round(
         ),
         enabled=look.at("units that load rules", lambda: tuple(_find_units(root)), ()),
         saved=look.at("saved rules", lambda: tuple(_find_files(root, _SAVED_FILES, _OURS)), ()),
-        nftables=look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), ""),
-        legacy=look.at("the rules of others", lambda: tuple(_read_foreign_rules()), ()),
+        nftables=nftables,
+        legacy=tuple(rule for _, printed in rules for rule in printed),
+        nat=(*(printed for table, printed in rules if table == "nat"), *twins),
+        own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
         connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
         buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
         foreign=foreign,
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
+        redirecting=look.at("what filters lead away", find_redirecting, {}),
+        above=look.at("which devices stand on others", lambda: dict(_find_above()), {}),
+        ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
         bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
@@ -153,9 +168,26 @@ def _find_units(root: Path) -> Iterator[str]:
             yield f"{unit}.service"
 
 
-def _read_foreign_rules() -> Iterator[str]:
+def _read_foreign_rules() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The rules of others in the legacy tables: each table's name with them."""
     for family in (4, 6):
-        yield from iptables.foreign_rules(family)
+        for table, rules in iptables.foreign_rules(family).items():
+            yield table, tuple(rules)
+
+
+def _read_twins(nftables: str, ask_twin: Callable[[str], str]) -> Iterator[tuple[str, ...]]:
+    """The rules of the nat tables of iptables-nft, where it has them at what this host sends."""
+    for family in TWINS:
+        if re.search(rf"^table {family} nat \{{\n(?:\t.*\n|\n)*?\tchain OUTPUT \{{", nftables, re.MULTILINE):
+            yield tuple(line for line in ask_twin(family).splitlines() if line.startswith("-A "))
+
+
+def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Devices that have others on them, with those."""
+    for path in Path("/sys/class/net").iterdir():
+        names = [name_of(each).removeprefix("upper_") for each in path.glob("upper_*")]
+        if names:
+            yield name_of(path), tuple(sorted(names))
 
 
 def _read_connections() -> Fill:

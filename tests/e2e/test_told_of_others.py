@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import PIPE
 
 import pytest
 
 from netlimit.records import State
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, LAN, SERVER, Lab
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import MEASURED, megabits, offer, shape
 
@@ -55,6 +57,169 @@ def test_a_filter_before_ours_on_the_ingress_is_told(gateway: Gateway, lab: Lab)
     with looked_again(gateway):
         gateway.wait_for_state(client, State.APPLIED)
     assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+
+
+FORWARDED = """table netdev t {
+	chain c {
+		type filter hook ingress device "lan" priority 0
+		ip protocol udp fwd to "wan"
+	}
+}
+"""
+REDIRECT = (*FILTER, "action", "mirred", "egress", "redirect", "dev", "wan")
+PAST = {
+    'fwd to "wan"': (("nft", FORWARDED), ("nft", "flush", "ruleset")),
+    "u32, pref 10": (("tc", *REDIRECT), ("tc", "filter", "del", "dev", "lan", "ingress", "pref", "10")),
+}
+
+
+@pytest.mark.parametrize("name", PAST)
+def test_what_others_lead_past_the_hooks_is_told(gateway: Gateway, lab: Lab, name: str) -> None:
+    blocked, limited, queued, back = gateway.put(
+        {"target": CLIENT, "direction": "to", "action": "block", "protocol": "udp", "ports": [7]},
+        {"target": CLIENT, "rate": "200 packets/s"},
+        shape("10.1.0.0/24", per="target"),
+        {"target": SERVER, "action": "block", "protocol": "udp", "ports": [7]},
+    )
+    begin, end = PAST[name]
+    lab.gateway.run(*begin)
+    try:
+        with looked_again(gateway):
+            assert name in gateway.wait_for_state(limited, State.DEGRADED)
+        assert gateway.state(blocked)[0] is State.DEGRADED
+        assert gateway.state(queued)[0] is State.DEGRADED
+        assert gateway.state(back) == (State.APPLIED, ""), "it comes in by another device"
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "SERIOUS: redirected packets" in told.stdout) == (1, True)
+    finally:
+        lab.gateway.run(*end)
+    with looked_again(gateway):
+        gateway.wait_for_state(limited, State.APPLIED)
+
+
+LED = {
+    "iptables-legacy": (("-p", "udp", "--dport", "8080"), f"{SERVER}:9"),
+    "iptables-nft": (("-p", "udp", "--dport", "8080"), f"{SERVER}:9"),
+    "ip6tables-legacy": (("-p", "udp", "--dport", "8080"), f"[{SERVER6}]:9"),
+    "ip6tables-nft": (("-p", "udp", "--dport", "8080"), f"[{SERVER6}]:9"),
+}
+
+
+@pytest.mark.parametrize("program", [*LED, "nft"])
+def test_what_the_gateway_sends_to_another_address_than_it_asks_for_is_told(
+    gateway: Gateway, lab: Lab, program: str
+) -> None:
+    six = program.startswith("ip6")
+    own, server, client = (LAN6, SERVER6, CLIENT6) if six else (LAN, SERVER, CLIENT)
+    network = "fd00:2::/64" if six else "10.2.0.0/24"
+    blocked, limited, queued, other, from_it, at_once = gateway.put(
+        {"target": server, "direction": "to", "action": "block"},
+        {"target": network, "direction": "to", "rate": "100 packets/s", "per": "target"},
+        shape(server, direction="to"),
+        {"target": client, "direction": "to", "rate": "100 packets/s"},
+        {"target": server, "rate": "100 packets/s"},
+        {"target": server, "direction": "to", "rate": "100 connections"},
+    )
+    assert reach(lab, server, server, 9) == 0
+    assert reach(lab, server, own, 8080) == 0
+    if program == "nft":
+        lab.gateway.run("nft", "-f", "-", input=TRANSLATED)
+    else:
+        matches, place = LED[program]
+        lab.gateway.run(program, "-t", "nat", "-N", "PUBLISHED")
+        lab.gateway.run(
+            program, "-t", "nat", "-A", "OUTPUT", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "PUBLISHED"
+        )
+        lab.gateway.run(program, "-t", "nat", "-A", "PUBLISHED", *matches, "-j", "DNAT", "--to-destination", place)
+    try:
+        assert reach(lab, server, own, 8080) == 5
+        with looked_again(gateway):
+            assert "nat OUTPUT" in gateway.wait_for_state(blocked, State.DEGRADED)
+        assert gateway.state(limited)[0] is State.DEGRADED
+        assert gateway.state(queued)[0] is State.DEGRADED
+        for rule in (other, from_it, at_once):
+            assert gateway.state(rule) == (State.APPLIED, "")
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "WARNING: translated destinations" in told.stdout) == (0, True)
+    finally:
+        if program == "nft":
+            lab.gateway.run("nft", "flush", "ruleset")
+        else:
+            lab.gateway.run(program, "-t", "nat", "-F")
+            lab.gateway.run(program, "-t", "nat", "-X")
+    with looked_again(gateway):
+        gateway.wait_for_state(blocked, State.APPLIED)
+
+
+def test_what_leads_to_the_gateway_itself_is_not_told(gateway: Gateway, lab: Lab) -> None:
+    """As Docker without published ports, and a resolver of the host's, have it."""
+    (rule,) = gateway.put({"target": "0.0.0.0/0", "direction": "to", "rate": "1000 packets/s", "per": "target"})
+    rules = (
+        ("-N", "DOCKER"),
+        ("-A", "OUTPUT", "!", "-d", "127.0.0.0/8", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "DOCKER"),
+        ("-A", "PREROUTING", "-p", "udp", "--dport", "8080", "-j", "DNAT", "--to-destination", f"{SERVER}:9"),
+        ("-A", "OUTPUT", "-p", "udp", "--dport", "53", "-j", "REDIRECT", "--to-ports", "5353"),
+        ("-A", "OUTPUT", "-p", "udp", "--dport", "54", "-j", "DNAT", "--to-destination", "127.0.0.53:53"),
+        ("-A", "OUTPUT", "-p", "udp", "--dport", "55", "-j", "DNAT", "--to-destination", LAN),
+        ("-A", "OUTPUT", "-p", "udp", "--dport", "56", "-j", "DNAT", "--to-destination", ":53"),
+    )
+    for words in rules:
+        lab.gateway.run("iptables-legacy", "-t", "nat", *words)
+    try:
+        with looked_again(gateway):
+            gateway.wait_for_state(rule, State.APPLIED)
+        assert gateway.state(rule) == (State.APPLIED, "")
+        assert "translated destinations" not in gateway.attempt("doctor").stdout
+    finally:
+        lab.gateway.run("iptables-legacy", "-t", "nat", "-F")
+        lab.gateway.run("iptables-legacy", "-t", "nat", "-X")
+
+
+TRANSLATED = f"""table ip led {{
+	chain o {{
+		type nat hook output priority -100
+		udp dport 8080 jump led
+	}}
+	chain led {{
+		udp dport 1-65535 dnat to {SERVER}:9 comment "dnat to 10.1.0.2"
+	}}
+}}
+"""
+REACH = """
+import socket, sys, time
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+with socket.socket(family, socket.SOCK_DGRAM) as sock:
+    for _ in range(5):
+        try:
+            sock.sendto(b"x", (sys.argv[1], int(sys.argv[2])))
+        except OSError:
+            pass
+"""
+HEAR = """
+import socket, sys
+with socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind((sys.argv[1], 9))
+    print("ready", flush=True)
+    sys.stdin.read()
+    sock.settimeout(0.5)
+    heard = 0
+    try:
+        while True:
+            sock.recv(100)
+            heard += 1
+    except TimeoutError:
+        print(heard)
+"""
+
+
+def reach(lab: Lab, server: str, address: str, port: int) -> int:
+    """How many of five datagrams of the gateway's own to an address come to the server's port 9."""
+    hearing = lab.server.popen(sys.executable, "-S", "-c", HEAR, server, stdin=PIPE, stdout=PIPE)
+    assert hearing.stdout is not None
+    assert hearing.stdout.readline() == "ready\n"
+    lab.gateway.run(sys.executable, "-S", "-c", REACH, address, str(port))
+    out, _ = hearing.communicate(timeout=30)
+    return int(out)
 
 
 @contextmanager

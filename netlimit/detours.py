@@ -1,0 +1,205 @@
+"""Who leads packets another way than by where rules of ours stand: read from what nft and iptables print.
+
+What they print of names and comments anybody may have written: a line that is not understood is passed over, or taken
+for one that may lead anywhere, and nothing here ends over it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import NamedTuple
+
+from netlimit.addresses import Address
+
+_Rules = dict[str, list[str]]
+"""The rules of a table by chain."""
+_TABLE = re.compile(r"table (ip6?|inet|netdev|arp|bridge) (.+) \{")
+_CHAIN = re.compile(r"\tchain (.+) \{")
+_JUMP = re.compile(r"\b(?:jump|goto) ([^\s,}]+)")
+_BY_MAP = re.compile(r"\bvmap @")
+"""Verdicts in a map with a name: `nft -t` does not tell them."""
+_COMMENT = re.compile(r'(?:^| )comment "(?:[^"\\]|\\.)*"')
+_INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
+_FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
+_SENT = re.compile(r"type nat hook output\b")
+_TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
+_VALUE = re.compile(r" : ([^\s,}]+)")
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_ADDED = re.compile(r"-A (\S+) ")
+_LEADS = re.compile(r"(?<!\S)-[jg] (\S+)")
+_TARGET = re.compile(r"(?<!\S)-j (?:DNAT\b.* --to-destination|NETMAP\b.* --to) (\S+)")
+_LONGEST = {4: 32, 6: 128}
+ANYWHERE = "0.0.0.0/0", "::/0"
+
+
+class Translation(NamedTuple):
+    """A rule that gives what this host sends another destination: the rule, and the first and last address."""
+
+    rule: str
+    first: Address
+    last: Address
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def find_forwards(ruleset: str, harmless: Collection[str] = ()) -> dict[str, str]:
+    """The devices of which nftables forwards by itself what comes in (`fwd`), each with the rule; `harmless` are
+    devices from which packets come back."""
+    found: dict[str, str] = {}
+    for (family, _), chains in _read_ruleset(ruleset).items():
+        for header, rules in _find_hooked(chains, _INGRESS) if family == "netdev" else ():
+            rule = next((each for each in rules if _is_forward(each, harmless)), None)
+            if rule is not None:
+                found |= dict.fromkeys(_read_devices(header), rule)
+    return found
+
+
+def _is_forward(rule: str, harmless: Collection[str]) -> bool:
+    match = _FORWARD.search(rule)
+    return match is not None and (match[1] or "").strip('"') not in harmless
+
+
+def _read_devices(header: re.Match[str]) -> list[str]:
+    return [each.strip('"') for each in (header[1] or header[2]).split(", ")]
+
+
+def find_translations(
+    ruleset: str, tables: Iterable[Sequence[str]], own: Collection[str] = ()
+) -> Iterator[Translation]:
+    """What gives packets of this host another destination, but for one of its `own` and loopback: in a ruleset of
+    nftables, and in nat tables of iptables (the rules of each, as it saves them)."""
+    for rule, families, place in (*_list_translating(ruleset), *_list_targets(tables)):
+        for first, last in _read_places(place, families):
+            mine = first == last and str(first) in own
+            if not mine and not (first.is_loopback and last.is_loopback):
+                yield Translation(rule, first, last)
+
+
+def _list_translating(ruleset: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """The rules of nftables with the families that they may be about, and where each leads ("" for anywhere)."""
+    for (family, _), chains in _read_ruleset(ruleset).items():
+        for _, rules in _find_hooked(chains, _SENT):
+            for rule, match in ((rule, _TRANSLATES.search(rule)) for rule in rules):
+                if match is not None:
+                    families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
+                    places = _VALUE.findall(match[2]) if " map " in f" {match[2]}" else [match[2].split(" ")[0]]
+                    yield from ((rule, families, place) for place in places or [""])
+
+
+def _list_targets(tables: Iterable[Sequence[str]]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    for lines in tables:
+        chains: _Rules = {}
+        for line in lines:
+            if (added := _ADDED.match(line)) is not None:
+                chains.setdefault(added[1], []).append(_QUOTED.sub('""', line))
+        for rule in _follow(chains, ["OUTPUT"], _LEADS):
+            if (target := _TARGET.search(rule)) is not None:
+                yield rule, (4, 6), target[1]
+
+
+def _read_places(text: str, families: tuple[int, ...]) -> list[tuple[Address, Address]]:
+    """The addresses, from the first to the last, that are given with or without ports; all where none is understood,
+    and none where only ports are."""
+    if text.startswith(":") and not text.startswith("::"):
+        return []
+    if "[" in text:
+        text = text.rpartition("]")[0].replace("[", "").replace("]", "")
+    elif "." in text.partition(":")[0]:
+        text = text.partition(":")[0]
+    try:
+        if "/" in text:
+            network = ip_network(text, strict=False)
+            return [(network[0], network[-1])]
+        first, _, last = text.partition("-")
+        return [(ip_address(first), ip_address(last or first))]
+    except ValueError:
+        every = (ip_network(each) for each in ANYWHERE)
+        return [(each[0], each[-1]) for each in every if each.version in families]
+
+
+# -- areas
+
+
+class Areas:
+    """Addresses that are given as networks, as single ones, or from the first to the last."""
+
+    def __init__(self, places: Iterable[str]) -> None:
+        ends: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
+        for place in places:
+            first, _, last = place.partition("-")
+            ends[ip_address(first).version].append((int(ip_address(first)), int(ip_address(last or first))))
+        self._ends = {family: list(_merge(sorted(each))) for family, each in ends.items()}
+
+    def meet(self, target: str) -> bool:
+        """Whether some address of a target, as sets have it, is among them."""
+        family, first, last = _read_ends(target)
+        ends = self._ends[family]
+        before = bisect_right(ends, (last, 1 << _LONGEST[6]))
+        return before > 0 and ends[before - 1][1] >= first
+
+
+def _read_ends(target: str) -> tuple[int, int, int]:
+    """The family of a network, and its first and last address as numbers. By hand, for targets are many."""
+    address, _, length = target.partition("/")
+    family, kind = (6, AF_INET6) if ":" in address else (4, AF_INET)
+    first = int.from_bytes(inet_pton(kind, address), "big")
+    return family, first, first | (1 << _LONGEST[family] - int(length or _LONGEST[family])) - 1
+
+
+def _merge(ends: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same without what overlaps: who ends last is behind all others, then."""
+    held: tuple[int, int] | None = None
+    for first, last in ends:
+        if held is not None and first <= held[1]:
+            held = held[0], max(held[1], last)
+            continue
+        if held is not None:
+            yield held
+        held = first, last
+    if held is not None:
+        yield held
+
+
+# -- what nft prints
+
+
+def _read_ruleset(text: str) -> dict[tuple[str, str], _Rules]:
+    """The chains of `nft list ruleset`, by family and name of the table, without what is only said of them."""
+    tables: dict[tuple[str, str], _Rules] = {}
+    chains: _Rules = {}
+    rules: list[str] = []
+    for line in text.splitlines():
+        if (table := _TABLE.fullmatch(line)) is not None:
+            chains = tables.setdefault((table[1], table[2]), {})
+        elif (chain := _CHAIN.fullmatch(line)) is not None:
+            rules = chains.setdefault(chain[1], [])
+        elif line.startswith("\t\t"):
+            rules.append(_COMMENT.sub("", line.strip()))
+        elif line == "\t}":
+            rules = []
+    return tables
+
+
+def _find_hooked(chains: _Rules, hook: re.Pattern[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """What a packet may meet at a hook: of each chain that stands there what it says of it, and its rules with those of
+    the chains where they lead."""
+    for name, rules in chains.items():
+        header = next(filter(None, map(hook.match, rules)), None)
+        if header is not None:
+            yield header, list(_follow(chains, [name], _JUMP))
+
+
+def _follow(chains: Mapping[str, list[str]], names: list[str], jump: re.Pattern[str]) -> Iterator[str]:
+    """The rules of chains, and of those where they lead."""
+    waiting, seen = list(names), set(names)
+    while waiting:
+        for rule in chains.get(waiting.pop(), ()):
+            yield rule
+            next_ones = set(chains) if _BY_MAP.search(rule) else chains.keys() & {*jump.findall(rule)}
+            waiting += sorted(next_ones - seen)
+            seen |= next_ones

@@ -1,0 +1,128 @@
+"""Who leads packets past our rules, read from what nft and iptables print of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.conflicts import HostReport, Severity, find_conflicts
+from netlimit.detours import Areas, find_forwards, find_translations
+
+NETDEV = """table netdev t {
+	set s {
+		type ipv4_addr
+	}
+	chain d {
+		fwd ip to 10.0.0.1 device "wan"
+	}
+	chain c {
+		type filter hook ingress device "lan" priority filter; policy accept;
+		ip protocol udp accept comment "fwd to \\"wan\\""
+		ip saddr @s jump d
+	}
+	chain e {
+		type filter hook ingress devices = { "dmz", vpn } priority filter + 10; policy accept;
+		fwd to "ifb9"
+	}
+	chain f {
+		type filter hook egress devices = { wan } priority filter + 10; policy accept;
+		fwd to "wan"
+	}
+	chain g {
+		fwd to "wan"
+	}
+}
+"""
+SENT = """table ip t {
+	chain q {
+		dnat to 10.9.0.9
+	}
+	chain unused {
+		dnat to 10.8.0.8
+	}
+	chain o {
+		type nat hook output priority -100; policy accept;
+		tcp dport 80 dnat to RULE
+		tcp dport 80 counter packets 0 bytes 0 jump q
+	}
+	chain p {
+		type nat hook prerouting priority dstnat; policy accept;
+		dnat to 10.7.0.7
+	}
+}
+"""
+LED = {
+    "10.2.0.2:9": ["10.2.0.2"],
+    "10.2.0.2-10.2.0.9:80-90 random,persistent": ["10.2.0.2-10.2.0.9"],
+    "10.2.0.0/30": ["10.2.0.0-10.2.0.3"],
+    "numgen inc mod 2 map { 0 : 10.2.0.2, 1 : 10.2.0.3 }": ["10.2.0.2", "10.2.0.3"],
+    "tcp dport map { 80 : 10.2.0.2 . 9 }": ["10.2.0.2"],
+    "tcp dport map @m": ["0.0.0.0-255.255.255.255"],
+    "what nobody knows": ["0.0.0.0-255.255.255.255"],
+    "": [],
+    ":80": [],
+    "127.0.0.1:80": [],
+    "10.1.0.1:80": [],
+}
+TABLE = (
+    "-A PREROUTING -j DNAT --to-destination 10.7.0.7",
+    '-A OUTPUT -m comment --comment "-j DNAT --to-destination 10.6.0.6" -j ACCEPT',
+    "-A OUTPUT -j DOCKER",
+    "-A OUTPUT -j DNAT --to-destination [fd00::2-fd00::9]:80",
+    "-A OUTPUT -p tcp -j REDIRECT --to-ports 9",
+    "-A OUTPUT -j NETMAP --to 10.5.0.0/24",
+    "-A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80",
+    "-A OTHER -j DNAT --to-destination 10.8.0.8",
+)
+
+
+def test_devices_are_named_of_which_nftables_forwards_what_comes_in() -> None:
+    assert find_forwards(NETDEV, {"ifb9"}) == {"lan": 'fwd ip to 10.0.0.1 device "wan"'}
+    assert find_forwards(NETDEV).keys() == {"lan", "dmz", "vpn"}
+    assert find_forwards(NETDEV.replace("netdev", "inet")) == {}
+
+
+@pytest.mark.parametrize("rule", LED)
+def test_places_are_named_where_nftables_leads_what_is_sent(rule: str) -> None:
+    found = [str(each) for each in find_translations(SENT.replace("RULE", rule), (), {"10.1.0.1"})]
+    assert found == [*LED[rule], "10.9.0.9"]
+
+
+def test_a_map_of_verdicts_may_lead_to_every_chain_of_its_table() -> None:
+    text = SENT.replace("dnat to RULE", "vmap @services")
+    assert {str(each) for each in find_translations(text, ())} >= {"10.9.0.9", "10.8.0.8"}
+    six = "table inet t {\n\tchain o {\n\t\ttype nat hook output priority 0;\n\t\tdnat RULE\n\t}\n}\n"
+    assert [str(each) for each in find_translations(six.replace("RULE", "ip6 to [fd00::2]:9"), ())] == ["fd00::2"]
+    assert len(list(find_translations(six.replace("RULE", "to meta mark map @m"), ()))) == 2
+
+
+def test_places_are_named_where_iptables_leads_what_is_sent() -> None:
+    found = [str(each) for each in find_translations("", [TABLE])]
+    assert sorted(found) == ["10.5.0.0-10.5.0.255", "172.17.0.2", "fd00::2-fd00::9"]
+
+
+def test_areas_are_met_where_they_overlap() -> None:
+    areas = Areas(["10.2.0.2", "10.2.0.9-10.2.0.20", "10.2.0.10-10.2.0.11", "fd00::2"])
+    met = {"10.2.0.2": True, "10.2.0.3": False, "10.2.0.0/24": True, "10.2.0.20": True, "10.2.0.21": False}
+    met |= {"10.2.0.16/28": True, "10.0.0.0/24": False, "::/0": True, "fd00::1": False, "0.0.0.0/0": True}
+    assert {text: areas.meet(text) for text in met} == met
+
+
+@pytest.mark.parametrize(
+    "line", ['"', "table ip", "table ip t {", "\tchain {", "\t\tdnat to", "\t\ttype nat hook output"]
+)
+def test_odd_lines_end_nothing(line: str) -> None:
+    text = "\n".join([line, *(f"{line}\n{each}" for each in (NETDEV + SENT).splitlines())])
+    assert list(find_conflicts(HostReport(nftables=text, nat=((line, f"-A {line}", f"-A OUTPUT -j DNAT {line}"),))))
+
+
+def test_what_stands_on_a_device_is_concerned_too() -> None:
+    report = HostReport(redirecting={"eth0": "u32, pref 1"}, above={"eth0": ("bond0",), "bond0": ("eth0", "bond0.7")})
+    (finding,) = find_conflicts(report)
+    assert (finding.severity, finding.devices) == (Severity.SERIOUS, ("bond0", "bond0.7", "eth0"))
+
+
+def test_many_translations_are_one_finding() -> None:
+    lines = [f"-A OUTPUT -j DNAT --to-destination 10.2.0.{last}" for last in (2, 2, 3, 4)]
+    (finding,) = find_conflicts(HostReport(nat=(tuple(lines),)))
+    assert finding.places == ("10.2.0.2", "10.2.0.3", "10.2.0.4")
+    assert "to 10.2.0.2, and 2 more such destinations" in finding.what
