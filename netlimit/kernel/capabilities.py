@@ -333,7 +333,9 @@ def _notes() -> Iterator[str]:
             name = decode_name(device)
             yield (
                 f"{name} merges packets before they are counted (GRO): one packet of a rate in packets can be up to "
-                f"64 kB of TCP. `ethtool -K {name} gro off` makes a packet a packet, or give the rate in bits."
+                "64 kB of TCP, and a rate in bits is charged the headers of the first alone: of small packets several "
+                f"times as much passes. `ethtool -K {name} gro off` makes a packet a packet; `action: shape` charges "
+                "all bytes."
             )
 
 
