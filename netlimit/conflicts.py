@@ -138,12 +138,12 @@ class HostReport:
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
     tables of both kinds of iptables, table by table. `own` are the addresses of the host. `bridges` are devices,
     `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`: IPv4
-    packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of others before ours on
-    the ingress of devices, `redirecting` those that lead what comes in out by another device, `above` devices with
-    those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
-    devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full,
-    `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
-    `unknown` is what could not be read, with the reason.
+    packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of
+    others before ours on the ingress of devices, `redirecting` those that lead what comes in out by another device,
+    `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
+    `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they
+    are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the
+    device. `segments` are destinations of SRv6 on this host. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -167,6 +167,7 @@ class HostReport:
     bridges: tuple[str, ...] = ()
     bridged: frozenset[int] | None = None
     source_routed: bool = False
+    segments: tuple[str, ...] = ()
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
     unknown: tuple[str, ...] = ()
@@ -185,6 +186,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_ahead,
         _find_redirected,
         _find_translated,
+        _find_segments,
         _find_full,
         _find_queues,
         _find_ground,
@@ -442,6 +444,20 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
             Spoiled.TRANSLATED,
             (),
             tuple(found),
+        )
+
+
+def _find_segments(report: HostReport) -> Iterator[Finding]:
+    if report.segments:
+        more = f" and {len(report.segments) - 1} more" if len(report.segments) > 1 else ""
+        yield Finding(
+            "SRv6",
+            Severity.WARNING,
+            f"Routes take packets out of SRv6 tunnels here (`encap seg6local`, {report.segments[0]}{more}): what comes "
+            "out passes no PREROUTING, so that no limit `from` and no limit of connections sees it. Blocks do, and "
+            "limits `to`.",
+            "sysctl -w net.netfilter.nf_hooks_lwtunnel=1, which helps for End.DX4 and End.DX6, but not for End.DT6; or "
+            "limit with `to`, or where it goes in.",
         )
 
 

@@ -182,12 +182,14 @@ class Route(NamedTuple):
 class Topology:
     """Devices by name (without loopback and ours), routes of all tables but the local one, the addresses of the default
     gateways, and the networks of which every address ends on this host by its routes: its own addresses, what is local
-    by a route (`ip route add local`), broadcast and anycast. One reading of them: compared by identity."""
+    by a route (`ip route add local`), broadcast and anycast; `segments` are the destinations of which packets are taken
+    out of their tunnel by the route itself (seg6local). One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
     gateways: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
+    segments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,11 @@ class LinuxKernel:
             patience = _PATIENCE if thorough else _MOMENT
             listing = partial(self._nftables.read, patience)
             foreign = self.queues().foreign
-            hz = capabilities.read_hz()
-            return look_round(hz, foreign, Path("/"), thorough, listing, lambda each: self._twins[each].read(patience))
+            return look_round(
+                *(capabilities.read_hz(), foreign, Path("/"), thorough, listing),
+                lambda family: self._twins[family].read(patience),
+                lambda: self.topology().segments,
+            )
 
     def marks(self, patience: float = 0.0) -> MarkUse:
         """What is known of who else uses packet marks; the same object as before while nothing has changed."""

@@ -60,10 +60,12 @@ def look_round(
     thorough: bool = True,
     list_nftables: Callable[[], str] | None = None,
     list_twin: Callable[[str], str] | None = None,
+    find_segments: Callable[[], tuple[str, ...]] = tuple,
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
     `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables`, and
-    `list_twin` for a family of TWINS, are for who does not want to wait for the end of it.
+    `list_twin` for a family of TWINS, are for who does not want to wait for the end of it; `find_segments` is what
+    routes tell that are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
@@ -96,6 +98,7 @@ def look_round(
         bridges=bridges,
         bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
+        segments=look.at("which routes end tunnels", find_segments, _NOTHING),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset()),
         unknown=tuple(look.unknown),

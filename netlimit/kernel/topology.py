@@ -44,6 +44,8 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 """struct rtmsg: family, length of the prefix, that of the source, TOS, table, protocol, scope, type, flags."""
 _NEXT_HOP, _NUMBER = struct.Struct("=HBxi"), struct.Struct("=I")
 _DESTINATION, _DEVICE, _GATEWAY, _MULTIPATH, _TABLE, _VIA, _OBJECT = 1, 4, 5, 9, 15, 18, 30
+_ENCAPSULATION, _SEGMENT = 21, 7
+"""RTA_ENCAP_TYPE, LWTUNNEL_ENCAP_SEG6_LOCAL."""
 _NEXTHOP, _MEMBER = struct.Struct("=4xI"), struct.Struct("=I4x")
 """What is wanted of struct nhmsg (the flags) and of struct nexthop_grp (the number of an object)."""
 _OBJECT_NUMBER, _OBJECT_GROUP, _OBJECT_DEVICE, _OBJECT_GATEWAY = 1, 2, 5, 6
@@ -83,11 +85,12 @@ class TopologyWatch:
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
-    return (one.devices, one.routes, one.gateways, one.local) == (
+    return (one.devices, one.routes, one.gateways, one.local, one.segments) == (
         other.devices,
         other.routes,
         other.gateways,
         other.local,
+        other.segments,
     )
 
 
@@ -103,7 +106,8 @@ def read_topology() -> Topology:
     messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
     names = {device.index: name for name, device in devices.items()}
     gateways, local = sorted(_read_gateways(messages)), sorted(set(_read_local(bodies)))
-    return Topology(devices, tuple(_read_routes(messages, names)), tuple(gateways), tuple(local))
+    segments = sorted(_write_prefix(each) for each in messages if each.segment)
+    return Topology(devices, tuple(_read_routes(messages, names)), tuple(gateways), tuple(local), tuple(segments))
 
 
 def _read_links() -> dict[str, Device]:
@@ -162,7 +166,8 @@ _Hops = Sequence[tuple[int, _Hop]]
 
 class _Message(NamedTuple):
     """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
-    hundred thousand. `hops` are those that packets can go by, `gateways` those of all."""
+    hundred thousand. `hops` are those that packets can go by, `gateways` those of all; `segment`: what comes there is
+    taken out of its tunnel (seg6local)."""
 
     family: int
     length: int
@@ -170,6 +175,7 @@ class _Message(NamedTuple):
     local: bool
     hops: tuple[_Hop, ...]
     gateways: tuple[str, ...]
+    segment: bool = False
 
 
 def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
@@ -190,7 +196,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
         (table,) = _NUMBER.unpack_from(said[_TABLE])
     usable = tuple(hop for state, hop in hops if not state & _DEAD)
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
-    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways)
+    segment = said.get(_ENCAPSULATION, b"")[:2] == _SEGMENT.to_bytes(2, sys.byteorder)
+    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways, segment)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:

@@ -175,6 +175,18 @@ def test_what_leads_to_the_gateway_itself_is_not_told(gateway: Gateway, lab: Lab
         lab.gateway.run("iptables-legacy", "-t", "nat", "-X")
 
 
+def test_what_routes_take_out_of_tunnels_is_told(gateway: Gateway, lab: Lab) -> None:
+    route = ("fd05::6/128", "encap", "seg6local", "action", "End.DX6", "nh6", SERVER6, "dev", "wan")
+    lab.gateway.run("ip", "-6", "route", "add", *route)
+    try:
+        told = gateway.attempt("doctor").stdout
+        assert "WARNING: SRv6" in told
+        assert "fd05::6/128" in told
+    finally:
+        lab.gateway.run("ip", "-6", "route", "del", "fd05::6/128")
+    assert "SRv6" not in gateway.attempt("doctor").stdout
+
+
 TRANSLATED = f"""table ip led {{
 	chain o {{
 		type nat hook output priority -100

@@ -79,6 +79,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(bridges=("br0",), bridged=frozenset()), "bridge", Severity.NOTE, "br_netfilter"),
     (HostReport(bridges=("br0",), bridged=frozenset({4, 6})), "bridge", Severity.WARNING, "VLAN 0"),
     (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
+    (HostReport(segments=("fd05::6/128", "fd05::7/128")), "SRv6", Severity.WARNING, "fd05::6/128 and 1 more"),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
 QUIET = [
