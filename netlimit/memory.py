@@ -49,7 +49,8 @@ class Demand:
         """`rules` come with how many there are that differ in nothing but their target, which has the same length.
         `set_size` is the most entries of a set on the gateways."""
         self._set_size = set_size
-        self._rooms: dict[str, Counter[Limit]] = {}
+        self._rooms: dict[str, dict[Group | Limit, Counter[Limit]]] = {"": {}}
+        self._anywhere: int | None = None
         for rule, number in rules:
             self.add(rule, number)
 
@@ -60,18 +61,30 @@ class Demand:
             return
         limit = find_purpose(rule, _ANYWHERE)
         assert isinstance(limit, Limit)
+        together, room = (limit.group, 1) if limit.group.scope == PEER else (limit, room)
         for host in rule.hosts or ("",):
-            self._rooms.setdefault(host, Counter())[limit] += number * (1 if limit.group.scope == PEER else room)
+            self._rooms.setdefault(host, {}).setdefault(together, Counter())[limit] += number * room
+        self._anywhere = None
 
     @property
     def hosts(self) -> list[str]:
         """The gateways that rules name; "" stands for those that none names."""
-        return sorted({"", *self._rooms})
+        return sorted(self._rooms)
 
     def estimate(self, host: str) -> int:
         """The most bytes on a gateway."""
-        named = self._rooms.get(host, Counter[Limit]()) if host else Counter[Limit]()
-        return estimate_buckets(self._rooms.get("", Counter[Limit]()) + named, self._set_size)
+        anywhere = self._rooms[""]
+        if self._anywhere is None:
+            self._anywhere = sum(map(self._measure, anywhere.values()))
+        size = self._anywhere
+        # Only what names it is added up anew: there may be thousands of gateways, and of limits.
+        for together, rooms in (self._rooms.get(host, {}) if host else {}).items():
+            shared = anywhere.get(together, Counter[Limit]())
+            size += self._measure(shared + rooms) - self._measure(shared)
+        return size
+
+    def _measure(self, rooms: Mapping[Limit, int]) -> int:
+        return estimate_buckets(rooms, self._set_size)
 
 
 def count_buckets(rule: Rule) -> int:

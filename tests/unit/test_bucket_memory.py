@@ -74,6 +74,15 @@ def test_peers_have_as_many_buckets_as_their_set_has_room() -> None:
 def test_gateways_have_what_names_them_and_what_names_none() -> None:
     several = [{"hosts": ["gw1"]}, {"hosts": ["gw2"], "ports": "53", "protocol": "udp"}, {"rate": "20 packets/h"}]
     assert [estimate(*several, host=host) for host in ("gw1", "gw2", "gw3")] == [2 * FULL, 2 * FULL, FULL]
+    shared = [{"target": "10.0.0.0/14"}, {"target": "11.0.0.0/14", "hosts": ["gw1"]}, {"hosts": ["gw2"]}]
+    assert [estimate(*shared, host=host) for host in ("gw1", "gw2", "gw3")] == [FULL / 2, FULL, FULL / 4]
+
+
+def test_peers_of_what_names_a_gateway_share_the_set_with_those_of_what_names_none() -> None:
+    several = [{"per": "peer", "target": f"10.1.0.{n}", "hosts": ["gw1"] * (n % 2)} for n in range(16)]
+    alike = [{"per": "peer", "target": f"10.1.0.{n}"} for n in range(16)]
+    assert estimate(*several, host="gw1") == estimate(*alike)
+    assert estimate(*several, host="gw2") == estimate(*alike[::2])
 
 
 def test_a_compilation_has_no_more_buckets_than_that() -> None:
