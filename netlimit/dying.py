@@ -32,6 +32,9 @@ CHAIN = f"{CHAIN_PREFIX}DYING"
 _RETURN, _DROP = Verdict("RETURN"), Verdict("DROP")
 _GOES_ON = 2
 """With less than this hop limit nothing is forwarded."""
+_NEAR = ((BGP, BGP), (639, 639), (646, 646))
+"""Ports of BGP, MSDP and LDP, whose sessions may have a hop limit of 1 all along: neighbours talk by them, and this
+host may be a bridge between two."""
 
 
 def lead(family: int, facts: Facts) -> Iterator[ChainRule]:
@@ -43,10 +46,9 @@ def lead(family: int, facts: Facts) -> Iterator[ChainRule]:
 
 def silence(family: int, facts: Facts) -> Iterator[ChainRule]:
     """The rules of the chain."""
-    tcp, bgp = Is("tcp"), ((BGP, BGP),)
+    tcp = Is("tcp")
     yield chain_rule(_RETURN, tcp, EndsNothing())
-    # Sessions of BGP have a hop limit of 1 all along; this host may be a bridge between two neighbours.
-    yield from (chain_rule(_RETURN, tcp, ports) for ports in (Ports(bgp), Ports(bgp, "src")))
+    yield from (chain_rule(_RETURN, tcp, ports) for ports in (Ports(_NEAR), Ports(_NEAR, "src")))
     told = facts.capabilities.get("socket" if family == 4 else "socket6") is None
     yield chain_rule(_RETURN, HasSocket() if told else IsOwn("dst"))
     yield chain_rule(_DROP)

@@ -51,6 +51,8 @@ def test_it_is_not_heard(packet: Packet) -> None:
         replace(LAST, ends=False),
         replace(LAST, protocol="udp"),
         replace(LAST, port=179),
+        replace(LAST, port=639),
+        replace(LAST, port=20000, source_port=646),
         replace(LAST, port=20000, source_port=179),
         replace(OWN, established=True),
         replace(SIX, hop_limit=2),
