@@ -70,6 +70,7 @@ class Guard:
         self._open_copy = open_copy
         self._database = ThreadPoolExecutor(1, "database")
         self._failure_seconds = failure_seconds
+        self._pauses = False
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
         self._complaint = ""
@@ -114,12 +115,12 @@ class Guard:
                  window.actor, window.base, end - _now())  # fmt: skip
         ended = self._wait_for_end(window, end)
         if ended is None or ended.outcome is not Outcome.CONFIRMED:
-            self._undo(window, snapshot, end)
+            self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
-        paused = self._host in window.paused
-        return take_snapshot(self._store, self._host, window.base, paused)
+        self._pauses = self._host in window.paused
+        return take_snapshot(self._store, self._host, window.base, self._pauses)
 
     def _wait_for_end(self, window: Window, end: float) -> Window | None:
         """How the window has ended; None if nobody has ended it until the deadline."""
@@ -139,8 +140,10 @@ class Guard:
     def _find_end(self, window: Window) -> Window | None:
         self._beat()
         last = self._store.window()
-        # A database that was restored may know nothing of it: then the deadline counts.
-        return None if last == window else last
+        if last is None or last.outcome is not None or last.opened_at != window.opened_at:
+            return last  # None of a database that was restored, and knows nothing of it: then the deadline counts
+        self._pauses = self._host in last.paused  # `netlimit apply` ends a pause for good
+        return None
 
     # -- undoing
 

@@ -213,6 +213,13 @@ class Window:
         """Seconds until the deadline: never more than the window is long, whatever has become of the clock."""
         return min(max((self.deadline - now).total_seconds(), 0.0), float(self.seconds))
 
+    def warn(self, undone: str) -> str:
+        """What somebody should know who does something while it is open."""
+        return (
+            f"A window of confirmation is open until {self.deadline:%Y-%m-%d %H:%M:%S} UTC, opened by {self.actor}: "
+            f"unless it is confirmed, {undone} is undone."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

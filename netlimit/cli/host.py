@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_TOLD = 10
 """Of so many rules in error `apply` tells the reason."""
+CHANGES = "every change of rules in it"
+"""What a window undoes that was opened by somebody else."""
 TakeOver = Annotated[
     list[str] | None,
     typer.Option(
@@ -85,18 +87,20 @@ def apply(
         controller = make_controller(settings, store, kernel)
         with taking_over(take_over or (), kernel, store, settings.host, actor):
             steps = controller.plan()
-            store.pause(settings.host, False, actor)
+            store.pause(settings.host, False, actor, for_good=seconds is None)
             controller.sync()
         done = {"host": settings.host, "steps": len(steps.steps)}
         store.note("apply", actor, datetime.now(UTC), after=done)
         enforced, failed = controller.standing()
         reasons = _find_reasons(store, settings.host)
+        warnings = store.warn_of_window(CHANGES) if seconds is None else []
         renew_copy(settings, store, kernel)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seconds is not None:
         summary += f"\nUnless `netlimit confirm` comes within {count(seconds, 'second')}, all of it is undone."
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed, "confirm_within": seconds}
-    say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary]))
+    document |= {"warnings": warnings}
+    say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary, *warnings]))
     return None
 
 
@@ -137,7 +141,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
 
     settings = read_settings(context)
     kernel = make_kernel(settings)
-    saved = _pause(settings, kernel)
+    saved, warnings = _pause(settings, kernel)
     if saved is None:
         _warn_of_loss(observe(kernel).trees)
     steps, left = tear_down(kernel, saved)
@@ -146,21 +150,21 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
     if saved:
         _forget(settings, saved)
     text = f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
-    say(json, {"steps": list(steps.lines())}, text)
+    say(json, {"steps": list(steps.lines()), "warnings": warnings}, "\n".join([text, *warnings]))
 
 
-def _pause(settings: Settings, kernel: Kernel) -> Mapping[str, SavedRoot] | None:
-    """Stop the controller; returns the qdiscs to put back, None if nobody knows: a database that is lost must not keep
-    anybody from taking the limits away."""
+def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] | None, list[str]]:
+    """Stop the controller; returns the qdiscs to put back, None if nobody knows, and what to tell. A database that
+    is lost must not keep anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
             store.pause(settings.host, True, local_actor(settings))
             renew_copy(settings, store, kernel)
-            return store.saved_roots(settings.host)
+            return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
     except StoreError as error:
         complain(error)
         complain(CommandError("Going on; but a controller that runs will not hear of it, so stop it first."))
-        return None
+        return None, []
 
 
 def _warn_of_loss(devices: Iterable[str]) -> None:

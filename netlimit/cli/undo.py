@@ -171,23 +171,24 @@ def write_difference(difference: Difference) -> Iterator[str]:
 
 
 def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | None, Sequence[str]]:
-    """What comes back unless it is confirmed: a revision (None: the present one), and which host is torn down."""
+    """What comes back unless it is confirmed: a revision (None: the present one), and this host if it is torn down."""
     from netlimit.kernel.base import observe
     from netlimit.store import NoSuchRevision
 
+    paused = (settings.host,) if store.paused(settings.host) else ()
     if _is_controlled(settings, store, kernel):
-        return None, ()
+        return None, paused
     structure = observe(kernel).structure
     if not structure.sets and not structure.chains:
         return None, (settings.host,)
     applied = next((each.applied_revision for each in store.hosts() if each.host == settings.host), None)
     if applied is None or applied >= store.revision():
-        return None, ()
+        return None, paused
     try:
         store.difference(applied, applied)
     except NoSuchRevision:
-        return None, ()
-    return applied, ()
+        return None, paused
+    return applied, paused
 
 
 def _abandon(settings: Settings, store: Store) -> None:

@@ -356,7 +356,7 @@ class Store:
         paused: Sequence[str] = (),
     ) -> Window:
         """Open a window of confirmation: unless it is confirmed within `seconds`, revision `base` (by default the
-        present one) comes back, and gateways that are paused now, or are in `paused`, are paused again.
+        present one) comes back, and the gateways in `paused` are paused again.
 
         Raises WindowOpen, NoSuchRevision.
         """
@@ -367,6 +367,11 @@ class Store:
         """The window of confirmation that was opened last, open or not."""
         with self._database.reading() as connection:
             return windows.last(connection)
+
+    def warn_of_window(self, undone: str) -> list[str]:
+        """What somebody should know whose doing (`undone`, in words) an open window of confirmation undoes."""
+        window = self.window()
+        return [window.warn(undone)] if window is not None and window.outcome is None else []
 
     @again
     def confirm(self, actor: Actor | str, now: datetime) -> Window:
@@ -546,9 +551,20 @@ class Store:
         with self._database.reading() as connection:
             return repairs.newest(connection, host, limit)
 
-    def pause(self, host: str, paused: bool, actor: Actor | str = NETLIMIT, now: datetime | None = None) -> None:
-        """Tell a gateway's controller to keep its hands off, or to go on."""
+    @again
+    def pause(
+        self,
+        host: str,
+        paused: bool,
+        actor: Actor | str = NETLIMIT,
+        now: datetime | None = None,
+        for_good: bool = False,
+    ) -> None:
+        """Tell a gateway's controller to keep its hands off, or to go on; `for_good`: whatever becomes of an open
+        window of confirmation."""
         with self._changing() as connection:
+            if for_good:
+                windows.release(connection, host)
             before = hosts.paused(connection, host)
             hosts.pause(connection, host, paused)
             if before != paused:

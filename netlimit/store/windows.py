@@ -17,7 +17,7 @@ from netlimit.store import audit, clock, history, hosts
 from netlimit.store.columns import EPOCH
 from netlimit.store.errors import NoWindow, WindowOpen
 from netlimit.store.rollback import roll_back
-from netlimit.store.tables import pauses, windows
+from netlimit.store.tables import windows
 
 OPENED = "open-window"
 ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: "expire-window", Outcome.ABANDONED: "abandon-window"}
@@ -29,8 +29,8 @@ _ONLY = 1
 def begin(
     connection: Connection, seconds: int, actor: Actor, now: datetime, base: int | None, paused: Collection[str]
 ) -> Window:
-    """Open a window. `base` is what comes back, the present revision by default; besides the gateways that are paused
-    now, those in `paused` will be again. Raises WindowOpen, NoSuchRevision."""
+    """Open a window. `base` is what comes back, the present revision by default; `paused` are the gateways whose pause
+    is ended in it, and will be there again. Raises WindowOpen, NoSuchRevision."""
     clock.lock(connection)
     other = last(connection)
     if other is not None and other.outcome is None:
@@ -41,8 +41,7 @@ def begin(
     if base is None:
         base = clock.revision(connection)
     history.check(connection, base)
-    asleep = {*connection.scalars(select(pauses.c.host)), *paused}
-    window = Window(base, now, seconds, actor.name, tuple(sorted(asleep)))
+    window = Window(base, now, seconds, actor.name, tuple(sorted(set(paused))))
     write(connection, window)
     audit.note_other(connection, OPENED, actor, now, after=_describe(window))
     return window
@@ -63,6 +62,14 @@ def last(connection: Connection) -> Window | None:
     else:
         base = row.base
     return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision)
+
+
+def release(connection: Connection, host: str) -> None:
+    """A gateway goes on for good: an open window does not pause it again."""
+    clock.lock(connection)
+    window = last(connection)
+    if window is not None and window.outcome is None and host in window.paused:
+        write(connection, replace(window, paused=tuple(each for each in window.paused if each != host)))
 
 
 def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:

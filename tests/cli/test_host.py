@@ -6,9 +6,12 @@ import itertools
 import json
 import re
 import subprocess
+from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 
+from netlimit.store import Store
 from tests.cli.running import Netlimit, until
 
 _SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save")
@@ -87,7 +90,8 @@ def test_apply_without_a_controller(gateway: Netlimit) -> None:
     assert plan["steps"]
     assert "Rule 1 comes into force" in plan["words"][0]
     assert gateway.do("plan").startswith(f"{plan['words'][0]}\n")
-    assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0, "confirm_within": None}
+    assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0, "confirm_within": None,
+                                     "warnings": []}  # fmt: skip
     assert snapshot(gateway) == held
     assert gateway.do("apply") == "1 rule in force here.\n"
     forget(gateway)
@@ -95,6 +99,38 @@ def test_apply_without_a_controller(gateway: Netlimit) -> None:
     assert snapshot(gateway) == held
     gateway.do("teardown")
     assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def test_what_root_applies_for_good_no_window_tears_down(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    held = snapshot(gateway)
+    gateway.do("teardown")
+    open_window(gateway)
+    said = "A window of confirmation is open until"
+    assert f"1 rule in force here.\n{said}" in gateway.do("apply")
+    gateway.do("rollback")
+    assert snapshot(gateway) == held
+    assert "paused" not in gateway.do("status")
+    open_window(gateway)
+    assert said in gateway.do("teardown")
+    assert said in gateway.ask("teardown")["warnings"][0]
+    gateway.do("rollback")
+    gateway.do("apply", "--confirm", "1h")
+    assert snapshot(gateway) == held
+    assert "paused by teardown" in gateway.do("rollback")
+    gateway.do("apply", "--confirm", "1h")
+    gateway.do("apply")
+    gateway.do("rollback")
+    assert snapshot(gateway) == held
+    gateway.do("teardown")
+    server.end()
+
+
+def open_window(gateway: Netlimit) -> None:
+    """What `POST /confirmation` of an operator does."""
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.open_window(3600, "operator", datetime.now(UTC))
 
 
 def forget(gateway: Netlimit) -> None:

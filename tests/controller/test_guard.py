@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,6 +186,21 @@ def test_what_was_not_ours_to_begin_with_is_taken_out(guarded: Guarded) -> None:
     guarded.end_window()
     wait(lambda: not guarded.site.kernel.structure().sets)
     assert guarded.site.store.paused("gw")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_goes_on_for_good_meanwhile_is_not_taken_out(guarded: Guarded, hangs: bool) -> None:
+    store = guarded.site.store
+    guarded.site.add(target="10.0.0.2", action="block")
+    guarded.cut(paused=["gw"])
+    store.pause("gw", False, for_good=True)
+    wait(lambda: not guarded.guard._pauses)
+    assert guarded.outcome is None, "it is taken for another window, or for one that has ended"
+    with locked(store) if hangs else nullcontext():
+        guarded.end_window()
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    assert guarded.site.send("10.0.0.2") == ["drop"]
+    assert not store.paused("gw")
 
 
 def test_a_controller_without_its_database_follows_the_guard(guarded: Guarded) -> None:

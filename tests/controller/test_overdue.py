@@ -164,6 +164,15 @@ def test_what_was_not_ours_to_begin_with_is_taken_out(site: Site, elapsed: Elaps
     assert site.store.paused("gw")
 
 
+def test_what_goes_on_for_good_meanwhile_is_not_taken_out(site: Site, elapsed: Elapsed) -> None:
+    site.add(target="10.0.0.2", action="block")
+    cut(site, paused=("gw",))
+    site.store.pause("gw", False, for_good=True)
+    wait_until_late(site, elapsed)
+    assert site.kernel.structure().sets
+    assert not site.store.paused("gw")
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set_moves_no_end(site: Site, elapsed: Elapsed, hours: int) -> None:
     cut(site)

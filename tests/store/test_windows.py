@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -96,13 +97,42 @@ def test_a_guard_that_comes_late_does_not_end_the_next_window(store: Store) -> N
     assert store.expire(window, "guard", SOON) is None
 
 
-def test_gateways_that_were_paused_are_paused_again(store: Store) -> None:
-    store.pause("gw1", True)
+def test_gateways_whose_pause_is_ended_in_it_are_paused_again_and_no_others(store: Store) -> None:
+    for host in ("gw1", "gw2", "gw3"):
+        store.pause(host, True)
     window = store.open_window(60, "test", NOW, paused=["gw2"])
-    assert window.paused == ("gw1", "gw2")
+    assert window.paused == ("gw2",)
     store.pause("gw1", False)
+    store.pause("gw2", False)
     store.expire(window, "guard", SOON)
-    assert (store.paused("gw1"), store.paused("gw2"), store.paused("gw3")) == (True, True, False)
+    assert [store.paused(f"gw{number}") for number in range(1, 5)] == [False, True, True, False]
+
+
+def test_a_gateway_that_goes_on_for_good_is_not_paused_again(store: Store) -> None:
+    for host in ("gw1", "gw2"):
+        store.pause(host, True)
+    window = store.open_window(60, "test", NOW, paused=["gw1", "gw2"])
+    for host in ("gw1", "gw2"):
+        store.pause(host, False, for_good=host == "gw1")
+    released = store.window()
+    assert released == replace(window, paused=("gw2",))
+    store.abandon("test", SOON)
+    assert (store.paused("gw1"), store.paused("gw2")) == (False, True)
+    ended = store.window()
+    store.pause("gw2", False, for_good=True)
+    assert store.window() == ended
+
+
+def test_who_does_something_while_it_is_open_is_told(store: Store) -> None:
+    assert store.warn_of_window("this change") == []
+    store.open_window(60, ADMIN, NOW)
+    (sentence,) = store.warn_of_window("this change")
+    assert sentence == (
+        "A window of confirmation is open until 2030-05-06 07:09:09 UTC, opened by admin: unless it is confirmed, this "
+        "change is undone."
+    )
+    store.confirm(ADMIN, SOON)
+    assert store.warn_of_window("this change") == []
 
 
 def test_it_can_return_to_an_earlier_revision(store: Store) -> None:
