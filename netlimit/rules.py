@@ -188,7 +188,7 @@ _RESERVED = frozenset({"bulk"})
 """Names that mean something else in a path of the API."""
 _TTL = re.compile(r"([0-9]{1,12})\s*(s|m|min|h|d|w)?")
 _TTL_UNITS = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-MOST_LABELS, MOST_LETTERS, MOST_HOSTS = 32, 4096, 256
+MOST_LABELS, MOST_LETTERS, MOST_GATEWAYS = 32, 4096, 256
 """Of one rule: labels, letters of all of them, and gateways. Each change keeps what was before it, twice."""
 _LONGEST_TTL = 10 * 366 * 86400
 
@@ -543,10 +543,10 @@ def _parse_hosts(value: object) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _LABEL.fullmatch(item):
             raise RuleError("hosts", f"{item!r} is no name of a gateway.")
-    if len(set(value)) > MOST_HOSTS:
+    if len(set(value)) > MOST_GATEWAYS:
         raise RuleError(
             "hosts",
-            f"`hosts` names {len(set(value))} gateways; {MOST_HOSTS} at most, or none for all of them.",
+            f"`hosts` names {len(set(value))} gateways; {MOST_GATEWAYS} at most, or none for all of them.",
         )
     return tuple(sorted(set(value)))
 

@@ -23,6 +23,8 @@ from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
 from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
 
+NEWCOMERS = 1000
+"""So many hosts that have appeared get a class at once: what else there is to be done must not wait for a flood."""
 MOST_HOSTS = 16_384
 """Classes for hosts on one device. Each has a queue, and Linux has 32,767 handles for those of a device."""
 MOST_BUDGETS = 1024
@@ -320,14 +322,18 @@ class Shaping:
         }
 
     def welcome(self, seen: Mapping[str, Iterable[str]]) -> None:
-        """Give classes to addresses that were seen without one, by the set in which they are."""
+        """Give classes to addresses that were seen without one, by the set in which they are: to some of them, if they
+        are many. The others will be seen again."""
+        left = NEWCOMERS
         for device in self._devices.values():
             for traffic in device.lanes.values():
                 for length in {unit_length(rule) for rule in traffic.wide.values()}:
                     name = traffic.lane.name if traffic.lane.incoming else seen_name(traffic.lane, length)
                     addresses = seen.get(name, ())
-                    fits = traffic.welcome(addresses, length, MOST_HOSTS - device.hosts)
-                    device.crowded |= not fits
+                    before = device.hosts
+                    fits = traffic.welcome(addresses, length, min(left, MOST_HOSTS - before))
+                    left -= device.hosts - before
+                    device.crowded |= not fits and device.hosts >= MOST_HOSTS
 
     def dismiss(self, name: str, numbers: set[int]) -> None:
         """Take the classes of those on a device that came by themselves."""

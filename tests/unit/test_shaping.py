@@ -176,6 +176,15 @@ def test_newcomers_share_a_class_until_they_have_their_own() -> None:
     assert is_host(number(made, "10.1.0.3"))
 
 
+def test_a_flood_of_newcomers_gets_classes_bit_by_bit() -> None:
+    made = gateway(shape(1, "10.1.0.0/16", per="host"))
+    flood = [f"10.1.{high}.{low}" for high in range(20, 30) for low in range(250)]
+    for known in (1000, 2000, 2500, 2500):
+        made.see(flood)
+        change(made)
+        assert len({made.kernel.find_class(packet(address)) for address in flood}) == min(known + 1, 2500)
+
+
 def test_a_block_of_addresses_shares_one_class() -> None:
     made = gateway(shape(1, "10.1.0.0/16", per="/24"))
     made.see(["10.1.0.2", "10.1.0.3", "10.1.1.2"])
