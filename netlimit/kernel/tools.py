@@ -113,6 +113,13 @@ class Listing:
         self._known = output
         return output
 
+    def __del__(self) -> None:
+        """What nobody will hear does not go on."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._end()
+
     def _start(self) -> subprocess.Popen[bytes]:
         # A pipe that nobody reads would hold it up.
         self._answers = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115  closed in `_end`

@@ -81,7 +81,8 @@ def until(come: Callable[[], bool]) -> None:
 
 
 class Controller:
-    """Plays a gateway's controller, and its guard: applies every revision in a while, answers questions."""
+    """Plays a gateway's controller, and its guard: applies every revision in a while, answers questions, and tells now
+    and then that it is there."""
 
     def __init__(self, store: Store, host: str = "gw1", delay: float = 0.01) -> None:
         self.store = store
@@ -105,11 +106,13 @@ class Controller:
 
     def _run(self) -> None:
         watch = self.store.watch()
-        guarded = 0.0
+        told = time.monotonic()
+        self.store.guarded(self.status.host, datetime.now(UTC))
         while not self._stopping.is_set():
-            if time.monotonic() > guarded + 5:
+            if time.monotonic() > told + 5:
+                self.store.report(self.status)
                 self.store.guarded(self.status.host, datetime.now(UTC))
-                guarded = time.monotonic()
+                told = time.monotonic()
             self._apply()
             for question in self.store.questions(self.status.host):
                 if question.kind in self.answers:

@@ -35,7 +35,7 @@ def put(gateway: Netlimit, qdisc: str) -> str:
 
 def add_cap(gateway: Netlimit) -> dict[str, str]:
     """A rule for all that leaves by `wan`; how it stands."""
-    rule = gateway.ask("rule", "add", "0.0.0.0/0", "--rate", "50 Mbit/s", "--per", "target", *SHAPE)
+    rule = gateway.ask("rule", "add", "0.0.0.0/0", "--rate", "50 Mbit/s", "--per", "target", *SHAPE, "--wait", "60")
     return dict(rule["status"])
 
 

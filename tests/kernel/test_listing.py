@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,16 @@ def test_what_fails_and_what_is_not_there_say_so() -> None:
         Listing("sh", "-c", "echo no such table >&2; exit 3", longest=1).read(10)
     with pytest.raises(ToolMissing, match="no `no-such-tool` on this host"):
         Listing("no-such-tool", longest=1).read(10)
+
+
+def test_what_nobody_will_hear_does_not_go_on() -> None:
+    listing = Listing("sleep", "100", longest=100)
+    with pytest.raises(KernelError, match="has not ended yet"):
+        listing.read(0.01)
+    process = listing._process
+    assert process is not None
+    del listing
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_survey_does_not_wait_for_a_large_ruleset(root: None, tmp_path: Path) -> None:
