@@ -13,12 +13,15 @@ from api import bodies, schemas
 from api.auth import CallerOf
 from api.context import StoreOf, WaitingOf, no_query
 from api.headers import Wait, preference_applied
+from api.lockout import LockoutOf
 from api.openapi import body_of
 from api.problems import Problem, responses
 from api.representation import write_time
 from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
+from netlimit.judgement import NeedsForce
 from netlimit.records import Window
+from netlimit.roles import Act
 
 router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)], route_class=InTurn)
 SHORTEST, LONGEST = 10, 86400
@@ -53,12 +56,12 @@ async def _read_seconds(request: Request) -> int:
 )
 def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerOf, store: StoreOf) -> Response:
     """From now on every change of a rule, whoever makes it, is undone by the gateways' guards unless it is confirmed in
-    time. There is one window at a time."""
+    time. There is one window at a time. What was forced comes back into force only if who has opened it may force."""
     now = datetime.now(UTC)
     guards = store.guards(now)
     if not guards:
         raise Problem(503, _NO_GUARD)
-    window = store.open_window(seconds, caller.actor, now)
+    window = store.open_window(seconds, caller.actor, now, forces=caller.may(Act.FORCE))
     return JSONResponse(write_window(window, guards, now), 201)
 
 
@@ -95,10 +98,15 @@ def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
     responses={200: {"description": "The window as it has ended.", "model": schemas.Window},
                **responses(401, 403, 409, 422, 503)},
 )  # fmt: skip
-async def abandon(caller: CallerOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
-    """End the open window, and undo what was changed in it now."""
+async def abandon(caller: CallerOf, lockout: LockoutOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
+    """End the open window, and undo what was changed in it now. It is judged as a rollback is, but that an admin, who
+    may force, has all back as it was."""
     now = datetime.now(UTC)
-    window = await run_in_turn(store.abandon, caller.actor, now)
+    judge = None if caller.may(Act.FORCE) else await run_in_turn(lockout.judge, False)
+    try:
+        window = await run_in_turn(store.abandon, caller.actor, now, judge)
+    except NeedsForce as error:
+        raise Problem(409, f"Only an admin can abandon this window, for that would need force. {error}") from None
     if wait is not None and window.revision is not None:
         await waiting.applied(window.revision, wait)
     guards = await run_in_turn(store.guards, now)

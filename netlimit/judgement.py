@@ -117,13 +117,20 @@ def goes_on(before: Rule | None, after: Rule, now: datetime) -> bool:
     return do_the_same(before, after) and after.forced_by in (None, before.forced_by) and _outlasts(before, after)
 
 
+def comes_forced(before: Rule | None, after: Rule | None, now: datetime) -> bool:
+    """Whether a rule comes into force that was forced, and is not so already."""
+    if after is None or after.forced_by is None or after.action in HARMLESS:
+        return False
+    return after.in_force(now) and not goes_on(before, after, now)
+
+
 def _find_own_harm(change: Change, havens: Havens, now: datetime) -> str | None:
     """What a rule alone would do."""
     before, after = change
     if after is None or not after.in_force(now) or goes_on(before, after, now):
         return None
     sentence = havens.refuse(after)
-    if sentence is None and after.forced_by is not None and after.action not in HARMLESS:
+    if sentence is None and comes_forced(before, after, now):
         return (
             f"'{after}' was forced by {after.forced_by}, and comes before who is safe: only an admin can change it or "
             "bring it back (`force=true`, `--force`). It can be disabled, or removed."

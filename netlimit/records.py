@@ -193,7 +193,8 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Window:
     """A window of confirmation: unless it is confirmed within `seconds`, the rules of revision `base` come back, and
-    the gateways in `paused` are torn down again. Once it has an outcome, `revision` is the one that it left."""
+    the gateways in `paused` are torn down again. `forces`: who has opened it may force, so that what was forced comes
+    back into force. Once it has an outcome, `revision` is the one that it left."""
 
     base: int
     opened_at: datetime
@@ -203,6 +204,7 @@ class Window:
     outcome: Outcome | None = None
     ended_at: datetime | None = None
     revision: int | None = None
+    forces: bool = False
 
     @property
     def deadline(self) -> datetime:

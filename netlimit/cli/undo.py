@@ -119,7 +119,7 @@ def confirming(
     the kernel at all is taken out again.
     """
     base, paused = _find_base(settings, store, kernel)
-    window = store.open_window(seconds, local_actor(settings), datetime.now(UTC), base, paused)
+    window = store.open_window(seconds, local_actor(settings), datetime.now(UTC), base, paused, forces=True)
     try:
         ensure_guard(settings, context.find_root().params.get("config"))
         yield window

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace as with_changes
 from datetime import datetime
 
 from sqlalchemy import Connection
 
-from netlimit.judgement import Change, Judge
+from netlimit.judgement import Change, Judge, comes_forced
 from netlimit.records import Actor
 from netlimit.rules import Rule
 from netlimit.store import audit, history, tombstones
@@ -24,7 +25,18 @@ def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime
     Raises NoSuchRevision, and what `judge` raises.
     """
     lock(connection)
-    then = history.past(connection, revision)
+    return bring_back(connection, revision, history.past(connection, revision), actor, now, judge)
+
+
+def bring_back(
+    connection: Connection,
+    revision: int,
+    then: Mapping[int, Kept | None],
+    actor: Actor,
+    now: datetime,
+    judge: Judge | None = None,
+) -> int:
+    """The same with the rules that have changed since the revision as they are to come, by id."""
     present = history.present(connection, then)
     before = {rule_id: present.get(rule_id) for rule_id in sorted(then)
               if not history.same(present.get(rule_id), then[rule_id])}  # fmt: skip
@@ -38,6 +50,18 @@ def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime
     exchange(connection, before, after, number)
     audit.note_rollback(connection, number, revision, before, after, actor, now)
     return number
+
+
+def withhold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept | None]:
+    """What comes in place of the rules that would come back into force and were forced: one that is gone stays away,
+    any other is disabled. So no two of them get the same name."""
+    forced = {rule_id: kept for rule_id, kept in then.items() if kept and kept.rule.forced_by is not None}
+    present = history.present(connection, forced)
+    return {
+        rule_id: Kept(with_changes(kept.rule, enabled=False), kept.created_at, now) if rule_id in present else None
+        for rule_id, kept in forced.items()
+        if comes_forced(_rule_of(present.get(rule_id)), kept.rule, now)
+    }
 
 
 def judge_exchange(

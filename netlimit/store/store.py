@@ -354,14 +354,16 @@ class Store:
         now: datetime,
         base: int | None = None,
         paused: Sequence[str] = (),
+        forces: bool = False,
     ) -> Window:
         """Open a window of confirmation: unless it is confirmed within `seconds`, revision `base` (by default the
-        present one) comes back, and the gateways in `paused` are paused again.
+        present one) comes back, and the gateways in `paused` are paused again. `forces`: the actor may force, so that
+        what was forced comes back into force, too.
 
         Raises WindowOpen, NoSuchRevision.
         """
         with self._changing() as connection:
-            return windows.begin(connection, seconds, as_actor(actor), now, base, paused)
+            return windows.begin(connection, seconds, as_actor(actor), now, base, paused, forces)
 
     def window(self) -> Window | None:
         """The window of confirmation that was opened last, open or not."""
@@ -380,10 +382,10 @@ class Store:
             return windows.confirm(connection, as_actor(actor), now)
 
     @again
-    def abandon(self, actor: Actor | str, now: datetime) -> Window:
-        """Undo what was changed in the open window. Raises NoWindow."""
+    def abandon(self, actor: Actor | str, now: datetime, judge: Judge | None = None) -> Window:
+        """Undo what was changed in the open window. Raises NoWindow, and what `judge` raises."""
         with self._changing() as connection:
-            return windows.abandon(connection, as_actor(actor), now)
+            return windows.abandon(connection, as_actor(actor), now, judge)
 
     @again
     def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:

@@ -5,18 +5,20 @@ There is one at a time, for all rules. The row stays when the window has ended, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
+from netlimit.judgement import Judge
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
 from netlimit.store.columns import EPOCH
 from netlimit.store.errors import NoWindow, WindowOpen
-from netlimit.store.rollback import roll_back
+from netlimit.store.rollback import bring_back, roll_back, withhold_forced
 from netlimit.store.tables import windows
 
 OPENED = "open-window"
@@ -24,13 +26,22 @@ ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: "expire-window", 
 """What the audit calls the beginning of a window, and its ends."""
 
 _ONLY = 1
+_FORCES: Mapping[str, bool] = {"forces": True}
+"""Stands among the names of gateways that are paused again, where who has opened the window may force."""
+log = logging.getLogger(__name__)
 
 
 def begin(
-    connection: Connection, seconds: int, actor: Actor, now: datetime, base: int | None, paused: Collection[str]
+    connection: Connection,
+    seconds: int,
+    actor: Actor,
+    now: datetime,
+    base: int | None,
+    paused: Collection[str],
+    forces: bool,
 ) -> Window:
     """Open a window. `base` is what comes back, the present revision by default; `paused` are the gateways whose pause
-    is ended in it, and will be there again. Raises WindowOpen, NoSuchRevision."""
+    is ended in it, and will be there again. `forces`: the actor may force. Raises WindowOpen, NoSuchRevision."""
     clock.lock(connection)
     other = last(connection)
     if other is not None and other.outcome is None:
@@ -41,7 +52,7 @@ def begin(
     if base is None:
         base = clock.revision(connection)
     history.check(connection, base)
-    window = Window(base, now, seconds, actor.name, tuple(sorted(set(paused))))
+    window = Window(base, now, seconds, actor.name, tuple(sorted(set(paused))), forces=forces)
     write(connection, window)
     audit.note_other(connection, OPENED, actor, now, after=_describe(window))
     return window
@@ -56,12 +67,14 @@ def last(connection: Connection) -> Window | None:
         outcome = Outcome(row.outcome) if row.outcome else None
     except ValueError:
         outcome = Outcome.ABANDONED
-    paused = tuple(each for each in row.paused if isinstance(each, str)) if isinstance(row.paused, list) else ()
+    listed = row.paused if isinstance(row.paused, list) else []
+    paused = tuple(each for each in listed if isinstance(each, str))
     if not isinstance(row.base, int) or row.opened_at == EPOCH:
         base, outcome = 0, outcome or Outcome.ABANDONED  # nobody can say what it would bring back, or when
     else:
         base = row.base
-    return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision)
+    forces = _FORCES in listed
+    return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision, forces)
 
 
 def release(connection: Connection, host: str) -> None:
@@ -78,22 +91,34 @@ def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:
     return _end(connection, _get_open(connection), Outcome.CONFIRMED, clock.revision(connection), actor, now)
 
 
-def abandon(connection: Connection, actor: Actor, now: datetime) -> Window:
-    """End the window, and undo what was changed in it. Raises NoWindow."""
+def abandon(connection: Connection, actor: Actor, now: datetime, judge: Judge | None = None) -> Window:
+    """End the window, and undo what was changed in it. Raises NoWindow, and what `judge` raises."""
     clock.lock(connection)
-    return _undo(connection, _get_open(connection), Outcome.ABANDONED, actor, now)
+    window = _get_open(connection)
+    _pause(connection, window)
+    revision = roll_back(connection, window.base, actor, now, judge)
+    return _end(connection, window, Outcome.ABANDONED, revision, actor, now)
 
 
 def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datetime) -> Window | None:
     """End the window of that time and undo what was changed in it, unless it has ended already: then None.
 
-    Of several guards that come at once, one does it.
+    Nobody decides that, so of rules that were forced none comes back into force for who could not force it. Of several
+    guards that come at once, one does it.
     """
     clock.lock(connection)
     window = last(connection)
     if window is None or window.outcome is not None or window.opened_at != opened_at:
         return None
-    return _undo(connection, window, Outcome.EXPIRED, actor, now)
+    _pause(connection, window)
+    then = history.past(connection, window.base)
+    withheld = {} if window.forces else withhold_forced(connection, then, now)
+    revision = bring_back(connection, window.base, then | withheld, actor, now)
+    if withheld:
+        log.warning("%s, who has opened the window of confirmation, may not force; so what was forced, and has changed "
+                    "in it, does not come back into force: %s.",
+                    window.actor, ", ".join(f"rule {rule_id}" for rule_id in withheld))  # fmt: skip
+    return _end(connection, window, Outcome.EXPIRED, revision, actor, now, sorted(withheld))
 
 
 def write(connection: Connection, window: Window) -> None:
@@ -104,7 +129,7 @@ def write(connection: Connection, window: Window) -> None:
         "opened_at": window.opened_at,
         "seconds": window.seconds,
         "actor": window.actor,
-        "paused": list(window.paused),
+        "paused": [*window.paused, *([_FORCES] if window.forces else [])],
         "outcome": window.outcome and window.outcome.value,
         "ended_at": window.ended_at,
         "revision": window.revision,
@@ -131,19 +156,24 @@ def _get_open(connection: Connection) -> Window:
     )
 
 
-def _undo(connection: Connection, window: Window, outcome: Outcome, actor: Actor, now: datetime) -> Window:
+def _pause(connection: Connection, window: Window) -> None:
     for host in window.paused:
         hosts.pause(connection, host, True)
-    revision = roll_back(connection, window.base, actor, now)
-    return _end(connection, window, outcome, revision, actor, now)
 
 
 def _end(
-    connection: Connection, window: Window, outcome: Outcome, revision: int, actor: Actor, now: datetime
+    connection: Connection,
+    window: Window,
+    outcome: Outcome,
+    revision: int,
+    actor: Actor,
+    now: datetime,
+    withheld: Sequence[int] = (),
 ) -> Window:
     ended = replace(window, outcome=outcome, ended_at=now, revision=revision)
     write(connection, ended)
-    audit.note_other(connection, ENDED[outcome], actor, now, after=_describe(window))
+    told = {"withheld": list(withheld)} if withheld else {}
+    audit.note_other(connection, ENDED[outcome], actor, now, after={**_describe(window), **told})
     return ended
 
 

@@ -250,7 +250,7 @@ class Sequences(RuleBasedStateMachine):
     @rule()
     def open_window(self) -> None:
         self.window_base = self.store.revision()
-        self.change("open a window", lambda now: self.store.open_window(600, "soak", now))
+        self.change("open a window", lambda now: self.store.open_window(600, "soak", now, forces=True))
 
     @precondition(lambda self: not self.away and self.window_base is not None)
     @rule(confirmed=st.booleans())

@@ -133,6 +133,40 @@ def test_a_window_is_abandoned(client: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("opener", ["operator", "admin"])
+def test_only_an_admin_brings_back_what_was_forced(url: str, client: httpx.Client, opener: str) -> None:
+    client.post("/rules", params={"force": True}, json=OTHER)
+    with connect(url, "operator") as operator:
+        (operator if opener == "operator" else client).post("/confirmation", json={"seconds": 60})
+        assert client.delete("/rules/other").status_code == 204
+        operator.post("/rules", json=RULE)
+        refused = operator.delete("/confirmation")
+        assert refused.status_code == 409
+        assert "Only an admin can abandon this window" in refused.json()["detail"]
+        assert "was forced by admin" in refused.json()["detail"]
+        assert names(client) == ["one"]
+        assert client.get("/confirmation").json()["open"]
+    assert client.delete("/confirmation").status_code == 200
+    assert names(client) == ["other"]
+    assert client.get("/rules/other").json()["forced_by"] == "admin"
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("opener", ["operator", "admin"])
+def test_what_was_forced_comes_back_by_itself_if_an_admin_has_opened_the_window(
+    url: str, client: httpx.Client, store: Store, opener: str
+) -> None:
+    client.post("/rules", params={"force": True}, json=OTHER)
+    with connect(url, opener) as somebody:
+        somebody.post("/confirmation", json={"seconds": 60})
+    client.delete("/rules/other")
+    window = store.window()
+    assert window is not None
+    store.expire(window, Actor("guard"), datetime.now(UTC))
+    assert names(client) == (["other"] if opener == "admin" else [])
+
+
+@pytest.mark.usefixtures("guarded")
 def test_who_confirms_too_late_hears_so(client: httpx.Client, store: Store) -> None:
     client.post("/confirmation", json={"seconds": 60})
     window = store.window()

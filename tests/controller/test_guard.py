@@ -203,6 +203,23 @@ def test_what_goes_on_for_good_meanwhile_is_not_taken_out(guarded: Guarded, hang
     assert not store.paused("gw")
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_was_forced_and_was_removed_meanwhile_stays_away(guarded: Guarded, hangs: bool) -> None:
+    """While the database does not answer, nobody knows what was removed."""
+    site = guarded.site
+    forced = site.add(target="10.0.0.2", action="block", forced_by="alice")
+    site.add(target="10.0.0.3", action="block", forced_by="alice")
+    guarded.cut()
+    site.store.remove(forced.id, "alice", datetime.now(UTC))
+    site.controller.sync()
+    with locked(site.store) if hangs else nullcontext():
+        guarded.end_window()
+        assert site.send("10.0.0.2") == ["drop" if hangs else "accept"]
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    wait(lambda: site.send("10.0.0.2") == ["accept"])
+    assert site.send("10.0.0.3") == ["drop"]
+
+
 def test_a_controller_without_its_database_follows_the_guard(guarded: Guarded) -> None:
     """It would take what the guard has written for somebody's drift, and repair it."""
     site = guarded.site

@@ -98,6 +98,18 @@ def test_what_the_guard_does_not_undo_the_controller_does(site: Site, elapsed: E
     assert site.store.revision() == 2
 
 
+@pytest.mark.parametrize("forces", [False, True])
+def test_what_was_forced_comes_back_for_who_may_force(site: Site, elapsed: Elapsed, forces: bool) -> None:
+    forced = site.add(target="10.0.0.2", action="block", forced_by="alice")
+    site.store.open_window(1, "test", site.clock(), forces=forces)
+    site.add(target=CLIENT, action="block")
+    tick(site)
+    site.store.remove(forced.id, "alice", site.clock())
+    tick(site)
+    wait_until_late(site, elapsed)
+    assert site.send("10.0.0.2") == ["drop" if forces else "accept"]
+
+
 def test_the_guard_that_wakes_up_undoes_nothing_again(site: Site, elapsed: Elapsed) -> None:
     """Nor what has been changed since."""
     cut(site)

@@ -8,11 +8,16 @@ from datetime import timedelta
 
 import pytest
 
+from netlimit.judgement import NeedsForce, refuse
+from netlimit.lockout import Havens
+from netlimit.rates import parse_rate
 from netlimit.records import Actor, Outcome, Window
+from netlimit.rules import Action, Direction
 from netlimit.store import NoSuchRevision, NoWindow, Store, WindowOpen
-from tests.store.examples import NOW, keep
+from tests.store.examples import NOW, keep, rule
 
 SOON = NOW + timedelta(seconds=60)
+RATE = parse_rate("5 packets/s")
 ADMIN = Actor("admin", "192.0.2.1", "request-7")
 
 
@@ -133,6 +138,76 @@ def test_who_does_something_while_it_is_open_is_told(store: Store) -> None:
     )
     store.confirm(ADMIN, SOON)
     assert store.warn_of_window("this change") == []
+
+
+FORCED = replace(rule("10.0.0.7", action="block", name="forced"), forced_by="alice")
+
+
+def change_forced(store: Store) -> None:
+    """One is removed, one disabled, one made wider, one gets the name of another, and one has only a new comment."""
+    others = [replace(FORCED, name=name, target=rule(f"10.0.1.{number}").target)
+              for number, name in enumerate(("disabled", "wider", "named", "commented"))]  # fmt: skip
+    store.add([FORCED, *others], "alice", NOW)
+    keep(store)
+    store.open_window(60, "test", NOW)
+    store.remove(1, "alice", NOW)
+    store.change(2, lambda kept: replace(kept, enabled=False), "test", NOW)
+    store.change(3, lambda kept: replace(kept, direction=Direction.TO), "alice", NOW)
+    store.change(4, lambda kept: replace(kept, name="forced", action=Action.DROP, rate=RATE), "alice", NOW)
+    store.change(5, lambda kept: replace(kept, comment="why"), "test", NOW)
+    store.remove(6, "test", NOW)
+    store.add([rule("10.0.2.1", action="block", name="named")], "test", NOW)
+
+
+def standing(store: Store) -> list[tuple[int, str | None, bool]]:
+    return [(each.rule.id, each.rule.name, each.rule.enabled) for each in store.select()[0]]
+
+
+def test_what_was_forced_comes_back_into_force_for_nobody_who_could_not_force_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_forced(store)
+    window = store.window()
+    assert window is not None
+    assert store.expire(window, "guard", SOON) is not None
+    assert standing(store) == [
+        (2, "disabled", False),
+        (3, "wider", False),
+        (4, "named", False),
+        (5, "commented", True),
+        (6, None, True),
+    ]
+    back = {each.rule.id: each.rule for each in store.select()[0]}
+    assert (back[3].direction, back[4].action, back[5].comment) == (Direction.FROM, Action.BLOCK, "")
+    assert {each.forced_by for each in (back[2], back[3], back[4], back[5])} == {"alice"}
+    (ended,) = store.audit(1)
+    assert (ended.action, ended.after) == (
+        "expire-window",
+        {"base": 2, "seconds": 60, "opened_by": "test", "paused": [], "withheld": [1, 2, 3, 4]},
+    )
+    assert "test, who has opened the window of confirmation, may not force" in caplog.text
+
+
+def test_what_was_forced_comes_back_for_who_may_force(store: Store) -> None:
+    store.add([FORCED], "alice", NOW)
+    window = store.open_window(60, "alice", NOW, paused=["gw1"], forces=True)
+    assert (store.window(), window.forces, window.paused) == (window, True, ("gw1",))
+    store.pause("gw1", False, for_good=True)
+    assert store.window() == replace(window, paused=())
+    store.remove(1, "test", NOW)
+    store.expire(window, "guard", SOON)
+    assert standing(store) == [(1, "forced", True)]
+
+
+def test_who_abandons_it_is_judged(store: Store) -> None:
+    store.add([FORCED], "alice", NOW)
+    window = store.open_window(60, "test", NOW, paused=["gw1"])
+    store.remove(1, "alice", NOW)
+    with pytest.raises(NeedsForce, match="was forced by alice"):
+        store.abandon("test", NOW, refuse(Havens([], NOW), NOW))
+    assert (store.window(), store.paused("gw1"), store.revision()) == (window, False, 2)
+    store.abandon("alice", NOW)
+    assert standing(store) == [(1, "forced", True)]
 
 
 def test_it_can_return_to_an_earlier_revision(store: Store) -> None:
