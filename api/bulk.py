@@ -155,7 +155,8 @@ async def add_rules(
         await waiting.applied(revision, wait)
     state = await run_in_turn(_find_state, store, kept, wait is not None)
     ids = [rule.id for rule in kept]
-    added = {"added": len(kept), "revision": revision, "ids": ids, "state": state.value, "warnings": lockout.told}
+    warnings = [*lockout.told, *await run_in_turn(lockout.warn_of_window)]
+    added = {"added": len(kept), "revision": revision, "ids": ids, "state": state.value, "warnings": warnings}
     content = json.dumps(added, separators=(",", ":"))
     return Response(content, 201, preference_applied(wait), "application/json")
 

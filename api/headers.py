@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -15,6 +16,8 @@ USUAL_WAIT = 5
 """Seconds that `Prefer: wait` without a number means."""
 
 _WAIT = re.compile(r'\s*wait\s*(?:=\s*"?(\d{1,9})"?\s*)?(?:;.*)?', re.IGNORECASE)
+_UNSAID = re.compile(r'[^ -~]|["\\]')
+"""What does not stand in a quoted string of a header as it is."""
 
 
 def etag(kept: Rule | LimitDocument) -> str:
@@ -54,6 +57,12 @@ def preferred_wait(request: Request) -> int | None:
 def preference_applied(wait: int | None) -> dict[str, str]:
     """What to answer to a preference."""
     return {} if wait is None else {"Preference-Applied": f"wait={wait}"}
+
+
+def write_warnings(sentences: Iterable[str]) -> dict[str, str]:
+    """What somebody should know who gets an answer without a body: as `Warning: 299 netlimit "…"` (RFC 7234)."""
+    told = ", ".join(f'299 netlimit "{_UNSAID.sub("?", sentence)}"' for sentence in sentences)
+    return {"Warning": told} if told else {}
 
 
 async def _read_wait(

@@ -104,7 +104,12 @@ class Lockout:
         told = [sentence] if sentence else []
         if rule.enabled and rule.rate is not None and rule.rate.kind is Kind.CONCURRENT:
             told.append(_COUNTED)
-        return [*told, *self.told, *(self._find_crowds() if crowding.is_particular(rule) else [])]
+        crowds = self._find_crowds() if crowding.is_particular(rule) else []
+        return [*told, *self.told, *crowds, *self.warn_of_window()]
+
+    def warn_of_window(self) -> list[str]:
+        """What somebody should know who changes anything while a window of confirmation is open."""
+        return self._store.warn_of_window("this change")
 
     def _find_crowds(self) -> list[str]:
         """The gateways that hold many kinds of limits already."""

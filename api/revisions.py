@@ -113,7 +113,9 @@ async def roll_back(
     after = await run_in_turn(store.rollback, revision, caller.actor, now, judge)
     if wait is not None:
         await waiting.applied(after, wait)
-    return JSONResponse({"returned_to": revision, "revision": after}, headers=preference_applied(wait))
+    warnings = await run_in_turn(lockout.warn_of_window)
+    back = {"returned_to": revision, "revision": after, "warnings": warnings}
+    return JSONResponse(back, headers=preference_applied(wait))
 
 
 def _write_revision(revision: Revision) -> dict[str, Any]:

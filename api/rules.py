@@ -17,7 +17,7 @@ from api import bodies, schemas
 from api.auth import CallerOf
 from api.context import StoreOf, WaitingOf, no_query
 from api.cursors import read_cursor, write_cursor
-from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied
+from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied, write_warnings
 from api.lockout import ForceQuery, Lockout, LockoutOf
 from api.openapi import body_of, one_rule
 from api.preview import preview
@@ -242,7 +242,8 @@ async def remove_rule(
     if_match: IfMatch = None,
 ) -> Response:
     """Remove a rule. With `Prefer: wait=5` the kernel has forgotten it, too, when the answer comes in time. Refused for
-    one that allows what a rule that was forced would hit."""
+    one that allows what a rule that was forced would hit. An open window of confirmation, which undoes it, is told by
+    the header `Warning`."""
     now = datetime.now(UTC)
     kept = await run_in_turn(find_kept, store, key)
     expected = expect_revision(if_match, kept.rule)
@@ -250,7 +251,8 @@ async def remove_rule(
     await run_in_turn(store.remove, kept.rule.id, caller.actor, now, expected, judge)
     if wait is not None:
         await waiting.applied(await run_in_turn(store.revision), wait)
-    return Response(status_code=204, headers=preference_applied(wait))
+    warnings = write_warnings(await run_in_turn(lockout.warn_of_window))
+    return Response(status_code=204, headers={**warnings, **preference_applied(wait)})
 
 
 def find_kept(store: Store, key: str) -> Kept:

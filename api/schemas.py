@@ -244,7 +244,8 @@ class Rule(Strict):
     warnings: list[str] = Field(
         [],
         description="In answers to changes: whom the rule spares although they are in its target, for they are safe; "
-        "which connections it does not count; what kernel memory limits may take.",
+        "which connections it does not count; what kernel memory limits may take; that a window of confirmation is "
+        "open.",
     )
 
 
@@ -263,7 +264,7 @@ class BulkAdded(Strict):
     revision: int
     ids: list[int]
     state: State = Field(description="How they stand: the worst of them.")
-    warnings: list[str] = Field(description="What somebody should know who keeps them all, of the kernel's memory.")
+    warnings: list[str] = Field(description="Of the kernel's memory, and of an open window of confirmation.")
 
 
 class RuleCounters(Strict):
@@ -519,6 +520,7 @@ class Rollback(Strict):
 
     returned_to: int
     revision: int
+    warnings: list[str] = Field(description="That a window of confirmation is open.")
 
 
 class NewWindow(Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # it takes long to load, and those who run here do not need i
 ANSWER_SECONDS = 30.0
 """How long an answer may take, apart from what the API is asked to wait."""
 BULK_SECONDS = 300.0
+_WARNING = re.compile(r'299 netlimit "([^"]*)"')
 
 
 class Client:
@@ -59,6 +61,12 @@ class Client:
     def call(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> Any:
         """Do something. `wait` are the seconds that the API may wait for the kernel; None: it answers at once."""
         return self._read(self._ask(method, path, wait, **arguments))
+
+    def remove(self, path: str, wait: int | None = None, **arguments: Any) -> list[str]:
+        """Remove something; what the API says besides."""
+        answer = self._ask("DELETE", path, wait, **arguments)
+        self._read(answer)
+        return _WARNING.findall(answer.headers.get("Warning", ""))
 
     def _ask(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> httpx.Response:
         import httpx

@@ -152,11 +152,11 @@ def remove(
     """Remove rules, and wait until the kernel has forgotten them."""
     with open_client(context) as client:
         for key in keys:
-            client.call("DELETE", rule_path(key), params=forced(force), wait=None if no_wait else wait)
+            warnings = client.remove(rule_path(key), params=forced(force), wait=None if no_wait else wait)
             if not json:
-                typer.echo(f"Removed rule {key}.")
+                typer.echo(" ".join([f"Removed rule {key}.", *warnings]))
     if json:
-        typer.echo(jsonlib.dumps({"removed": keys}))
+        typer.echo(jsonlib.dumps({"removed": keys, "warnings": warnings}))
 
 
 @app.command("import")

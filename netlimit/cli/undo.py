@@ -66,9 +66,11 @@ def rollback(
     with open_store(settings) as store:
         before = store.revision()
         wanted, after = _go_back(store, settings, revision, force)
+        warnings = store.warn_of_window("this change")
         applied = _bring_kernel(settings, store, kernel, after)
     changed = f"Revision {wanted} is back, as revision {after}" if after != before else f"Revision {wanted} is there"
-    say(json, {"returned_to": wanted, "revision": after, "applied": applied}, f"{changed}: {_word_applied(applied)}")
+    document = {"returned_to": wanted, "revision": after, "applied": applied, "warnings": warnings}
+    say(json, document, " ".join([f"{changed}: {_word_applied(applied)}", *warnings]))
 
 
 def revisions(

@@ -134,7 +134,7 @@ def test_a_rule_that_was_forced_does_not_come_back_by_itself(client: httpx.Clien
         assert refused.status_code == 409
         assert "where an SSH session to gw1 comes from" in refused.json()["detail"]
         assert operator.post("/revisions/2/rollback?force=true").status_code == 403
-        assert operator.post("/revisions/3/rollback").json() == {"returned_to": 3, "revision": 5}
+        assert operator.post("/revisions/3/rollback").json() == {"returned_to": 3, "revision": 5, "warnings": []}
     assert client.post("/revisions/2/rollback?force=true").json()["revision"] == 6
     assert client.post("/revisions/1/rollback").json()["revision"] == 7  # it stays
 

@@ -81,7 +81,7 @@ def test_a_difference_names_the_fields(changed: httpx.Client) -> None:
 def test_a_rollback_waits_for_the_kernel(changed: httpx.Client, controller: Controller) -> None:
     controller.start()
     answer = changed.post("/revisions/2/rollback", headers={"Prefer": "wait=60"})
-    assert answer.json() == {"returned_to": 2, "revision": 5}
+    assert answer.json() == {"returned_to": 2, "revision": 5, "warnings": []}
     assert answer.headers["Preference-Applied"] == "wait=60"
     assert changed.get("/status").json()["applied_revision"] == 5
     assert names(changed) == ["one"]
@@ -120,6 +120,28 @@ def test_a_window_is_opened_and_confirmed(client: httpx.Client, store: Store) ->
     entries = [(each["action"], each["actor"], each["address"]) for each in client.get("/audit").json()["items"]]
     assert entries[0] == ("confirm-window", "admin", "127.0.0.1")
     assert entries[2] == ("open-window", "admin", "127.0.0.1")
+
+
+@pytest.mark.usefixtures("guarded")
+def test_answers_to_changes_tell_of_an_open_window(client: httpx.Client) -> None:
+    window = client.post("/confirmation", json={"seconds": 86400}).json()
+    until = window["deadline"][:19].replace("T", " ")
+    told = (
+        f"A window of confirmation is open until {until} UTC, opened by admin: unless it is confirmed, this change is "
+    )
+    told += "undone."
+    merge = {"Content-Type": "application/merge-patch+json"}
+    assert client.post("/rules", json=RULE).json()["warnings"] == [told]
+    assert client.post("/rules", params={"dry_run": True}, json=OTHER).json()["warnings"] == [told]
+    assert client.patch("/rules/one", content='{"comment": "x"}', headers=merge).json()["warnings"] == [told]
+    assert client.put("/rules/one", json=RULE).json()["warnings"] == [told]
+    assert client.post("/rules/bulk", json=[OTHER]).json()["warnings"] == [told]
+    assert client.delete("/rules/one").headers["Warning"] == f'299 netlimit "{told}"'
+    assert client.post("/revisions/1/rollback").json()["warnings"] == [told]
+    assert "warnings" not in client.get("/rules/one").json()
+    client.put("/confirmation")
+    assert client.patch("/rules/one", content='{"comment": "x"}', headers=merge).json()["warnings"] == []
+    assert "Warning" not in client.delete("/rules/one").headers
 
 
 @pytest.mark.usefixtures("guarded")

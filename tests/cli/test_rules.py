@@ -110,7 +110,7 @@ def test_remove_many(served: Netlimit) -> None:
     for name in ("one", "two", "three"):
         served.do("rule", "add", "10.1.2.3", "--name", name, "--rate", "1 packets/s", "--interface", name, "--no-wait")
     assert served.do("rule", "remove", "one") == "Removed rule one.\n"
-    assert served.ask("rule", "remove", "two", "three") == {"removed": ["two", "three"]}
+    assert served.ask("rule", "remove", "two", "three") == {"removed": ["two", "three"], "warnings": []}
     assert served.ask("rule", "list")["total"] == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from netlimit.kernel.lock import is_locked
@@ -31,7 +33,7 @@ def test_it_returns_to_a_revision(served: Netlimit) -> None:
     assert f"rollback to {first['revision']}, 2 rules" in served.do("revisions")
     assert served.do("diff", str(first["revision"])) == "The rules are the same.\n"
     again = served.ask("rollback", str(first["revision"]))
-    assert again == {"returned_to": first["revision"], "revision": last + 1, "applied": "applied"}
+    assert again == {"returned_to": first["revision"], "revision": last + 1, "applied": "applied", "warnings": []}
 
 
 def test_what_was_forced_is_brought_back_only_by_force(served: Netlimit) -> None:
@@ -62,6 +64,22 @@ def test_a_window_is_confirmed_or_abandoned(served: Netlimit) -> None:
     served.do("rule", "add", "10.1.2.4", "--action", "block")
     assert served.do("rollback") == f"Revision {before} is back, as revision {before + 2}: the kernel holds it.\n"
     assert served.ask("rule", "list")["items"] == []
+
+
+def test_changes_tell_of_an_open_window(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.8", "--action", "block", "--name", "before")
+    revision = served.ask("revisions", "--limit", "1")[0]["revision"]
+    served.do("apply", "--confirm", "1h")
+    said = r"A window of confirmation is open until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, opened by root on gw1: "
+    said += r"unless it is confirmed, this change is undone\.\n$"
+    assert re.search(said, served.do("rule", "add", "10.1.2.4", "--action", "block", "--name", "four"))
+    assert re.search(said, served.do("rule", "edit", "four", "--disable"))
+    assert re.search(said, served.do("rule", "import", "-", given='[{"target": "10.1.2.5", "action": "block"}]'))
+    assert re.search(r"^Removed rule four\. " + said, served.do("rule", "remove", "four"))
+    assert len(served.ask("rule", "remove", "before")["warnings"]) == 1
+    assert re.search(said, served.do("rollback", str(revision)))
+    assert "window" not in served.do("rollback")
+    served.do("rule", "remove", "before")
 
 
 def test_without_a_revision_or_a_window_it_is_used_wrongly(netlimit: Netlimit) -> None:
