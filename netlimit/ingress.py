@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from netlimit.packet import Side
 
-REVISION = 2
+REVISION = 3
 """Counts how often what programs do for the same lanes has changed: one of before must give way to one of now."""
 
 
 class IngressLane(NamedTuple):
     """Packets of one kind, told by family, protocol ("any", "tcp", "udp", "icmp") and ports, whose class is looked up
-    by the address at `side` (the longest prefix decides). Later fragments, which tell no port, pass for any where the
-    address at "src" is asked for. The first lane that has an entry for a packet decides; an
+    by the address at `side` (the longest prefix decides). Later fragments, which tell no port (nor surely, with IPv6,
+    the protocol), and what has more headers before them than are read, pass for any where the address at "src" is asked
+    for. The first lane that has an entry for a packet decides; an
     entry without a class (prio 0) lets it pass unshaped. An entry with a mark says that the address shall be
     remembered as seen, under that mark. `copies` names the set that the lane has its entries from."""
 

@@ -18,11 +18,18 @@ ENDS = {4: (HEADER + 12, 12), 6: (HEADER + 8, 36)}
 the IP header."""
 PROTOCOLS = {"tcp": 6, "udp": 17}
 ICMP = {4: 1, 6: 58}
-_LENGTH = 0
-"""Where struct __sk_buff has it (linux/bpf.h)."""
-_PULL, _LOAD_BYTES = 39, 68
+_LENGTH, _TAG = 0, 24
+"""Where struct __sk_buff has them (linux/bpf.h)."""
+_SET_TYPE, _PULL, _LOAD_BYTES = 32, 39, 68
 _FROM_IP_HEADER = 1
-NO_PORT = 1 << 16
+_VLAN, _OUTER_VLAN = 0x0081, 0xA888
+_VLAN_ID, _NEXT_VLAN_ID = 0x0FFF, 0xFF0F
+"""Kinds of tags, as skb->protocol has them, and the bits that tell the VLAN: in the order of the host, as the tag that
+the kernel has taken off is kept, and in that of the network, as the next one stands in the packet."""
+_FOR_SOMEBODY_ELSE = 3
+"""PACKET_OTHERHOST: what IP and ARP throw away (linux/if_packet.h)."""
+NO_PORT, NO_PROTOCOL = 1 << 16, 1 << 17
+"""Where a port would be: there is none, or nobody knows it; of a protocol that nobody knows either."""
 _OFFSET = SOURCE_PORT
 """Until the ports are known, this register holds the offset of the next header."""
 _FRAGMENT = 44
@@ -58,8 +65,11 @@ def read_ipv4(text: Assembly, own: list[bytes]) -> None:
 
 
 def read_ipv6(text: Assembly, own: list[bytes]) -> None:
-    """The same for IPv6. What finds neighbours (RFC 4861) passes: else nobody could reach this host any more."""
-    known, transport, unknown = text.new_label(), text.new_label(), text.new_label()
+    """The same for IPv6. What finds neighbours (RFC 4861) passes: else nobody could reach this host any more.
+
+    What a later fragment says of its protocol nobody else believes: the kernel goes by the first one. So, as where more
+    headers stand before the transport's than are read here, it is unknown."""
+    known, transport, unknown, read = (text.new_label() for _ in range(4))
     _read_header(text, 40)
     _find_own(text, HEADER + 24, own)
     _read_length(text, HEADER + 4, add=40)
@@ -67,20 +77,42 @@ def read_ipv6(text: Assembly, own: list[bytes]) -> None:
     text.set(_OFFSET, 40)
     for _ in range(_MOST_EXTENSIONS):
         _skip_extension(text, transport, unknown)
+    for each in _EXTENSIONS:
+        text.jump_if(TRANSPORT, "==", each, unknown)
     text.place(transport)
     _pass_neighbour_discovery(text)
     text.copy(2, _OFFSET)
     _forget_ports(text)
     _read_ports(text, HEADER + 40, known)
-    text.jump(known)
-    text.place(unknown)
-    _forget_ports(text)
     text.place(known)
     _pass_adverts(text, HEADER + 7)
+    text.jump(read)
+    text.place(unknown)
+    _forget_ports(text, NO_PROTOCOL)
+    text.place(read)
+
+
+def put_aside_tagged(text: Assembly, kind: int) -> None:
+    """Go on behind what has two tags of no VLAN (id 0, priority alone), whose kind of packet the register tells: the
+    kernel takes off all of them, but the second and what follows only behind this program, which would not see what is
+    there. No honest sender has two, so that they are none of this host's; a bridge still passes them on."""
+    tagged = text.new_label()
+    text.jump_if(kind, "==", _VLAN, tagged)
+    text.jump_if(kind, "!=", _OUTER_VLAN, UNTOUCHED)
+    text.place(tagged)
+    text.load(2, PACKET, _TAG)
+    text.jump_if(2, "&", _VLAN_ID, UNTOUCHED)
+    _read_header(text, 4)
+    text.load(2, STACK, HEADER, 2)
+    text.jump_if(2, "&", _NEXT_VLAN_ID, UNTOUCHED)
+    text.copy(1, PACKET)
+    text.set(2, _FOR_SOMEBODY_ELSE)
+    text.call(_SET_TYPE)
 
 
 def _read_header(text: Assembly, length: int) -> None:
-    """Read the IP header. Some drivers leave it in a page of its own: then it is pulled to where it can be read."""
+    """Read the IP header, or a tag in its place. Some drivers leave it in a page of its own: then it is pulled to where
+    it can be read."""
     done, short = text.new_label(), text.new_label()
     text.store_number(STACK, HEADER + length, 0)  # the ports, until they are known
     text.set(2, 0)
@@ -207,9 +239,9 @@ def _pass_adverts(text: Assembly, hop_limit: int) -> None:
     text.place(other)
 
 
-def _forget_ports(text: Assembly) -> None:
-    text.set(SOURCE_PORT, NO_PORT)
-    text.set(PORT, NO_PORT)
+def _forget_ports(text: Assembly, instead: int = NO_PORT) -> None:
+    text.set(SOURCE_PORT, instead)
+    text.set(PORT, instead)
     text.store_number(STACK, SOCKET, 0, 1)
 
 

@@ -23,6 +23,7 @@ from netlimit.kernel.headers import (
     HEADER,
     ICMP,
     NO_PORT,
+    NO_PROTOCOL,
     PACKET,
     PORT,
     PROTOCOLS,
@@ -30,6 +31,7 @@ from netlimit.kernel.headers import (
     SOURCE_PORT,
     TRANSPORT,
     UNTOUCHED,
+    put_aside_tagged,
     read_ipv4,
     read_ipv6,
 )
@@ -73,6 +75,8 @@ def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> byt
     text.load(2, PACKET, _PROTOCOL)
     text.jump_if(2, "==", 0x0008, "ipv4")  # 0800 and 86dd, in the order of the network
     text.jump_if(2, "==", 0xDD86, "ipv6")
+    if ingress.lanes and ingress.own:
+        put_aside_tagged(text, 2)
     text.place(UNTOUCHED)
     text.leave(_NO_MATCH)
     found: set[tuple[int, str]] = set()
@@ -103,8 +107,16 @@ def _ask(text: Assembly, family: int, lanes: list[IngressLane], own: list[bytes]
     read(text, own)
     for side in sorted({lane.side for lane in lanes}):
         _write_key(text, family, side)
+    unknown = text.new_label()
+    if family == 6:
+        text.jump_if(PORT, "==", NO_PROTOCOL, unknown)
     for lane in lanes:
         _ask_lane(text, lane, entries)
+    if family == 6:  # asked by themselves: with the others, they would be one more case for the kernel's verifier
+        text.jump(UNTOUCHED)
+        text.place(unknown)
+        for lane in lanes:
+            _ask_lane_unknown(text, lane, entries)
 
 
 # -- asking the lanes -----------------------------------------------------------------------------------------------
@@ -126,24 +138,43 @@ def _write_key(text: Assembly, family: int, side: str) -> None:
 
 
 def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
-    following, key = text.new_label(), _KEYS[lane.side]
-    if lane.protocol != "any":
-        number = ICMP[lane.family] if lane.protocol == "icmp" else PROTOCOLS[lane.protocol]
-        text.jump_if(TRANSPORT, "!=", number, following)
+    following = text.new_label()
+    _compare_protocol(text, lane, following)
     for register, ranges in ((PORT, lane.ports), (SOURCE_PORT, lane.source_ports)):
         if ranges:
-            _compare_port(text, register, ranges, following, unknown=lane.side == "src" and not lane.copies)
-    text.store_number(STACK, key + _TAG_AT, int.from_bytes(tag(lane.name), "little"))
-    _look_up(text, entries, key)
-    text.jump_unless_null(0, _name_found(lane.family, lane.side))
+            _compare_port(text, register, ranges, following, unknown=_takes_unknown(lane))
+    _look_for_entry(text, lane, entries)
     text.place(following)
+
+
+def _ask_lane_unknown(text: Assembly, lane: IngressLane, entries: Map) -> None:
+    """The same for a packet whose protocol nobody knows, but for what it says itself."""
+    following = text.new_label()
+    if not _takes_unknown(lane):
+        if lane.ports or lane.source_ports:
+            return
+        _compare_protocol(text, lane, following)
+    _look_for_entry(text, lane, entries)
+    text.place(following)
+
+
+def _takes_unknown(lane: IngressLane) -> bool:
+    """Whether what does not tell its port, or its protocol, goes through the lane. Nobody has put fragments together
+    here yet, and later ones do not: what a rule names does not pass by that, for which it waits with the rest of its
+    target."""
+    return lane.side == "src" and not lane.copies
+
+
+def _compare_protocol(text: Assembly, lane: IngressLane, otherwise: str) -> None:
+    if lane.protocol != "any":
+        number = ICMP[lane.family] if lane.protocol == "icmp" else PROTOCOLS[lane.protocol]
+        text.jump_if(TRANSPORT, "!=", number, otherwise)
 
 
 def _compare_port(
     text: Assembly, register: int, ranges: tuple[tuple[int, int], ...], otherwise: str, *, unknown: bool
 ) -> None:
-    """Go on if the port is in one of the ranges; or if it is `unknown`. Nobody has put fragments together here yet, and
-    later ones tell no port: what a rule names does not pass by that, for which it waits with the rest of its target."""
+    """Go on if the port is in one of the ranges; or if it is `unknown`."""
     matched = text.new_label()
     if unknown:
         text.jump_if(register, "==", NO_PORT, matched)
@@ -154,6 +185,13 @@ def _compare_port(
         text.place(above)
     text.jump(otherwise)
     text.place(matched)
+
+
+def _look_for_entry(text: Assembly, lane: IngressLane, entries: Map) -> None:
+    key = _KEYS[lane.side]
+    text.store_number(STACK, key + _TAG_AT, int.from_bytes(tag(lane.name), "little"))
+    _look_up(text, entries, key)
+    text.jump_unless_null(0, _name_found(lane.family, lane.side))
 
 
 def _look_up(text: Assembly, where: Map, key: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
@@ -17,6 +18,20 @@ from netlimit.errors import KernelError
 from netlimit.ingress import Ingress, IngressLane
 from netlimit.plan import WriteIngress
 from netlimit.state import Entry
+from tests.e2e.evasion.headers import (
+    DSTOPTS,
+    FRAGMENT,
+    OSPF,
+    TCP,
+    UDP,
+    Ends,
+    fragment_header,
+    ip4,
+    ip6,
+    option_header,
+    udp,
+)
+from tests.e2e.evasion.wire import frame, pack
 from tests.kernel.worker import RemoteKernel
 
 OWN = ("10.1.0.1", "10.2.0.1", "10.3.0.1", "fd00:1::1", "fd00:2::1", "fd00:3::1")
@@ -26,6 +41,9 @@ CLIENT = {4: "10.1.0.2", 6: "fd00:1::2"}
 ONE, TWO = 0x6E051000, 0x6E051001
 SLOW = 0x6E051002
 SECONDS = 60
+SENDER_MAC = "02:00:00:00:00:77"
+STRANGER = {4: "10.1.0.77", 6: "fd00:1::77"}
+TAG, OUTER_TAG = 0x8100, 0x88A8
 
 ECHO = """
 import socket, socketserver, threading
@@ -119,7 +137,7 @@ class Network:
 
     def __init__(self, gateway: RemoteKernel, client: str) -> None:
         self.gateway = gateway
-        self._client = client
+        self.client_namespace = client
 
     def talk(
         self,
@@ -133,10 +151,29 @@ class Network:
     ) -> None:
         """Let the client send, and wait until everything has come back."""
         arguments = map(str, (protocol, host, port, count, size, source, option))
-        run("ip", "netns", "exec", self._client, sys.executable, "-c", TALK, *arguments)
+        run("ip", "netns", "exec", self.client_namespace, sys.executable, "-c", TALK, *arguments)
 
-    def client(self, *argv: str) -> str:
-        return run("ip", "netns", "exec", self._client, *argv)
+    def client(self, *argv: str, stdin: str | None = None) -> str:
+        return run("ip", "netns", "exec", self.client_namespace, *argv, stdin=stdin)
+
+    def send(self, packets: Iterable[bytes], *tags: tuple[int, int], device: str = "c0", mac: str = "") -> None:
+        """Let the client send IP packets in frames with these VLAN tags (kind and id), to a MAC address."""
+        tag = b"".join(struct.pack("!HH", *each) for each in tags)
+        frames = [frame(packet, mac or self.mac(), SENDER_MAC) for packet in packets]
+        program = sys.executable, "-m", "tests.e2e.evasion.wire", "send", device
+        self.client(*program, stdin=pack(each[:12] + tag + each[12:] for each in frames))
+
+    def mac(self, device: str = "g0") -> str:
+        """The address of a device of the gateway."""
+        return self.gateway.run("cat", f"/sys/class/net/{device}/address").strip()
+
+    def count_datagrams(self) -> int:
+        """How many datagrams sockets of the gateway have received."""
+        six = re.search(r"Udp6InDatagrams\s+(\d+)", self.gateway.run("cat", "/proc/net/snmp6"))
+        four = re.search(r"Udp: .*\nUdp: (\d+)", self.gateway.run("cat", "/proc/net/snmp"))
+        assert six is not None
+        assert four is not None
+        return int(six[1]) + int(four[1])
 
     def packets(self, classid: int) -> int:
         """What a class of nl-in has let through."""
@@ -391,6 +428,52 @@ def test_a_vlan_tag_hides_nothing(network: Network, family: int) -> None:
     assert network.readings("all") == {source: (3, 3 * (28 if family == 4 else 48))}
 
 
+def datagrams(source: str, destination: str, count: int = 3, *, port: int = 7, headers: int = 0) -> list[bytes]:
+    """UDP without data, behind so many extension headers."""
+    packets = []
+    for number in range(count):
+        ends = Ends(source, destination, number)
+        following, payload = UDP, udp(ends, b"", to=port)
+        for _ in range(headers):
+            following, payload = DSTOPTS, option_header(following) + payload
+        packets.append(ip4(ends, UDP, payload) if ends.family == 4 else ip6(ends, following, payload))
+    return packets
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("kinds", [(TAG,), (TAG, TAG), (OUTER_TAG, TAG), (TAG, OUTER_TAG), (TAG,) * 9])
+def test_priority_tags_lead_past_nothing(network: Network, family: int, kinds: tuple[int, ...]) -> None:
+    """The kernel takes off all of them, but shows no program what is behind two."""
+    source = STRANGER[family]
+    network.shape({"all": {source: to(ONE)}}, IngressLane("all", family, "src"))
+    before = network.count_datagrams()
+    network.send(datagrams(source, HOST[family]), *((kind, 0) for kind in kinds))
+    network.send(datagrams(source, HOST[family], 1))
+    network.wait(ONE, 4 if len(kinds) == 1 else 1)
+    assert network.count_datagrams() - before == network.packets(ONE)
+
+
+def test_priority_tags_lead_past_nothing_on_a_bridge_and_between_its_ports_nobody_looks(network: Network) -> None:
+    # A bridge has the least address of its ports: with this one it keeps the one by which others know it.
+    made = f"link add b0 address fe:ff:ff:ff:ff:01 type veth peer name b1 netns {network.client_namespace}"
+    network.gateway.run("ip", *made.split())
+    network.gateway.run("ip", "link", "set", "b0", "master", "br0", "up")
+    network.client("ip", "link", "set", "b1", "up")
+    try:
+        network.shape({"all": {"10.3.0.77": to(ONE)}}, IngressLane("all", 4, "src"), devices=("g2", "br0"))
+        count = ("cat", "/sys/class/net/b1/statistics/rx_packets")
+        arrived, flooded = network.count_datagrams(), int(network.client(*count))
+        frames, tags = datagrams("10.3.0.77", "10.3.0.1", 50), ((TAG, 0), (TAG, 0))
+        network.send(frames, *tags, device="c1", mac="ff:ff:ff:ff:ff:ff")
+        network.send(frames, *tags, device="c1", mac=network.mac("br0"))
+        network.send(datagrams("10.3.0.77", "10.3.0.1", 1), device="c1", mac=network.mac("br0"))
+        network.wait(ONE, 1)
+        assert network.count_datagrams() - arrived == 1
+        assert int(network.client(*count)) - flooded >= 50
+    finally:
+        network.gateway.run("ip", "link", "del", "b0")
+
+
 def test_headers_outside_the_first_buffer_are_found(network: Network) -> None:
     """As drivers hand them over that put nothing but the Ethernet header there."""
     network.shape({"all": {"10.3.0.77": to(ONE)}}, IngressLane("all", 4, "src", "udp", ((7, 7),)), devices=("g2",))
@@ -465,6 +548,36 @@ def test_extension_headers_hide_nothing(network: Network) -> None:
     network.talk("udp", HOST[6], 53, 5, option="padding")
     network.talk("udp", HOST[6], 53, 1, size=4000, option="padding")
     assert network.packets(ONE) == 8
+
+
+@pytest.mark.parametrize("headers", [0, 6, 7, 20])
+def test_any_number_of_extension_headers_hides_nothing(network: Network, headers: int) -> None:
+    """Behind more than are read, a packet goes where any protocol and port of its source go, as later fragments do."""
+    source = STRANGER[6]
+    network.shape(
+        {"allowed-in": {source: Entry()}, "to": {HOST[6]: to(TWO)}, "dns": {source: to(ONE)}},
+        IngressLane.copy("allowed", 6, "src", "udp", ((443, 443),)),
+        IngressLane("to", 6, "dst", "udp", ((443, 443),)),
+        IngressLane("dns", 6, "src", "udp", ((7, 7),)),
+    )
+    network.send(datagrams(source, HOST[6], headers=headers))
+    network.wait(ONE, 3)
+    assert network.packets(TWO) == 0
+
+
+@pytest.mark.parametrize("claimed", [UDP, TCP, OSPF, DSTOPTS, FRAGMENT])
+def test_a_later_fragment_hides_nothing_whatever_protocol_it_claims(network: Network, claimed: int) -> None:
+    """The kernel goes by what the first one says."""
+    source = STRANGER[6]
+    network.shape({"dns": {source: to(ONE)}}, IngressLane("dns", 6, "src", "udp", ((7, 7),)))
+    ends = Ends(source, HOST[6], 1)
+    whole = udp(ends, bytes(72), to=7)
+    before = network.count_datagrams()
+    first = ip6(ends, FRAGMENT, fragment_header(UDP, 1, 0, more=True) + whole[:8])
+    later = ip6(ends, FRAGMENT, fragment_header(claimed, 1, 1, more=False) + whole[8:])
+    network.send([first, later])
+    network.wait(ONE, 2)
+    assert network.count_datagrams() - before == 1
 
 
 def test_neighbours_are_found_however_little_they_may_send(network: Network) -> None:
@@ -568,6 +681,24 @@ def test_entries_and_counters_outlive_their_program(network: Network) -> None:
     third = network.shape({}, lane, devices=("g0",))
     assert network.gateway.ingress() == {"g0": third.digest}
     assert network.gateway.run("tc", "filter", "show", "dev", "g1", "ingress") == ""
+
+
+def test_a_program_of_a_former_revision_gives_way_and_leaves_its_entries(network: Network) -> None:
+    lane = IngressLane("all", 4, "src")
+    script = (
+        "from netlimit import ingress; from netlimit.kernel.ingress import write_ingress\n"
+        "from netlimit.plan import WriteIngress; from netlimit.state import Entry\n"
+        "ingress.REVISION -= 1\n"
+        f"wanted = ingress.Ingress(('g0', 'g1'), {OWN}, (ingress.IngressLane('all', 4, 'src'),))\n"
+        f"write_ingress(WriteIngress(wanted, {{'all': {{'{CLIENT[4]}': Entry(0, 0, 0, {ONE})}}}}))\n"
+    )
+    network.gateway.run(sys.executable, "-c", script)
+    former = network.gateway.ingress()
+    wanted = network.shape({}, lane)
+    assert former.keys() == {"g0", "g1"}
+    assert wanted.digest not in former.values()
+    assert network.gateway.ingress() == dict.fromkeys(former, wanted.digest)
+    assert network.passing(ONE, lambda: network.talk("udp", HOST[4])) == 5
 
 
 def test_another_process_finds_everything_again(network: Network) -> None:
