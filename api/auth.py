@@ -63,10 +63,11 @@ async def authorized(
     turn = TURN.get()
     if turn is not None:
         turn.show(token.id, Rank.ADMIN if token.role == Role.ADMIN else Rank.KNOWN)
-    visitors.see(origin.address)
     caller = Caller(token.role, Actor(token.name, origin.address, origin.request))
     request.state.caller = caller
     caller.require(Act.READ if request.method in LOOKING else Act.CHANGE)
+    if origin.address is not None:  # who is refused proves nothing by it
+        visitors.see(origin.address, token.name, Role(token.role))
     return caller
 
 

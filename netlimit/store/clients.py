@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Row, delete, select
 
+from netlimit.clientele import Client, choose
+from netlimit.roles import Role
 from netlimit.rules import is_network
+from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store.tables import clients
 from netlimit.store.upsert import upsert
 
-MOST = 256
-"""So many addresses of each gateway are kept: those that were seen last."""
+_REMEMBERED = timedelta(seconds=REMEMBERED_SECONDS)
 
 
-def saw(connection: Connection, host: str, address: str, now: datetime) -> None:
-    """Keep that an address was seen, and forget those of its gateway that are too many."""
-    connection.execute(upsert(connection, clients), [{"host": host, "address": address, "seen_at": now}])
-    here = clients.c.host == host
-    latest = select(clients.c.seen_at).where(here).order_by(clients.c.seen_at.desc()).limit(1).offset(MOST)
-    connection.execute(delete(clients).where(here, clients.c.seen_at <= latest.scalar_subquery()))
+def saw(connection: Connection, host: str, client: Client) -> None:
+    """Keep that a client was seen, if there is room for it; forget those of its gateway for which there is none any
+    more, and who has not been seen for long."""
+    rows = connection.execute(select(clients).where(clients.c.host == host)).all()
+    known = {row.address: _read(row) for row in rows if is_network(row.address)}
+    lately = {address: each for address, each in known.items() if abs(client.seen - each.seen) < _REMEMBERED}
+    lately[client.address] = new = client.meet(lately.get(client.address))
+    kept = {each.address for each in choose(lately.values())}
+    gone = [row.address for row in rows if row.address not in kept]
+    if gone:
+        connection.execute(delete(clients).where(clients.c.host == host, clients.c.address.in_(gone)))
+    if new.address in kept:
+        row = {"host": host, "address": new.address, "seen_at": new.seen, "since": new.since}
+        connection.execute(upsert(connection, clients), [{**row, "token": new.token, "role": new.role}])
 
 
 def since(connection: Connection, host: str, moment: datetime) -> list[str]:
-    """The addresses that were seen at a gateway at this moment or later, the latest first."""
-    wanted = select(clients.c.address).where(clients.c.host == host, clients.c.seen_at >= moment)
-    found = connection.execute(wanted.order_by(clients.c.seen_at.desc(), clients.c.address)).scalars()
-    return [address for address in found if is_network(address)]
+    """The addresses that were seen at a gateway at this moment or later: no more than count as safe, those that come
+    before others first."""
+    wanted = select(clients).where(clients.c.host == host, clients.c.seen_at >= moment)
+    found = [_read(row) for row in connection.execute(wanted) if is_network(row.address)]
+    return [each.address for each in choose(found)]
+
+
+def _read(row: Row[Any]) -> Client:
+    """A client as it is kept; what of it cannot be read is as if it were not known."""
+    role = Role(row.role) if row.role in {*Role} else None
+    return Client(row.address, min(row.since or row.seen_at, row.seen_at), row.seen_at, row.token, role)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netlimit.clientele import Client
 from netlimit.judgement import Change, Judge
 from netlimit.records import (
     Actor,
@@ -579,13 +580,17 @@ class Store:
         with self._database.reading() as connection:
             return hosts.paused(connection, host)
 
-    def saw_client(self, host: str, address: str, now: datetime) -> None:
-        """Keep that an address has spoken to the API of a gateway, with a token that is good: the latest 256."""
+    def saw_client(
+        self, host: str, address: str, now: datetime, token: str | None = None, role: Role | None = None
+    ) -> None:
+        """Keep that an address has spoken to the API of a gateway, with a token (by its name) that is good: as many as
+        count as safe."""
         with self._database.writing(wake=False) as connection:
-            clients.saw(connection, host, address, now)
+            clients.saw(connection, host, Client(address, now, now, token, role))
 
     def clients(self, host: str, since: datetime) -> list[str]:
-        """The addresses that have spoken to the API of a gateway since then, the latest first."""
+        """The addresses that have spoken to the API of a gateway since then, as many as count as safe: those of tokens
+        that may do more first, then who came first."""
         with self._database.reading() as connection:
             return clients.since(connection, host, since)
 

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 
 from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0008"
+SCHEMA = "0009"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -329,8 +329,12 @@ clients = Table(
     Column("host", Words, primary_key=True),
     Column("address", Words, primary_key=True),
     Column("seen_at", Moment, nullable=False),
+    Column("since", Moment),
+    Column("token", Words),
+    Column("role", Words),
 )
-"""Who has spoken to the API of a gateway lately, with a token that is good: they join its safe set."""
+"""Who has spoken to the API of a gateway lately, with a token that is good: they join its safe set. Of several tokens
+`token` (its name) and `role` are those of the one that may do most."""
 
 limit_documents = Table(
     "limit_documents",

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
-from netlimit.store import Store, clients
+from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_OF_TOKEN, MOST_OF_VIEWER
+from netlimit.roles import Role
+from netlimit.safety import REMEMBERED_SECONDS
+from netlimit.store import Store
 from tests.store.examples import NOW
 
 
@@ -10,16 +14,56 @@ def test_clients_are_kept_by_gateway_with_when_they_were_seen_last(store: Store)
     store.saw_client("gw1", "192.0.2.1", NOW)
     store.saw_client("gw1", "2001:db8::1", NOW + timedelta(seconds=1))
     store.saw_client("gw2", "192.0.2.9", NOW)
-    assert store.clients("gw1", NOW) == ["2001:db8::1", "192.0.2.1"]
+    assert store.clients("gw1", NOW) == ["192.0.2.1", "2001:db8::1"]
     assert store.clients("gw1", NOW + timedelta(seconds=1)) == ["2001:db8::1"]
     store.saw_client("gw1", "192.0.2.1", NOW + timedelta(seconds=2))
     assert store.clients("gw1", NOW + timedelta(seconds=1)) == ["192.0.2.1", "2001:db8::1"]
     assert store.clients("gw3", NOW) == []
 
 
-def test_only_the_latest_clients_are_kept(store: Store) -> None:
-    for number in range(clients.MOST + 3):
+def test_who_came_first_stays_as_long_as_it_is_seen(store: Store) -> None:
+    for number in range(MOST + 3):
         store.saw_client("gw1", f"10.0.{number >> 8}.{number & 255}", NOW + timedelta(seconds=number))
     kept = store.clients("gw1", NOW)
-    assert len(kept) == clients.MOST
-    assert (kept[0], kept[-1]) == ("10.0.1.2", "10.0.0.3")
+    assert len(kept) == MOST
+    assert (kept[0], kept[-1]) == ("10.0.0.0", "10.0.0.255")
+    later = NOW + timedelta(seconds=REMEMBERED_SECONDS)
+    store.saw_client("gw1", "192.0.2.1", later)
+    assert "192.0.2.1" in store.clients("gw1", NOW)
+    assert "10.0.0.0" not in store.clients("gw1", NOW), "it has not been seen for half an hour"
+
+
+def test_those_of_tokens_that_may_do_more_come_before_others(store: Store) -> None:
+    for number in range(MOST):
+        store.saw_client("gw1", f"10.0.0.{number}", NOW, f"viewer-{number // 8}", Role.VIEWER)
+    store.saw_client("gw1", "192.0.2.1", NOW + timedelta(seconds=1), "ci", Role.OPERATOR)
+    store.saw_client("gw1", "192.0.2.2", NOW + timedelta(seconds=2), "alice", Role.ADMIN)
+    kept = store.clients("gw1", NOW)
+    assert kept[:2] == ["192.0.2.2", "192.0.2.1"]
+    assert len(kept) == MOST
+
+
+def test_one_token_brings_in_few(store: Store) -> None:
+    for number in range(MOST_OF_TOKEN + 1):
+        store.saw_client("gw1", f"10.0.0.{number}", NOW, "viewer", Role.VIEWER)
+        store.saw_client("gw1", f"10.0.1.{number}", NOW, "ci", Role.OPERATOR)
+    kept = Counter(address.rsplit(".", 1)[0] for address in store.clients("gw1", NOW))
+    assert kept == {"10.0.0": MOST_OF_VIEWER, "10.0.1": MOST_OF_TOKEN}
+
+
+def test_one_network_of_ipv6_brings_in_few(store: Store) -> None:
+    for number in range(100):
+        store.saw_client("gw1", f"2001:db8:1:1::{number:x}", NOW, f"token-{number}", Role.OPERATOR)
+        store.saw_client("gw1", f"2001:db8:2:{number:x}::1", NOW, f"token-{number}", Role.OPERATOR)
+    kept = Counter(address.split(":")[2] for address in store.clients("gw1", NOW))
+    assert kept == {"1": MOST_OF_BLOCK[64], "2": MOST_OF_BLOCK[48]}
+    store.saw_client("gw1", "2001:db8:1:1::ffff", NOW + timedelta(seconds=1), "alice", Role.ADMIN)
+    assert "2001:db8:1:1::ffff" in store.clients("gw1", NOW), "an administrator in the same network"
+
+
+def test_an_address_is_whose_it_was_with_the_token_that_may_more(store: Store) -> None:
+    store.saw_client("gw1", "192.0.2.9", NOW, "alice", Role.ADMIN)
+    store.saw_client("gw1", "192.0.2.9", NOW + timedelta(seconds=60), "viewer", Role.VIEWER)
+    for number in range(MOST):
+        store.saw_client("gw1", f"10.0.0.{number}", NOW, f"ci-{number // 32}", Role.OPERATOR)
+    assert store.clients("gw1", NOW)[0] == "192.0.2.9"
