@@ -32,7 +32,7 @@ class Premises:
         self._setup = setup
         self._found: HostFacts | None = None
         self._where = Addresses((), ())
-        self._safe = SafeSet(setup.safe, setup.servers)
+        self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
         self._doors = set(setup.doors)
         self._topology = Topology()
         self._foreign: Mapping[str, str] = {}
@@ -203,7 +203,7 @@ class Premises:
             )
         elif self.wanted_mask != USUAL:
             told.append(f"netlimit uses the bits {self.wanted_mask:#x} of the packet mark.")
-        return (*found.notes, *told, *self._conflicts)
+        return (*found.notes, *told, *self._safe.notes, *self._conflicts)
 
     @property
     def _capabilities(self) -> Mapping[str, str | None]:

@@ -2,7 +2,7 @@
 
 It grows by itself: who is logged in by SSH, who has spoken to the API with a token that is good, the default gateways,
 and the hosts of the database and of the counter store. Nobody joins who has not proved who he is, or whom the settings
-do not name.
+do not name. And nobody fills it: of each kind of reason so many addresses are in it, and the surest reasons come first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address, ip_network
 
+from netlimit.clientele import MOST, Blocks
 from netlimit.records import SafeReason
 
 log = logging.getLogger(__name__)
@@ -22,18 +24,27 @@ SETTINGS, SESSION, CLIENT, GATEWAY = "settings", "SSH session", "API client", "d
 DATABASE, COUNTERS = "database host", "counter store (Redis) host"
 REMEMBERED_SECONDS = 1800.0
 """How long an address stays safe after its reason has gone, so that who comes back is not locked out."""
+_SURE = (GATEWAY, DATABASE, COUNTERS)
 LOOK_UP_SECONDS = 180.0
 """How often the hosts of servers are looked up."""
 FIRST_LOOK_UP_SECONDS = 1.0
 """How long the first look-up is waited for, at most."""
+MOST_SESSIONS = 256
+MOST_SERVERS = 512
+"""So many addresses are safe as gateways, and as hosts of servers."""
+ROOM = 65536
+"""So many networks of an address family are safe at most."""
 
 
 class SafeSet:
     """What is safe on one gateway, by network, each with its reason. Not thread-safe."""
 
-    def __init__(self, settings: Iterable[str], servers: Mapping[str, str] | None = None) -> None:
-        """`settings` are networks that always are; `servers` are names of hosts, with their reason."""
+    def __init__(self, settings: Iterable[str], servers: Mapping[str, str] | None = None, room: int = ROOM) -> None:
+        """`settings` are networks that always are; `servers` are names of hosts, with their reason. Of each address
+        family there is `room` for so many networks; beside those of the settings, for half as many."""
         self._settings = tuple(settings)
+        self._room = min(room, ROOM)
+        self._left_out: dict[str, float] = {}
         self._here: frozenset[str] = frozenset()
         self._were_here: dict[str, float] = {}
         self.reasons = self._settled
@@ -65,23 +76,92 @@ class SafeSet:
         self._here = here
         kept = {each: last for each, last in self._were_here.items() if now - last < REMEMBERED_SECONDS}
         self._were_here = {**kept, **dict.fromkeys(here, now)}
-        present = {
+        servers = {
             **self._lookup.addresses(),
             **{each: DATABASE for each in reached if not ip_address(each).is_loopback},
             **dict.fromkeys(gateways, GATEWAY),
-            **dict.fromkeys((each for each in clients if each not in self._were_here), CLIENT),
-            **dict.fromkeys(sessions, SESSION),
         }
         known = {
             network: why for network, why in self.reasons.items() if why.seen and now - why.seen < REMEMBERED_SECONDS
         }
+        logged_in = sorted(sessions, key=lambda each: each not in known)  # who has been there before comes first
+        asking = [each for each in clients if each not in self._were_here]
+        present = {**servers, **dict.fromkeys(asking, CLIENT), **dict.fromkeys(logged_in, SESSION)}
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
-        others = {network: why for network, why in {**known, **seen}.items() if _strip(network) not in here}
-        self.reasons = {**others, **self._settled}
+        self._left_out = {what: at for what, at in self._left_out.items() if now - at < REMEMBERED_SECONDS}
+        choice = _Choice({**known, **seen}, self._settled, here, self._room)
+        before = sorted(known, key=lambda each: -known[each].seen)
+        for what, there, most, texts in (
+            ("gateways and hosts of servers", servers, MOST_SERVERS, _SURE),
+            ("SSH sessions", logged_in, MOST_SESSIONS, (SESSION,)),
+            ("clients of the API", asking, MOST, (CLIENT,)),
+        ):
+            former = (each for each in before if known[each].text in texts)
+            if not choice.take([*there, *former], most, texts is not _SURE):
+                self._leave_out(what, now)
+        if choice.unsettled:
+            self._leave_out("networks of NETLIMIT_SAFE", now)
+        self.reasons = choice.chosen
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of who is left out."""
+        return tuple(_say_left_out(what) for what in self._left_out)
+
+    def _leave_out(self, what: str, now: float) -> None:
+        if what not in self._left_out:
+            log.warning("%s", _say_left_out(what))
+        self._left_out[what] = now
 
     @property
     def _settled(self) -> dict[str, SafeReason]:
         return {each: SafeReason(SETTINGS) for each in self._settings if _strip(each) not in self._here}
+
+
+class _Choice:
+    """Who of all that might be safe is, those first that come first."""
+
+    def __init__(
+        self, reasons: Mapping[str, SafeReason], settled: Mapping[str, SafeReason], here: frozenset[str], room: int
+    ) -> None:
+        self._reasons, self._here = reasons, here
+        self._held: Counter[int] = Counter()
+        self._rooms = {4: room, 6: room}
+        self.chosen: dict[str, SafeReason] = {}
+        self.unsettled = False
+        """Whether there is no room for all that the settings name."""
+        for network, why in settled.items():
+            if self._has_room(network):
+                self.chosen[network] = why
+            else:
+                self.unsettled = True
+        self._rooms = {family: min(room, self._held[family] + max(1, room // 2)) for family in self._rooms}
+
+    def take(self, networks: Iterable[str], most: int, crowding: bool) -> bool:
+        """Choose of these, `most` at most; where they may be `crowding`, few of a block. Whether all are chosen."""
+        blocks, taken, all_taken = Blocks(), 0, True
+        for network in networks:
+            if network in self.chosen or _strip(network) in self._here:
+                continue
+            free = taken < most and (not crowding or blocks.take(network)) and self._has_room(network)
+            if free:
+                self.chosen[network] = self._reasons[network]
+                taken += 1
+            all_taken = all_taken and free
+        return all_taken
+
+    def _has_room(self, network: str) -> bool:
+        """Count a network of its family, if there is room. Everything (/0) takes two places in a set."""
+        parsed = ip_network(network)
+        places = 1 if parsed.prefixlen else 2
+        if self._held[parsed.version] + places > self._rooms[parsed.version]:
+            return False
+        self._held[parsed.version] += places
+        return True
+
+
+def _say_left_out(what: str) -> str:
+    return f"There are more {what} than can be in the safe set: some are left out, and rules may hit them."
 
 
 def _strip(network: str) -> str:

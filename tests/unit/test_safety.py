@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.clientele import MOST, MOST_OF_BLOCK
 from netlimit.l7.redis.hosts import name_hosts as name_counters
 from netlimit.records import SafeReason
-from netlimit.safety import REMEMBERED_SECONDS, Lookup, SafeSet, name_servers
+from netlimit.safety import MOST_SESSIONS, REMEMBERED_SECONDS, Lookup, SafeSet, name_servers
 from netlimit.store.engine import name_hosts as name_databases
 
 NOW = 1_800_000_000.0
@@ -164,3 +165,64 @@ def test_a_resolver_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.Mon
         assert lookup.addresses() == {"192.0.2.9": "counter store (Redis) host"}
     assert started == ["db.example"], "one question at a time"
     silent.set()
+
+
+def fill(safe: SafeSet, reason: str, times: int = 20) -> None:
+    """Have ever new addresses come, heartbeat after heartbeat."""
+    for beat in range(times):
+        many = [f"10.{beat}.{number >> 8}.{number & 255}" for number in range(300)]
+        many += [f"2001:db8:{beat:x}:{number:x}::1" for number in range(300)]
+        safe.update(NOW + 5 * beat, many if reason == "session" else (), (), many if reason == "client" else ())
+
+
+@pytest.mark.parametrize(
+    ("reason", "most"), [("session", MOST_SESSIONS), ("client", MOST)], ids=["sessions", "clients"]
+)
+def test_ever_new_addresses_do_not_fill_it(reason: str, most: int) -> None:
+    safe = SafeSet(["192.0.2.1"])
+    fill(safe, reason)
+    assert len(safe.reasons) == 1 + most
+    assert any("some are left out" in note for note in safe.notes)
+    safe.update(NOW + REMEMBERED_SECONDS + 100, (), (), ())
+    assert why(safe) == {"192.0.2.1": "settings"}
+    safe.update(NOW + 2 * REMEMBERED_SECONDS + 100, (), (), ())
+    assert safe.notes == ()
+
+
+def test_ever_new_clients_push_out_neither_sessions_nor_servers_nor_who_was_there_before() -> None:
+    safe = SafeSet((), {"203.0.113.5": "database host"})
+    safe.update(NOW - 60, ["198.51.100.7"], ["10.255.0.1"], ["198.51.100.8"])
+    safe.update(NOW - 30, (), ["10.255.0.1"], ["198.51.100.8"])
+    for beat in range(20):
+        new = [f"10.{beat}.{number >> 8}.{number & 255}" for number in range(300)]
+        safe.update(NOW + 5 * beat, new, ["10.255.0.1"], ["198.51.100.8", *new])
+    kept = why(safe)
+    assert kept["203.0.113.5"] == "database host"
+    assert kept["10.255.0.1"] == "default gateway"
+    assert kept["198.51.100.8"] == "API client"
+
+
+def test_a_session_that_was_there_before_stays_when_many_come() -> None:
+    safe = SafeSet(())
+    safe.update(NOW, ["198.51.100.7"], (), ())
+    safe.update(NOW + 5, [*(f"10.0.{n >> 8}.{n & 255}" for n in range(1000)), "198.51.100.7"], (), ())
+    assert "198.51.100.7" in safe.reasons
+    assert len(safe.reasons) == MOST_SESSIONS
+
+
+def test_one_network_of_ipv6_does_not_push_out_others() -> None:
+    safe = SafeSet(())
+    many = [f"2001:db8::{number:x}" for number in range(1000)]
+    safe.update(NOW, [*many, "2001:db8:1::1"], (), ["2001:db8:2::1"])
+    assert {"2001:db8:1::1", "2001:db8:2::1"} < safe.reasons.keys()
+    assert len(safe.reasons) == MOST_OF_BLOCK[64] + 2
+
+
+def test_it_has_no_more_than_there_is_room_for_the_surest_first() -> None:
+    safe = SafeSet(["192.0.2.1", "192.0.2.2"], room=8)
+    safe.update(NOW, [f"10.0.0.{n}" for n in range(3)], ["10.255.0.1"], [f"10.0.1.{n}" for n in range(9)])
+    assert list(why(safe).values()) == ["settings"] * 2 + ["default gateway"] + ["SSH session"] * 3
+    safe = SafeSet(["0.0.0.0/0", "192.0.2.2", "2001:db8::1"], room=2)
+    safe.update(NOW, [], [], [])
+    assert list(safe.reasons) == ["0.0.0.0/0", "2001:db8::1"]
+    assert "NETLIMIT_SAFE" in safe.notes[0]
