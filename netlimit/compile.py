@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from netlimit.addresses import explain_unused, read_network, unmap
@@ -47,13 +48,15 @@ from netlimit.rates import Kind
 from netlimit.routing import find_towards
 from netlimit.rules import PEER, Action, Direction, Rule, format_target
 from netlimit.shaping import Shaping
-from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure
+from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
 from netlimit.untouched import open_set
 
 MOST_FEW = 16
 """Up to so many exempt or blocked targets are asked for one by one: at about 5 ns each against 170 for a look into a
 set (measured)."""
+_RESERVE, _RESERVE_SHARE = 4096, 8
+"""The room that rules leave in the set of what is spared to those who will be safe: so much, or this share of it."""
 
 
 class _Way(NamedTuple):
@@ -120,6 +123,7 @@ class Compilation:
         self.owners: dict[tuple[str, ...], dict[str, int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
+        self._left_out: dict[int, int] = {}
         self._rooms: dict[Group, int] = {}
         self.kinds = Kinds()
         self._lanes: list[OpenLane] = []
@@ -319,6 +323,17 @@ class Compilation:
             self.entries[open_set(family).name] = dict.fromkeys(keys, _PLAIN)
 
     @property
+    def left_out(self) -> str | None:
+        """What an operator should know where sets have no room for all who are safe."""
+        left_out = sum(self._left_out.values())
+        if not left_out:
+            return None
+        return (
+            f"The sets have no room for {left_out} of the networks that are safe: rules may hit them. Raise "
+            "NETLIMIT_SET_SIZE, or allow larger subnets."
+        )
+
+    @property
     def leaks(self) -> dict[int, str]:
         """Why fragments pass rules, by their ids."""
         if all(self.facts.capabilities.get(name) is None for name in ("conntrack", "conntrack6")):
@@ -509,10 +524,14 @@ class Compilation:
             self.touched.setdefault(name, set()).add(key)
 
     def _protect(self, family: int) -> None:
-        name = safe_set(family, self.facts).name
-        wanted = {key for net in self.facts.safe if net.version == family for key in set_keys(net)}
+        """Have those in sets who are safe; no more than sets have room for, those first that come first."""
+        ipset = safe_set(family, self.facts)
+        name = ipset.name
+        safe = dict.fromkeys(key for net in self.facts.safe if net.version == family for key in set_keys(net))
         held = self.entries.setdefault(name, {}).keys()
-        gone, new = held - wanted, wanted - held
+        wanted = dict.fromkeys(islice(safe, min(ipset.size, self._find_room(family, held, len(safe)))))
+        self._left_out[family] = len(safe) - len(wanted)
+        gone, new = held - wanted.keys(), wanted.keys() - held
         for key in gone:
             del self.entries[name][key]
         self.touched.setdefault(name, set()).update(gone)
@@ -523,6 +542,16 @@ class Compilation:
             self._share(exempt, new)
             self._unshare(exempt, gone)
             self._special.setdefault(blocked_set(family, direction, self.facts).name, Counter())
+
+    def _find_room(self, family: int, held: Collection[str], safe: int) -> int:
+        """How many of `safe` have room beside all that is allowed; `held` are those who are safe by now."""
+        rooms = []
+        for direction in Direction:
+            exempt = exempt_set(family, direction, self.facts)
+            counts: Mapping[str, int] = self._special.get(exempt.name, {})
+            if len(counts) + safe > exempt.size:
+                rooms.append(exempt.size - sum(count > (key in held) for key, count in counts.items()))
+        return max(0, min(rooms, default=safe))
 
     def _few_still(self, known: Structure) -> dict[str, tuple[str, ...]]:
         """The few, and those that chains still ask for: what goes is looked at closely until its entries are gone."""
@@ -566,9 +595,12 @@ class Compilation:
         """Refuse what no set, and no table of hashlimit, has room for: a full table drops whoever is new to it."""
         for ipset in slot.sets:
             held = self.entries.get(ipset.name, {})
-            if len(held) + len(fragment.keys) <= ipset.size:
+            exempting = ipset.name == slot.special and exempts(ipset.name)
+            size = ipset.size - (self._find_reserve(ipset) if exempting else 0)
+            if len(held) + len(fragment.keys) <= size:
                 continue
-            if len(held) + sum(key not in held for key in fragment.keys) > ipset.size:
+            new = sum(key not in held for key in fragment.keys)
+            if new and len(held) + new > size:
                 return (
                     f"The set for this kind of limit is full: it holds {ipset.size} addresses. Name larger subnets, or "
                     "raise NETLIMIT_SET_SIZE."
@@ -582,6 +614,11 @@ class Compilation:
                 "rate or burst, which has a table of its own, a smaller target, or `per: /n`."
             )
         return None
+
+    def _find_reserve(self, exempt: IpSet) -> int:
+        """How much room is kept for those who will be safe yet."""
+        safe = self.entries.get(safe_set(exempt.family, self.facts).name, {})
+        return max(0, min(_RESERVE, exempt.size // _RESERVE_SHARE) - len(safe))
 
     def _number(self, purpose: Purpose) -> int | None:
         """The purpose's number, a new one if it has none; 0 when it needs none, None when all are taken. It is not in

@@ -1151,8 +1151,8 @@ class Controller:
             enforced, failed = self.standing()
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
-            warning, left = self._compilation.kinds.warning, self._kernel.leftovers()
-            changes["notes"] = (*self._premises.notes, *((warning,) if warning else ()), *self._uncounted, *left)
+            warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
+            changes["notes"] = (*self._premises.notes, *filter(None, warnings), *self._uncounted, *left)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)
