@@ -16,7 +16,7 @@ from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
-from netlimit.detours import Areas
+from netlimit.detours import read_areas
 from netlimit.fragments import find_leak
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
@@ -360,7 +360,7 @@ class Compilation:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
         if (translated := spoiled.get(Spoiled.TRANSLATED)) is not None:
-            areas = Areas(translated.places)
+            areas = read_areas(translated.places)
             led = {way.rule_id for way in ways if way.is_asked_before_nat and areas.meet(way.target)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TRANSLATED) for rule_id in led}
         found = {

@@ -439,7 +439,7 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
             "translated destinations",
             Severity.WARNING,
             f"What this gateway itself sends is given another destination in nat OUTPUT (`{first.rule[:_SHOWN]}`: to "
-            f"{place}{more}): rules `to` it do not see what comes there so. What is forwarded they see.",
+            f"{place}{more}): blocks and limits `to` it do not hold for that. For what is forwarded they do.",
             "Block or limit the address that is translated, too, or have programs of this gateway use the real one.",
             Spoiled.TRANSLATED,
             (),

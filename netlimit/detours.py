@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
@@ -51,7 +52,7 @@ def find_forwards(ruleset: str, harmless: Collection[str] = ()) -> dict[str, str
     """The devices of which nftables forwards by itself what comes in (`fwd`), each with the rule; `harmless` are
     devices from which packets come back."""
     found: dict[str, str] = {}
-    for (family, _), chains in _read_ruleset(ruleset).items():
+    for (family, _), chains in (_read_ruleset(ruleset) if "fwd " in ruleset else {}).items():
         for header, rules in _find_hooked(chains, _INGRESS) if family == "netdev" else ():
             rule = next((each for each in rules if _is_forward(each, harmless)), None)
             if rule is not None:
@@ -82,7 +83,7 @@ def find_translations(
 
 def _list_translating(ruleset: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """The rules of nftables with the families that they may be about, and where each leads ("" for anywhere)."""
-    for (family, _), chains in _read_ruleset(ruleset).items():
+    for (family, _), chains in (_read_ruleset(ruleset) if "type nat hook output" in ruleset else {}).items():
         for _, rules in _find_hooked(chains, _SENT):
             for rule, match in ((rule, _TRANSLATES.search(rule)) for rule in rules):
                 if match is not None:
@@ -141,6 +142,12 @@ class Areas:
         ends = self._ends[family]
         before = bisect_right(ends, (last, 1 << _LONGEST[6]))
         return before > 0 and ends[before - 1][1] >= first
+
+
+@lru_cache(maxsize=4)
+def read_areas(places: tuple[str, ...]) -> Areas:
+    """Areas that are asked again and again: with kube-proxy there are thousands."""
+    return Areas(places)
 
 
 def _read_ends(target: str) -> tuple[int, int, int]:
