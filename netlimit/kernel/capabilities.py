@@ -161,7 +161,7 @@ def _try_once(give_up: Callable[[], None]) -> tuple[dict[str, str | None], str]:
     asked.close()
     found: dict[str, str | None] = {}
     ended = "" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
-    with answer, suppress(EOFError):
+    with answer, suppress(EOFError, OSError):  # the latter where it has died within its answer
         found = {} if ended else answer.recv()
     process.kill()
     process.join()

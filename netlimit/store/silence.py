@@ -13,6 +13,10 @@ from typing import Any
 import psycopg
 
 
+_LONGEST_LOOK = 0.5
+"""Seconds of silence that one look counts at most: who has been suspended himself must not blame the server."""
+
+
 class ImpatientConnection(psycopg.Connection[Any]):
     """Is closed, with psycopg.OperationalError, when nothing comes of the server for longer than `silence`, in
     seconds, while it is asked."""
@@ -59,15 +63,14 @@ class ImpatientConnection(psycopg.Connection[Any]):
 
     def _bound(self, asking: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """The same question; psycopg looks in several times a second, whether something has come (`ready`) or not."""
-        heard = time.monotonic()
+        silent, looked = 0.0, time.monotonic()
         try:
             wanted = next(asking)
             while True:
                 ready = yield wanted
-                now = time.monotonic()
-                if ready:
-                    heard = now
-                elif now - heard > self.silence:
+                looked, before = time.monotonic(), looked
+                silent = 0.0 if ready else silent + min(looked - before, _LONGEST_LOOK)
+                if silent > self.silence:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(
                         f"the connection was given up: the server has said nothing for {self.silence:g} seconds"
