@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 
-
 _LONGEST_LOOK = 0.5
 """Seconds of silence that one look counts at most: who has been suspended himself must not blame the server."""
 
