@@ -355,6 +355,8 @@ class Compilation:
         if Spoiled.INCOMING in spoiled:
             incoming = self.shaping.find_incoming(spoiled[Spoiled.INCOMING].devices)
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
+        if Spoiled.TAKEN in spoiled:
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.TAKEN) for rule_id in self.shaping.find_incoming()}
         ways = list(self._list_ways()) if spoiled.keys() & {Spoiled.ENTERING, Spoiled.TRANSLATED} else []
         if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}

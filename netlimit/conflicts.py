@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from netlimit.detours import Translation, find_forwards, find_translations
+from netlimit.detours import Translation, find_forwards, find_taking, find_translations
 from netlimit.state import PEER_PREFIX
 
 UNKNOWN = "unknown"
@@ -64,6 +64,7 @@ class Spoiled(StrEnum):
     OPEN = "connections at once"
     ENTERING = "rules on what comes in by some devices"
     TRANSLATED = "rules to what this host reaches by another address"
+    TAKEN = "rules that shape what is for this host, by whatever device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_ahead,
         _find_redirected,
         _find_translated,
+        _find_taken,
         _find_segments,
         _find_full,
         _find_queues,
@@ -444,6 +446,23 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
             Spoiled.TRANSLATED,
             (),
             tuple(found),
+        )
+
+
+def _find_taken(report: HostReport) -> Iterator[Finding]:
+    """Who leads packets to sockets of this host that our program on the ingress has seen before, and let go: it looks
+    for a socket where the packet says it is for, and a port that is translated has none."""
+    found = [*dict.fromkeys(find_taking(report.nftables, report.nat, report.own))]
+    if found:
+        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        yield Finding(
+            "redirected ports",
+            Severity.WARNING,
+            "What comes in is given another port, or an address of this gateway, in nat PREROUTING "
+            f"(`{found[0][:_SHOWN]}`{more}): where that leads to a socket here, it is not shaped. What is sent to that "
+            "port and address itself is, and what is forwarded.",
+            "Limit it instead (`action: drop`), or let the program listen at the port that is asked for.",
+            Spoiled.TAKEN,
         )
 
 

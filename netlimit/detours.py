@@ -27,7 +27,10 @@ _COMMENT = re.compile(r'(?:^| )comment "(?:[^"\\]|\\.)*"')
 _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
 _SENT = re.compile(r"type nat hook output\b")
+_RECEIVED = re.compile(r"type nat hook prerouting\b")
+_TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
 _TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
+_PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _ADDED = re.compile(r"-A (\S+) ")
@@ -74,39 +77,73 @@ def find_translations(
 ) -> Iterator[Translation]:
     """What gives packets of this host another destination, but for one of its `own` and loopback: in a ruleset of
     nftables, and in nat tables of iptables (the rules of each, as it saves them)."""
-    for rule, families, place in (*_list_translating(ruleset), *_list_targets(tables)):
+    for rule, families, place in (*_list_translating(ruleset, _SENT), *_list_targets(tables, "OUTPUT")):
         for first, last in _read_places(place, families):
             mine = first == last and str(first) in own
             if not mine and not (first.is_loopback and last.is_loopback):
                 yield Translation(rule, first, last)
 
 
-def _list_translating(ruleset: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[str]) -> Iterator[str]:
+    """The rules that may lead what comes in to a socket of this host, whatever port or address it is for: those that
+    redirect, and those that give it an address of its `own` or of loopback, or another port alone. Read from what
+    `find_translations` reads."""
+    listed = (rule for _, rule in _follow_hooked(ruleset, _RECEIVED))
+    for rule in (*listed, *_follow_tables(tables, "PREROUTING")):
+        if _TAKES.search(rule) and _TAKES.search(_QUOTED.sub('""', rule)):
+            yield rule
+    addresses = {*map(ip_address, own)}
+    for rule, families, place in (*_list_translating(ruleset, _RECEIVED), *_list_targets(tables, "PREROUTING")):
+        ends = _read_places(place, families)
+        if _PORT_ALONE.match(place) or any(_is_taking(first, last, addresses) for first, last in ends):
+            yield rule
+
+
+def _is_taking(first: Address, last: Address, own: Collection[Address]) -> bool:
+    if first.is_unspecified:  # nobody knows where it leads: most likely to some server
+        return False
+    if first == last:
+        return first in own or first.is_loopback
+    inside = (int(first) <= int(each) <= int(last) for each in own if each.version == first.version)
+    return first.is_loopback or any(inside)
+
+
+def _list_translating(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """The rules of nftables with the families that they may be about, and where each leads ("" for anywhere)."""
-    for (family, _), chains in (_read_ruleset(ruleset) if "type nat hook output" in ruleset else {}).items():
-        for _, rules in _find_hooked(chains, _SENT):
-            for rule, match in ((rule, _TRANSLATES.search(rule)) for rule in rules):
-                if match is not None:
-                    families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
-                    places = _VALUE.findall(match[2]) if " map " in f" {match[2]}" else [match[2].split(" ")[0]]
-                    yield from ((rule, families, place) for place in places or [""])
+    for family, rule in _follow_hooked(ruleset, hook):
+        if (match := _TRANSLATES.search(rule)) is not None:
+            families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
+            places = _VALUE.findall(match[2]) if " map " in f" {match[2]}" else [match[2].split(" ")[0]]
+            yield from ((rule, families, place) for place in places or [""])
 
 
-def _list_targets(tables: Iterable[Sequence[str]]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _follow_hooked(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """The rules of nftables that a packet may meet at a hook, each with the family of its table."""
+    for (family, _), chains in (_read_ruleset(ruleset) if hook.search(ruleset) else {}).items():
+        for _, rules in _find_hooked(chains, hook):
+            yield from ((family, rule) for rule in rules)
+
+
+def _list_targets(tables: Iterable[Sequence[str]], chain: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    for rule in _follow_tables(tables, chain):
+        if (target := _TARGET.search(rule)) is not None:
+            yield rule, (4, 6), target[1]
+
+
+def _follow_tables(tables: Iterable[Sequence[str]], chain: str) -> Iterator[str]:
+    """The rules of iptables that a packet may meet in a chain of the kernel's, without what is quoted in them."""
     for lines in tables:
         chains: _Rules = {}
         for line in lines:
             if (added := _ADDED.match(line)) is not None:
                 chains.setdefault(added[1], []).append(_QUOTED.sub('""', line))
-        for rule in _follow(chains, ["OUTPUT"], _LEADS):
-            if (target := _TARGET.search(rule)) is not None:
-                yield rule, (4, 6), target[1]
+        yield from _follow(chains, [chain], _LEADS)
 
 
 def _read_places(text: str, families: tuple[int, ...]) -> list[tuple[Address, Address]]:
     """The addresses, from the first to the last, that are given with or without ports; all where none is understood,
     and none where only ports are."""
-    if text.startswith(":") and not text.startswith("::"):
+    if _PORT_ALONE.match(text):
         return []
     if "[" in text:
         text = text.rpartition("]")[0].replace("[", "").replace("]", "")
@@ -116,8 +153,9 @@ def _read_places(text: str, families: tuple[int, ...]) -> list[tuple[Address, Ad
         if "/" in text:
             network = ip_network(text, strict=False)
             return [(network[0], network[-1])]
-        first, _, last = text.partition("-")
-        return [(ip_address(first), ip_address(last or first))]
+        begin, _, end = text.partition("-")
+        first = ip_address(begin)
+        return [(first, ip_address(end) if end else first)]
     except ValueError:
         every = (ip_network(each) for each in ANYWHERE)
         return [(each[0], each[-1]) for each in every if each.version in families]

@@ -459,12 +459,13 @@ class Shaping:
                         counted.setdefault(place.rule.id, []).append((name, place.number))
         return counted
 
-    def find_incoming(self, devices: Collection[str]) -> set[int]:
-        """The rules that shape what ends on this host and may come in by one of the devices, by their ids."""
+    def find_incoming(self, devices: Collection[str] | None = None) -> set[int]:
+        """The rules that shape what ends on this host and may come in by one of the devices (None: by any), by ids."""
         here, topology = self._devices.get(INGRESS_DEVICE), self.facts.topology
         found = set()
         for rule in (rule for traffic in (here.lanes.values() if here else ()) for rule in traffic.rules):
-            if rule.direction is Direction.TO or not {*devices}.isdisjoint(find_towards(rule.target, topology)):
+            anywhere = devices is None or rule.direction is Direction.TO
+            if anywhere or not set(devices or ()).isdisjoint(find_towards(rule.target, topology)):
                 found.add(rule.id)
         return found
 

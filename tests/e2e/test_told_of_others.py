@@ -151,6 +151,39 @@ def test_what_the_gateway_sends_to_another_address_than_it_asks_for_is_told(
         gateway.wait_for_state(blocked, State.APPLIED)
 
 
+TAKEN: dict[str, tuple[str, ...]] = {
+    "REDIRECT": ("-i", "lan", "-p", "udp", "--dport", "8080", "-j", "REDIRECT", "--to-ports"),
+    "DNAT": ("-i", "lan", "-p", "udp", "--dport", "8080", "-j", "DNAT", "--to-destination"),
+}
+
+
+@pytest.mark.parametrize("target", TAKEN)
+def test_ports_that_are_redirected_to_the_gateway_are_told_where_they_would_be_shaped(
+    gateway: Gateway, lab: Lab, target: str
+) -> None:
+    shaped, limited, sent = gateway.put(
+        shape(CLIENT), {"target": CLIENT, "rate": "1000 packets/s"}, shape(CLIENT, direction="to")
+    )
+    place = {"REDIRECT": "9", "DNAT": f"{LAN}:9"}[target]
+    elsewhere = ("-p", "udp", "--dport", "8081", "-j", "DNAT", "--to-destination", f"{SERVER}:9")
+    nat = ("iptables-legacy", "-t", "nat")
+    lab.gateway.run(*nat, "-A", "PREROUTING", *elsewhere)
+    try:
+        with looked_again(gateway):
+            assert gateway.wait_for_state(shaped, State.APPLIED) == ""
+        lab.gateway.run(*nat, "-A", "PREROUTING", *TAKEN[target], place)
+        with looked_again(gateway):
+            assert f"-j {target}" in gateway.wait_for_state(shaped, State.DEGRADED)
+        assert gateway.state(limited) == (State.APPLIED, "")
+        assert gateway.state(sent) == (State.APPLIED, ""), "it shapes what leaves"
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "WARNING: redirected ports" in told.stdout) == (0, True)
+    finally:
+        lab.gateway.run(*nat, "-F")
+    with looked_again(gateway):
+        gateway.wait_for_state(shaped, State.APPLIED)
+
+
 def test_what_leads_to_the_gateway_itself_is_not_told(gateway: Gateway, lab: Lab) -> None:
     """As Docker without published ports, and a resolver of the host's, have it."""
     (rule,) = gateway.put({"target": "0.0.0.0/0", "direction": "to", "rate": "1000 packets/s", "per": "target"})

@@ -80,6 +80,12 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(bridges=("br0",), bridged=frozenset({4, 6})), "bridge", Severity.WARNING, "VLAN 0"),
     (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
     (HostReport(segments=("fd05::6/128", "fd05::7/128")), "SRv6", Severity.WARNING, "fd05::6/128 and 1 more"),
+    (
+        HostReport(nat=(("-A PREROUTING -j REDIRECT", "-A PREROUTING -j DNAT --to-destination 127.0.0.1"),)),
+        "redirected ports",
+        Severity.WARNING,
+        "`-A PREROUTING -j REDIRECT`, and 1 more such rules",
+    ),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
 QUIET = [

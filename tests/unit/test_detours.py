@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netlimit.conflicts import HostReport, Severity, find_conflicts
-from netlimit.detours import Areas, find_forwards, find_translations
+from netlimit.detours import Areas, find_forwards, find_taking, find_translations
 
 NETDEV = """table netdev t {
 	set s {
@@ -98,6 +98,54 @@ def test_a_map_of_verdicts_may_lead_to_every_chain_of_its_table() -> None:
 def test_places_are_named_where_iptables_leads_what_is_sent() -> None:
     found = [str(each) for each in find_translations("", [TABLE])]
     assert sorted(found) == ["10.5.0.0-10.5.0.255", "172.17.0.2", "fd00::2-fd00::9"]
+
+
+TAKEN = [
+    "-A PREROUTING -i lan -p udp -m udp --dport 80 -j REDIRECT --to-ports 9000",
+    "-A PREROUTING -j REDIRECT",
+    "-A PREROUTING -j DNAT --to-destination 10.1.0.1:80",
+    "-A PREROUTING -j DNAT --to-destination 10.1.0.0-10.1.0.9",
+    "-A PREROUTING -j DNAT --to-destination 127.0.0.1:80",
+    "-A PREROUTING -j DNAT --to-destination [fd00:1::1]:80",
+    "-A PREROUTING -j DNAT --to-destination :80",
+]
+LEFT = [
+    "-A PREROUTING -j DNAT --to-destination 172.17.0.2:80",
+    "-A OUTPUT -j REDIRECT --to-ports 9000",
+    '-A PREROUTING -m comment --comment "to -j REDIRECT" -j ACCEPT',
+    "-A PREROUTING -j REDIRECTED",
+    "-A OTHER -j REDIRECT",
+]
+RECEIVED = {
+    "tcp dport 80 redirect to :9000": True,
+    "redirect": True,
+    "iifname redirect accept": True,  # who calls a device so is told too much
+    'iifname "redirect" accept': False,
+    "ip daddr @redirect accept": False,
+    'accept comment "redirect to :9"': False,
+    "dnat to 10.1.0.1:9000": True,
+    "dnat to :9000": True,
+    "dnat to 10.2.0.2:9000": False,
+    "dnat to tcp dport map { 80 : 10.2.0.2, 81 : 10.1.0.1 }": True,
+    "dnat to tcp dport map @m": False,
+}
+
+
+@pytest.mark.parametrize("rule", [*TAKEN, *LEFT])
+def test_rules_of_iptables_are_named_that_lead_what_comes_in_to_this_host(rule: str) -> None:
+    assert [*find_taking("", [[rule]], {"10.1.0.1", "fd00:1::1"})] == [rule] * (rule in TAKEN)
+
+
+def test_they_are_found_where_other_rules_lead() -> None:
+    table = ("-A PREROUTING -i lan -g PROXY", "-A PROXY -p tcp -j REDIRECT --to-ports 3128")
+    assert [*find_taking("", [table], ())] == [table[1]]
+
+
+@pytest.mark.parametrize("rule", RECEIVED)
+def test_rules_of_nftables_are_named_that_lead_what_comes_in_to_this_host(rule: str) -> None:
+    text = "table ip t {\n\tchain p {\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tRULE\n\t}\n}\n"
+    assert bool([*find_taking(text.replace("RULE", rule), (), {"10.1.0.1"})]) == RECEIVED[rule]
+    assert not [*find_taking(text.replace("RULE", rule).replace("prerouting", "output"), (), {"10.1.0.1"})]
 
 
 def test_areas_are_met_where_they_overlap() -> None:
