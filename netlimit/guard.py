@@ -119,7 +119,7 @@ class Guard:
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
-        self._pauses = self._host in window.paused
+        self._pauses = self._find_pause(window)
         return take_snapshot(self._store, self._host, window.base, self._pauses)
 
     def _wait_for_end(self, window: Window, end: float) -> Window | None:
@@ -142,8 +142,13 @@ class Guard:
         last = self._store.window()
         if last is None or last.outcome is not None or last.opened_at != window.opened_at:
             return last  # None of a database that was restored, and knows nothing of it: then the deadline counts
-        self._pauses = self._host in last.paused  # `netlimit apply` ends a pause for good
+        self._pauses = self._find_pause(last)
         return None
+
+    def _find_pause(self, window: Window) -> bool:
+        """Whether this gateway is to be torn down when the window has ended: again, or because it is anyway. Either
+        may change while it is open."""
+        return self._host in window.paused or self._store.paused(self._host)
 
     # -- undoing
 

@@ -64,7 +64,8 @@ class Replica(Store):
     def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
         numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
-        confirmation is open: then False. Raises StoreError."""
+        confirmation is open: then False, and of all that the pause alone is taken over, unless the window undoes it.
+        Raises StoreError."""
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         known = self._copied >= 0 and self._copied == self.revision()  # a guard may have put another in its place
@@ -77,6 +78,8 @@ class Replica(Store):
                 stack.enter_context(closing(every))
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
+                if self._host not in window.paused:
+                    self._follow_pause(paused)
                 return False
             connection = stack.enter_context(self._database.writing())
             if changes is not None:
@@ -95,6 +98,12 @@ class Replica(Store):
             hosts.pause(connection, self._host, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
+
+    def _follow_pause(self, paused: bool) -> None:
+        if self.paused(self._host) != paused:
+            with self._database.writing() as connection:
+                hosts.pause(connection, self._host, paused)
+            self._paused = paused
 
     def hold(self, snapshot: Snapshot, window: Window) -> None:
         """Hold what a snapshot says, instead of all else: the rules from before a window that has expired. A controller

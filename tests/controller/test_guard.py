@@ -204,6 +204,20 @@ def test_what_goes_on_for_good_meanwhile_is_not_taken_out(guarded: Guarded, hang
 
 
 @pytest.mark.parametrize("hangs", [False, True])
+def test_what_is_torn_down_meanwhile_stays_so(guarded: Guarded, hangs: bool) -> None:
+    site = guarded.site
+    site.add(target="10.0.0.2", action="block")
+    guarded.cut()
+    site.store.pause("gw", True)
+    wait(lambda: guarded.guard._pauses)
+    with locked(site.store) if hangs else nullcontext():
+        guarded.end_window()
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    wait(lambda: not site.kernel.structure().sets)
+    assert site.store.paused("gw")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
 def test_what_was_forced_and_was_removed_meanwhile_stays_away(guarded: Guarded, hangs: bool) -> None:
     """While the database does not answer, nobody knows what was removed."""
     site = guarded.site

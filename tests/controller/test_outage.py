@@ -249,6 +249,23 @@ def test_what_is_torn_down_stays_so_without_the_database(away: Away) -> None:
     assert not away.replica.paused("gw")
 
 
+def test_the_copy_follows_a_pause_while_a_window_is_open_unless_the_window_undoes_it(away: Away) -> None:
+    store, now = away.site.store, away.site.clock()
+    away.run()
+
+    def follow(paused: bool, for_good: bool = False) -> bool:
+        store.pause("gw", paused, for_good=for_good)
+        assert not away.replica.follow(store)
+        return away.replica.paused("gw")
+
+    store.open_window(3600, "test", now)
+    assert [follow(paused) for paused in (True, False, True)] == [True, False, True]
+    store.confirm("test", now)
+    store.open_window(3600, "test", now, paused=["gw"])
+    assert follow(False), "it is to be paused again"
+    assert not follow(False, for_good=True)
+
+
 def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
     away: Away, monkeypatch: pytest.MonkeyPatch
 ) -> None:
