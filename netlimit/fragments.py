@@ -24,13 +24,17 @@ def are_told_apart(family: int, selector: Selector) -> bool:
 
 
 def join(family: int, selectors: Iterable[Selector], capabilities: Mapping[str, str | None]) -> tuple[ChainRule, ...]:
-    """The rules that make the kernel put fragments together; none where no selector needs it, or nothing can."""
-    if not any(are_told_apart(family, selector) for selector in selectors):
-        return ()
+    """The rules that make the kernel put fragments together; none where no selector needs it, or nothing can.
+
+    For IPv6 there is always one, if that is possible without tracking connections: what is spared (OSPF, VRRP) is known
+    by its protocol, which a later fragment may feign.
+    """
+    needed = any(are_told_apart(family, selector) for selector in selectors)
     six = "6" if family == 6 else ""
-    for name, match in (("socket", HasSocket()), ("conntrack", Opens())):
-        if capabilities.get(f"{name}{six}") is None:
-            return (chain_rule(Verdict("RETURN"), match),)
+    if (needed or six) and capabilities.get(f"socket{six}") is None:
+        return (chain_rule(Verdict("RETURN"), HasSocket()),)
+    if needed and capabilities.get(f"conntrack{six}") is None:
+        return (chain_rule(Verdict("RETURN"), Opens()),)
     return ()
 
 

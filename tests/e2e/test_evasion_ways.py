@@ -11,11 +11,12 @@ from subprocess import PIPE
 import pytest
 
 from netlimit.records import State
-from scripts.testbed.namespaces import CLIENT, CLIENT_MAC, LAN_MAC, SERVER, Lab, Namespace
+from scripts.testbed.namespaces import CLIENT, CLIENT_MAC, LAN6, LAN_MAC, SERVER, Lab, Namespace
 from tests import warm
 from tests.e2e.evasion import wire
-from tests.e2e.evasion.headers import TCP, UDP, Ends, ip4, tcp, udp
+from tests.e2e.evasion.headers import FRAGMENT, TCP, UDP, Ends, fragment_header, ip4, ip6, tcp, udp
 from tests.e2e.evasion.kinds4 import ACK, FIN, PSH, RST, SYN
+from tests.e2e.frames import send
 from tests.e2e.gateway import Gateway
 
 SENT, BURST = 30, 5
@@ -47,6 +48,18 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as s
             passed[socket.inet_ntoa(frame[26:30])] += struct.unpack_from("!H", frame, 16)[0]
 print(json.dumps(passed))
 """
+
+DATAGRAMS = """
+import collections, json, select, socket, sys
+heard = collections.Counter()
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+    sock.bind((sys.argv[1], 9000))
+    print("ready", flush=True)
+    while sock in (readable := select.select([sock, sys.stdin], [], [])[0]) or sys.stdin.read():
+        heard[sock.recvfrom(2048)[1][0]] += 1
+print(json.dumps(heard))
+"""
+OSPF, VRRP = 89, 112
 
 
 def _tally(lab: Lab, *sources: str, segment: int, segments: int, times: int) -> tuple[dict[str, int], float]:
@@ -226,3 +239,25 @@ def test_limits_of_connections_at_once_say_who_keeps_them_from_being_counted(gat
         lab.gateway.run("nft", "flush", "ruleset")
         gateway.stop()
         gateway.start()
+
+
+def test_what_later_fragments_claim_to_be_spares_nobody(gateway: Gateway, lab: Lab) -> None:
+    """Only the first fragment of an IPv6 packet tells what it is. OSPF and VRRP for this host are spared."""
+    sources = {claim: f"fd00:1::{number}" for number, claim in enumerate((UDP, OSPF, VRRP), 0x31)}
+    lab.add_client_addresses(*sources.values())
+    gateway.put(*({"target": source, "rate": f"{BURST} packets/h", "burst": BURST} for source in sources.values()))
+    receiver = lab.gateway.popen(sys.executable, "-S", "-c", DATAGRAMS, LAN6, stdin=PIPE, stdout=PIPE)
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "ready\n"
+    frames: list[bytes] = []
+    for claim, source in sources.items():
+        for number in range(SENT):
+            ends = Ends(source, LAN6, number)
+            whole = udp(ends, bytes(100), to=9000)
+            first = ip6(ends, FRAGMENT, fragment_header(UDP, number, 0, True) + whole[:8])
+            second = ip6(ends, FRAGMENT, fragment_header(claim, number, 1, False) + whole[8:], hops=255)
+            frames += [wire.frame(each, LAN_MAC, CLIENT_MAC) for each in (first, second)]
+    send(lab.client, frames)
+    time.sleep(0.5)
+    told, _ = receiver.communicate(timeout=60)
+    assert json.loads(told) == dict.fromkeys(sources.values(), BURST)
