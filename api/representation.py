@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -46,6 +47,16 @@ def merge(rule: Rule, changes: Mapping[str, object]) -> dict[str, object]:
     if fields.get("ttl") is not None and "expires_at" not in changes:
         fields["expires_at"] = None
     return dict(fields)
+
+
+def patch(rule: Rule, changes: Mapping[str, object], now: datetime) -> Rule:
+    """The rule that a merge patch makes of it. What the patch does not name stays, also where it is more than rules may
+    have today. Raises RuleError."""
+    fields = merge(rule, changes)
+    if isinstance(rule, Malformed):
+        return read_rule(fields, now)
+    kept: dict[str, Any] = {name: getattr(rule, name) for name in ("labels", "hosts") if name not in changes}
+    return replace(read_rule({name: each for name, each in fields.items() if name not in kept}, now), **kept)
 
 
 def write_kept(kept: Kept, standing: Mapping[str, object]) -> dict[str, object]:

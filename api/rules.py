@@ -22,7 +22,7 @@ from api.lockout import ForceQuery, Lockout, LockoutOf
 from api.openapi import body_of, one_rule
 from api.preview import preview
 from api.problems import Problem, responses
-from api.representation import merge, read_rule, without_read_only, write_kept
+from api.representation import patch, read_rule, without_read_only, write_kept
 from api.standing import find_state, judge
 from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
@@ -213,7 +213,7 @@ async def change_rule(
     now = datetime.now(UTC)
 
     def alter(rule: Rule) -> Rule:
-        altered = read_rule(merge(rule, changes), now)
+        altered = patch(rule, changes, now)
         expect_revision(if_match, rule)
         return lockout.claim(with_changes(altered, id=rule.id), query.force, rule)
 

@@ -61,7 +61,7 @@ _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
-_ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 10}
+_ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 9}
 """Where each kind of filter has its actions (TCA_…_ACT)."""
 _MIRRED_PARAMETERS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
@@ -123,8 +123,8 @@ def find_ahead() -> dict[str, str]:
 def find_redirecting() -> dict[str, str]:
     """The devices on whose ingress a filter leads packets out by a device from which they do not come back, with the
     kind and priority of the filter. What programs (bpf) redirect by themselves is not seen."""
-    names, found = read_names(), dict[str, str]()
-    ifbs = {index for index, name in names.items() if name in read_ifbs()}
+    names, found, backs = read_names(), dict[str, str](), read_ifbs()
+    ifbs = {index for index, name in names.items() if name in backs}
     for qdisc in _read_clsacts():
         if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
             for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):

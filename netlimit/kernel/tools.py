@@ -21,6 +21,8 @@ _PACKAGES = {
     "ip6tables-legacy-save": "iptables",
     "iptables-legacy-restore": "iptables",
     "ip6tables-legacy-restore": "iptables",
+    "iptables-nft-save": "iptables",
+    "ip6tables-nft-save": "iptables",
     "tc": "iproute2",
     "nft": "nftables",
 }

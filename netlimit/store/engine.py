@@ -22,7 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 from netlimit.errors import Busy, StoreError
 from netlimit.store import files
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
-from netlimit.store.servers import Reached, find_servers
+from netlimit.store.servers import Names, Reached, find_servers
 from netlimit.store.tables import SCHEMA
 
 CHANNEL = "netlimit"
@@ -35,6 +35,9 @@ CHECK_SECONDS = 10.0
 SHORT_SILENCE = 2.0
 """Seconds that a server may say nothing to who is impatient: longer than he waits for locks, and than what he asks
 takes."""
+
+LOOK_UP_SECONDS = 3.0
+"""How long who is impatient waits for the names of servers to be looked up."""
 
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
@@ -369,18 +372,22 @@ def _open_postgres(url: URL, patience: float | None, silence: float | None) -> E
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
     if silence is not None or patience is not None:
-        seconds = SHORT_SILENCE + (int(chosen["connect_timeout"]) + 1) * max(1, len(find_servers(url)))
-        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE, seconds))
+        names = Names(() if patience is None else find_servers(url))
+        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE, names))
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
     event.listen(engine, "connect", partial(_prepare_postgres, wait))
     return engine
 
 
-def _choose_impatience(silence: float, seconds: float) -> Callable[..., Any]:
-    from netlimit.store.silence import ImpatientConnection  # the driver is not everywhere
+def _choose_impatience(silence: float, names: Names) -> Callable[..., Any]:
+    from psycopg import OperationalError  # the driver is not everywhere
+
+    from netlimit.store.silence import ImpatientConnection
 
     def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
-        connection = ImpatientConnection.connect_within(seconds, *where, **how)
+        if not names.are_answered(LOOK_UP_SECONDS):
+            raise OperationalError(f"the resolver has not answered for {LOOK_UP_SECONDS:g} seconds")
+        connection = ImpatientConnection.connect(*where, **how)
         connection.silence = silence
         return connection
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.engine import URL
@@ -33,6 +36,29 @@ def _read_environment() -> dict[str, str]:
         return {}
     known = pq.Conninfo.get_defaults()
     return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in known if each.val is not None}
+
+
+class Names:
+    """Names of servers, that are looked up before the driver does: it waits for a resolver that hangs as long as that
+    likes, for no timeout of its own has begun."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._asking: threading.Thread | None = None
+
+    def are_answered(self, seconds: float) -> bool:
+        """Whether the resolver has said something of each within so long, be it that there is none. One is asked that
+        has not answered yet by nobody else."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._look_up, name="looking up", daemon=True)
+            self._asking.start()
+        self._asking.join(seconds)
+        return not self._asking.is_alive()
+
+    def _look_up(self) -> None:
+        for name in self._names:
+            with suppress(OSError, UnicodeError):
+                socket.getaddrinfo(name, None)
 
 
 class Reached:

@@ -3,11 +3,8 @@ waited for without end, for its kernel goes on answering for it."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import psycopg
@@ -21,40 +18,6 @@ class ImpatientConnection(psycopg.Connection[Any]):
     seconds, while it is asked."""
 
     silence = 2.0
-
-    @classmethod
-    def connect_within(cls, seconds: float, *where: Any, **how: Any) -> ImpatientConnection:
-        """Connect, or raise psycopg.OperationalError after so long: names are looked up before any timeout of the
-        driver's begins, and a resolver that hangs keeps whoever asks it for as long as it likes."""
-        made: SimpleQueue[ImpatientConnection | Exception] = SimpleQueue()
-        wanted = threading.Event()
-        wanted.set()
-
-        def connect() -> None:
-            try:
-                connection = cls.connect(*where, **how)
-            except Exception as error:
-                made.put(error)
-                return
-            made.put(connection)
-            if not wanted.is_set():
-                connection.close()
-
-        threading.Thread(target=connect, name="connecting", daemon=True).start()
-        try:
-            found = made.get(timeout=seconds)
-        except Empty:
-            wanted.clear()
-            with suppress(Empty):
-                late = made.get_nowait()  # between the two
-                if not isinstance(late, Exception):
-                    late.close()
-            raise psycopg.OperationalError(
-                f"the server could not be reached within {seconds:g} seconds: neither it nor the resolver has answered"
-            ) from None
-        if isinstance(found, Exception):
-            raise found
-        return found
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
         """Wait for an answer."""

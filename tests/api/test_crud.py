@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -355,3 +356,15 @@ def test_the_audit_tells_who_changed_what(url: str, client: httpx.Client) -> Non
     assert added["old"] is None
     assert removed["new"] is None
     assert datetime.now(UTC) - datetime.fromisoformat(removed["at"]) < timedelta(minutes=1)
+
+
+def test_what_was_kept_with_more_than_a_rule_may_have_can_be_changed(client: httpx.Client, store: Store) -> None:
+    """Before there was a bound."""
+    now = datetime.now(UTC)
+    labels = tuple((f"a{number:02}", "") for number in range(40))
+    rule = replace(parse_rule({"target": "10.0.0.1", "action": "block"}, now), labels=labels)
+    kept = store.add([rule], "test", now)[0]
+    answer = client.patch(f"/rules/{kept.id}", json={"enabled": False})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["enabled"], len(answer.json()["labels"])) == (False, 40)
+    assert client.patch(f"/rules/{kept.id}", json={"labels": {"b": ""}}).status_code == 422
