@@ -134,7 +134,7 @@ class RuleFields(Strict):
         description="The gateways that enforce the rule (256 at most); by default all.",
         examples=[["gw1", "gw2"]],
     )
-    labels: Annotated[dict[Word, LabelText], Field(max_length=32)] | None = Field(
+    labels: Annotated[dict[Word, LabelText], Field(max_length=128)] | None = Field(
         None,
         description="Texts of your own to find rules by, 4096 letters in all; no control characters.",
         examples=[{"customer": "acme"}],

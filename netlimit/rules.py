@@ -188,7 +188,7 @@ _RESERVED = frozenset({"bulk"})
 """Names that mean something else in a path of the API."""
 _TTL = re.compile(r"([0-9]{1,12})\s*(s|m|min|h|d|w)?")
 _TTL_UNITS = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-MOST_LABELS, MOST_LETTERS, MOST_GATEWAYS = 32, 4096, 256
+MOST_LABELS, MOST_LETTERS, MOST_GATEWAYS = 128, 4096, 256
 """Of one rule: labels, letters of all of them, and gateways. Each change keeps what was before it, twice."""
 _LONGEST_TTL = 10 * 366 * 86400
 

@@ -361,10 +361,10 @@ def test_the_audit_tells_who_changed_what(url: str, client: httpx.Client) -> Non
 def test_what_was_kept_with_more_than_a_rule_may_have_can_be_changed(client: httpx.Client, store: Store) -> None:
     """Before there was a bound."""
     now = datetime.now(UTC)
-    labels = tuple((f"a{number:02}", "") for number in range(40))
+    labels = tuple((f"a{number:03}", "") for number in range(140))
     rule = replace(parse_rule({"target": "10.0.0.1", "action": "block"}, now), labels=labels)
     kept = store.add([rule], "test", now)[0]
     answer = client.patch(f"/rules/{kept.id}", json={"enabled": False})
     assert answer.status_code == 200, answer.text
-    assert (answer.json()["enabled"], len(answer.json()["labels"])) == (False, 40)
+    assert (answer.json()["enabled"], len(answer.json()["labels"])) == (False, 140)
     assert client.patch(f"/rules/{kept.id}", json={"labels": {"b": ""}}).status_code == 422

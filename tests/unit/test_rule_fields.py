@@ -160,7 +160,7 @@ def test_targets_that_are_none(target: object, sentence: str) -> None:
         ({"rate": RATE, "hosts": ["gw 1"]}, "hosts", "no name of a gateway"),
         ({"rate": RATE, "labels": ["a"]}, "labels", "an object of texts"),
         ({"rate": RATE, "labels": {"a b": "c"}}, "labels", "does not fit"),
-        ({"rate": RATE, "labels": {f"a{number}": "" for number in range(33)}}, "labels", "32 at most"),
+        ({"rate": RATE, "labels": {f"a{number}": "" for number in range(129)}}, "labels", "128 at most"),
         ({"rate": RATE, "labels": {f"a{number}": "x" * 255 for number in range(17)}}, "labels", "4096 letters"),
         ({"rate": RATE, "hosts": [f"gw{number}" for number in range(257)]}, "hosts", "256 at most"),
         ({"rate": RATE, "comment": "x" * 1001}, "comment", "at most 1000 letters"),
