@@ -45,7 +45,7 @@ from netlimit.limits import (
 from netlimit.numbers import MARK_BITS, Numbering, Numbers, PurposeKey
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
-from netlimit.routing import find_towards
+from netlimit.routing import leads_towards
 from netlimit.rules import PEER, Action, Direction, Rule, format_target
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
@@ -75,13 +75,13 @@ class _Way(NamedTuple):
         """Whether what this host sends is asked about while it may still be given another destination."""
         return self.direction is Direction.TO and not self.late
 
-    def may_enter(self, devices: Collection[str], facts: Facts) -> bool:
+    def may_enter(self, devices: tuple[str, ...], facts: Facts) -> bool:
         """Whether such packets may come in by one of the devices, and would be forwarded."""
         if self.own or self.direction is Direction.TO:
             return not self.own
         if self.interface:
             return self.interface in devices
-        return not {*devices}.isdisjoint(find_towards(read_network(self.target), facts.topology))
+        return leads_towards(read_network(self.target), devices, facts.topology)
 
 
 @dataclass(slots=True)

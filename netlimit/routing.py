@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,9 +62,16 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
 
 def find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
     """The devices of the best route to all of it, and of those to parts of it."""
-    best = next(iter(_find_around(target, topology)), None)
-    same = [each for each in _find_around(target, topology) if best and each.length == best.length]
-    return _devices_of([*same, *_find_inside(target, topology)])
+    return _devices_of([*_find_best(target, topology), *_find_inside(target, topology)])
+
+
+def leads_towards(target: Target, devices: tuple[str, ...], topology: Topology) -> bool:
+    """Whether `find_towards` names one of the devices: for many targets, where there can be many routes."""
+    if any(device in devices for each in _find_best(target, topology) for device in each.route.devices):
+        return True
+    starts = _read_starts(topology, target.version, devices)
+    at = bisect_left(starts, (int(target.network_address), target.prefixlen + 1))
+    return at < len(starts) and starts[at][0] <= int(target.broadcast_address)
 
 
 def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
@@ -74,10 +82,22 @@ def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
 
 def _find_around(target: Target, topology: Topology) -> Iterator[_Parsed]:
     """The routes to all of a target, the best first."""
+    return (each for alike in _list_around(target, topology) for each in alike)
+
+
+def _find_best(target: Target, topology: Topology) -> list[_Parsed]:
+    """The best routes to all of a target: there can be one in each table."""
+    return next(_list_around(target, topology), [])
+
+
+def _list_around(target: Target, topology: Topology) -> Iterator[list[_Parsed]]:
+    """The routes to all of a target, those to one prefix together."""
     table, address = _read_table(topology, target.version), int(target.network_address)
     for length in table.lengths:
-        if length <= target.prefixlen:
-            yield from table.routes.get((length, address >> target.max_prefixlen - length), ())
+        if length <= target.prefixlen and (
+            alike := table.routes.get((length, address >> target.max_prefixlen - length))
+        ):
+            yield alike
 
 
 def _find_inside(target: Target, topology: Topology) -> list[_Parsed]:
@@ -115,6 +135,14 @@ def _read_table(topology: Topology, family: int) -> _Table:
         routes.setdefault((each.length, bits), []).append(each)
     lengths = sorted({each.length for each in here}, reverse=True)
     return _Table(routes, lengths, _devices_of(here), _devices_of(each for each in here if each.length == 0))
+
+
+@lru_cache(maxsize=8)
+def _read_starts(topology: Topology, family: int, devices: tuple[str, ...]) -> list[tuple[int, int]]:
+    """The first address and the length of each prefix that leads to one of the devices, in order."""
+    every = (each for alike in _read_table(topology, family).routes.values() for each in alike)
+    leading = (each for each in every if any(device in devices for device in each.route.devices))
+    return sorted((int(each.network.network_address), each.length) for each in leading)
 
 
 def _devices_of(routes: Iterable[_Parsed]) -> tuple[str, ...]:

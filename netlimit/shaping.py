@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from netlimit.limits import SEEN, Facts, set_keys
 from netlimit.management import find_lack
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
-from netlimit.routing import find_home, find_towards, find_way
+from netlimit.routing import find_home, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
@@ -459,13 +459,13 @@ class Shaping:
                         counted.setdefault(place.rule.id, []).append((name, place.number))
         return counted
 
-    def find_incoming(self, devices: Collection[str] | None = None) -> set[int]:
+    def find_incoming(self, devices: tuple[str, ...] | None = None) -> set[int]:
         """The rules that shape what ends on this host and may come in by one of the devices (None: by any), by ids."""
         here, topology = self._devices.get(INGRESS_DEVICE), self.facts.topology
         found = set()
         for rule in (rule for traffic in (here.lanes.values() if here else ()) for rule in traffic.rules):
             anywhere = devices is None or rule.direction is Direction.TO
-            if anywhere or not set(devices or ()).isdisjoint(find_towards(rule.target, topology)):
+            if anywhere or leads_towards(rule.target, devices or (), topology):
                 found.add(rule.id)
         return found
 

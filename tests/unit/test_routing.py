@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+import time
+from dataclasses import replace
+from ipaddress import IPv4Network, ip_network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from netlimit.compile import Compilation
+from netlimit.conflicts import Finding, Severity, Spoiled
 from netlimit.limits import Facts, own_addresses
-from netlimit.routing import Way, find_home, find_way
+from netlimit.routing import Way, find_home, find_towards, find_way, leads_towards
+from netlimit.rules import parse_rule
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
 from tests.unit.shapes import HOME, UPLINKS, shape
+from tests.unit.strategies import NOW
 
 OWN = own_addresses(("10.1.0.1", "10.2.0.1", "fd00:1::1"))
 CARD = Device(1, True)
@@ -134,3 +142,33 @@ def test_home_is_the_network_behind_a_device_that_a_target_lies_in() -> None:
     assert find_home(ip_network("10.1.2.3"), "wan", HOME) is None
     assert find_home(ip_network("192.0.2.7"), "wan", HOME) is None, "it is behind a gateway there"
     assert find_home(ip_network("fd00:1::2"), "lan", HOME) == ip_network("fd00:1::/32")
+
+
+NETWORKS = st.builds(
+    lambda address, length: IPv4Network((address << 29, length), strict=False), st.integers(0, 7), st.integers(0, 4)
+)
+DEVICES = st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True).map(tuple)
+
+
+@given(st.lists(st.builds(Route, NETWORKS.map(str), DEVICES), max_size=12), NETWORKS, DEVICES)
+def test_a_target_is_led_towards_the_devices_that_routes_name(
+    routes: list[Route], target: IPv4Network, devices: tuple[str, ...]
+) -> None:
+    topology = routed(*routes)
+    assert leads_towards(target, devices, topology) == bool({*devices} & {*find_towards(target, topology)})
+
+
+def test_many_rules_are_looked_for_in_many_routes_at_once() -> None:
+    blocks = [f"10.{block >> 8}.{block & 255}" for block in range(20_000)]
+    topology = routed(
+        Route("0.0.0.0/0", ("wan",)),
+        *(Route(f"{each}.64/26", ("vpn" if i % 2 else "lan",)) for i, each in enumerate(blocks)),
+    )
+    compilation = Compilation(Facts(own=OWN, topology=topology))
+    for number, block in enumerate(blocks[:3000], start=1):
+        rule = parse_rule({"target": f"{block}.0/24", "rate": "100 packets/s", "per": "target"}, NOW)
+        assert compilation.put(replace(rule, id=number)) is None
+    finding = Finding("redirected", Severity.SERIOUS, "It is led away.", "", Spoiled.ENTERING, ("dmz", "lan"))
+    began = time.process_time()
+    assert compilation.find_spoiled({Spoiled.ENTERING: finding}).keys() == {*range(1, 3001, 2)}
+    assert time.process_time() - began < 4
