@@ -23,7 +23,8 @@ _CHAIN = re.compile(r"\tchain (.+) \{")
 _JUMP = re.compile(r"\b(?:jump|goto) ([^\s,}]+)")
 _BY_MAP = re.compile(r"\bvmap @")
 """Verdicts in a map with a name: `nft -t` does not tell them."""
-_COMMENT = re.compile(r'(?:^| )comment "(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'((?:^| )comment )?"[^"]*"')
+"""What nft quotes, in which nothing is escaped, with the word before it where it is a comment."""
 _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
 _SENT = re.compile(r"type nat hook output\b")
@@ -33,6 +34,7 @@ _TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
 _PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+"""What iptables quotes."""
 _ADDED = re.compile(r"-A (\S+) ")
 _LEADS = re.compile(r"(?<!\S)-[jg] (\S+)")
 _TARGET = re.compile(r"(?<!\S)-j (?:DNAT\b.* --to-destination|NETMAP\b.* --to) (\S+)")
@@ -90,7 +92,7 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
     `find_translations` reads."""
     listed = (rule for _, rule in _follow_hooked(ruleset, _RECEIVED))
     for rule in (*listed, *_follow_tables(tables, "PREROUTING")):
-        if _TAKES.search(rule) and _TAKES.search(_QUOTED.sub('""', rule)):
+        if _TAKES.search(rule) and _TAKES.search(_STRING.sub('""', rule)):
             yield rule
     addresses = {*map(ip_address, own)}
     for rule, families, place in (*_list_translating(ruleset, _RECEIVED), *_list_targets(tables, "PREROUTING")):
@@ -224,7 +226,7 @@ def _read_ruleset(text: str) -> dict[tuple[str, str], _Rules]:
         elif (chain := _CHAIN.fullmatch(line)) is not None:
             rules = chains.setdefault(chain[1], [])
         elif line.startswith("\t\t"):
-            rules.append(_COMMENT.sub("", line.strip()))
+            rules.append(_STRING.sub(lambda found: "" if found[1] else found[0], line.strip()))
         elif line == "\t}":
             rules = []
     return tables
@@ -240,11 +242,14 @@ def _find_hooked(chains: _Rules, hook: re.Pattern[str]) -> Iterator[tuple[re.Mat
 
 
 def _follow(chains: Mapping[str, list[str]], names: list[str], jump: re.Pattern[str]) -> Iterator[str]:
-    """The rules of chains, and of those where they lead."""
-    waiting, seen = list(names), set(names)
+    """The rules of chains, and of those where they lead: each once, and all from the first map of verdicts on."""
+    waiting, seen, anywhere = list(names), set(names), False
     while waiting:
         for rule in chains.get(waiting.pop(), ()):
             yield rule
-            next_ones = set(chains) if _BY_MAP.search(rule) else chains.keys() & {*jump.findall(rule)}
-            waiting += sorted(next_ones - seen)
+            if anywhere:
+                continue
+            anywhere = _BY_MAP.search(rule) is not None
+            next_ones = (chains.keys() if anywhere else chains.keys() & {*jump.findall(rule)}) - seen
+            waiting += sorted(next_ones)
             seen |= next_ones

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from netlimit.conflicts import HostReport, Severity, find_conflicts
@@ -16,7 +18,7 @@ NETDEV = """table netdev t {
 	}
 	chain c {
 		type filter hook ingress device "lan" priority filter; policy accept;
-		ip protocol udp accept comment "fwd to \\"wan\\""
+		ip protocol udp accept comment "fwd to wan\\"
 		ip saddr @s jump d
 	}
 	chain e {
@@ -95,6 +97,14 @@ def test_a_map_of_verdicts_may_lead_to_every_chain_of_its_table() -> None:
     assert len(list(find_translations(six.replace("RULE", "to meta mark map @m"), ()))) == 2
 
 
+def test_many_maps_of_verdicts_are_followed_once() -> None:
+    chains = [f"\tchain c{number} {{\n\t\ttcp dport vmap @services\n\t}}\n" for number in range(15_000)]
+    text = SENT.replace("dnat to RULE", "vmap @services").replace("\tchain unused", f"{''.join(chains)}\tchain unused")
+    began = time.process_time()
+    assert [str(each) for each in find_translations(text, ())].count("10.8.0.8") == 1
+    assert time.process_time() - began < 4
+
+
 def test_places_are_named_where_iptables_leads_what_is_sent() -> None:
     found = [str(each) for each in find_translations("", [TABLE])]
     assert sorted(found) == ["10.5.0.0-10.5.0.255", "172.17.0.2", "fd00::2-fd00::9"]
@@ -123,6 +133,11 @@ RECEIVED = {
     'iifname "redirect" accept': False,
     "ip daddr @redirect accept": False,
     'accept comment "redirect to :9"': False,
+    'accept comment "redirect to :9\\"': False,
+    'log prefix "a comment " redirect to :9 comment "b"': True,
+    'iifname "a\\" redirect to :9 comment "b"': True,
+    'accept comment "dnat to 10.1.0.1\\"': False,
+    'ip saddr { 10.3.0.1 comment "dnat to 10.1.0.1", 10.3.0.2 } accept': False,
     "dnat to 10.1.0.1:9000": True,
     "dnat to :9000": True,
     "dnat to 10.2.0.2:9000": False,
