@@ -47,13 +47,17 @@ class Names:
         self._asking: threading.Thread | None = None
 
     def are_answered(self, seconds: float) -> bool:
-        """Whether the resolver has said something of each within so long, be it that there is none. One is asked that
-        has not answered yet by nobody else."""
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._look_up, name="looking up", daemon=True)
-            self._asking.start()
-        self._asking.join(seconds)
-        return not self._asking.is_alive()
+        """Whether the resolver has said something of each within so long, be it that there is none. While it owes an
+        answer it is not asked again."""
+        if not self._names:
+            return True
+        asking = self._asking
+        if asking is None or not asking.is_alive():
+            asking = threading.Thread(target=self._look_up, name="looking up", daemon=True)
+            asking.start()
+            self._asking = asking
+        asking.join(seconds)
+        return not asking.is_alive()
 
     def _look_up(self) -> None:
         for name in self._names:
