@@ -9,11 +9,13 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from netlimit.judgement import Change, Judge, comes_forced
+from netlimit.lockout import HARMLESS
 from netlimit.records import Actor
 from netlimit.rules import Rule
 from netlimit.store import audit, history, tombstones
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
+from netlimit.store.conflicts import find_twins
 from netlimit.store.rows import Kept, with_number
 from netlimit.store.rules import erase, forget, write_kept
 from netlimit.store.standing import judged
@@ -54,14 +56,46 @@ def bring_back(
 
 def withhold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept | None]:
     """What comes in place of the rules that would come back into force and were forced: one that is gone stays away,
-    any other is disabled. So no two of them get the same name."""
+    one that is held stays as it is, any other is disabled. So no two of them get the same name."""
+    barred, present = _find_forced(connection, then, now)
+    disabled = {
+        rule_id: Kept(with_changes(kept.rule, enabled=False), kept.created_at, now) if rule_id in present else None
+        for rule_id, kept in barred.items()
+    }
+    return disabled | _hold(barred, present, then, now)
+
+
+def hold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept]:
+    """Those of the rules that would come back into force and were forced that stay as they are, for they are forced
+    and in force now, too: an admin has decided that. Their names alone come back, for others may get theirs."""
+    return _hold(*_find_forced(connection, then, now), then, now)
+
+
+def _find_forced(
+    connection: Connection, then: Mapping[int, Kept | None], now: datetime
+) -> tuple[dict[int, Kept], dict[int, Kept]]:
+    """The rules that would come back into force and were forced, and those of them that are kept now as they are."""
     forced = {rule_id: kept for rule_id, kept in then.items() if kept and kept.rule.forced_by is not None}
     present = history.present(connection, forced)
-    return {
-        rule_id: Kept(with_changes(kept.rule, enabled=False), kept.created_at, now) if rule_id in present else None
-        for rule_id, kept in forced.items()
-        if comes_forced(_rule_of(present.get(rule_id)), kept.rule, now)
-    }
+    barred = {rule_id: kept for rule_id, kept in forced.items()
+              if comes_forced(_rule_of(present.get(rule_id)), kept.rule, now)}  # fmt: skip
+    return barred, present
+
+
+def _hold(
+    barred: Mapping[int, Kept], present: Mapping[int, Kept], then: Mapping[int, Kept | None], now: datetime
+) -> dict[int, Kept]:
+    """See `hold_forced`. None stays that limits what a rule limits that comes back."""
+    held = [
+        Kept(with_changes(old.rule, name=kept.rule.name), old.created_at, old.updated_at)
+        for rule_id, kept in barred.items()
+        if (old := present.get(rule_id)) and old.rule.forced_by is not None and old.rule.action not in HARMLESS
+        and old.rule.in_force(now)
+    ]  # fmt: skip
+    back = [kept.rule for rule_id, kept in then.items() if kept and rule_id not in barred]
+    batch = [*back, *(kept.rule for kept in held)]
+    twins = {batch[index].id for index, _ in find_twins(batch, [rule.identity for rule in batch], now)}
+    return {kept.rule.id: kept for kept in held if kept.rule.id not in twins}
 
 
 def judge_exchange(

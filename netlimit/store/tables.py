@@ -305,7 +305,8 @@ windows = Table(
 )
 """At most one row: the window of confirmation that was opened last. Unless it is confirmed in time, revision `base`
 comes back, and the gateways in `paused` are torn down again; among their names stands `{"forces": true}` where who has
-opened it may force. `outcome` is null while it is open; then `revision` is the one that it left."""
+opened it may force, `{"forces": false}` where not. `outcome` is null while it is open; then `revision` is the one that
+it left."""
 
 guards = Table("guards", metadata, Column("host", Words, primary_key=True), Column("seen_at", Moment, nullable=False))
 

@@ -18,7 +18,7 @@ from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
 from netlimit.store.columns import EPOCH
 from netlimit.store.errors import NoWindow, WindowOpen
-from netlimit.store.rollback import bring_back, roll_back, withhold_forced
+from netlimit.store.rollback import bring_back, hold_forced, withhold_forced
 from netlimit.store.tables import windows
 
 OPENED = "open-window"
@@ -26,8 +26,9 @@ ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: "expire-window", 
 """What the audit calls the beginning of a window, and its ends."""
 
 _ONLY = 1
-_FORCES: Mapping[str, bool] = {"forces": True}
-"""Stands among the names of gateways that are paused again, where who has opened the window may force."""
+_FORCES = "forces"
+"""Whether who has opened the window may force: `{"forces": true}` or `false` stands among the names of the gateways
+that are paused again. Where there is none, a version has opened it that brought everything back."""
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +74,8 @@ def last(connection: Connection) -> Window | None:
         base, outcome = 0, outcome or Outcome.ABANDONED  # nobody can say what it would bring back, or when
     else:
         base = row.base
-    forces = _FORCES in listed
+    marks = [each for each in listed if not isinstance(each, str)]
+    forces = isinstance(row.paused, list) and all(each == {_FORCES: True} for each in marks)
     return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision, forces)
 
 
@@ -92,19 +94,22 @@ def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:
 
 
 def abandon(connection: Connection, actor: Actor, now: datetime, judge: Judge | None = None) -> Window:
-    """End the window, and undo what was changed in it. Raises NoWindow, and what `judge` raises."""
+    """End the window, and undo what was changed in it. For who is judged, what was forced and is in force otherwise
+    stays so. Raises NoWindow, and what `judge` raises."""
     clock.lock(connection)
     window = _get_open(connection)
     _pause(connection, window)
-    revision = roll_back(connection, window.base, actor, now, judge)
-    return _end(connection, window, Outcome.ABANDONED, revision, actor, now)
+    then = history.past(connection, window.base)
+    held = hold_forced(connection, then, now) if judge else {}
+    revision = bring_back(connection, window.base, then | held, actor, now, judge)
+    return _end(connection, window, Outcome.ABANDONED, revision, actor, now, sorted(held))
 
 
 def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datetime) -> Window | None:
     """End the window of that time and undo what was changed in it, unless it has ended already: then None.
 
-    Nobody decides that, so of rules that were forced none comes back into force for who could not force it. Of several
-    guards that come at once, one does it.
+    Nobody decides that, so of rules that were forced none comes back into force for who could not force it; one that
+    is forced and in force otherwise stays so. Of several guards that come at once, one does it.
     """
     clock.lock(connection)
     window = last(connection)
@@ -116,7 +121,7 @@ def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datet
     revision = bring_back(connection, window.base, then | withheld, actor, now)
     if withheld:
         log.warning("%s, who has opened the window of confirmation, may not force; so what was forced, and has changed "
-                    "in it, does not come back into force: %s.",
+                    "in it, does not come back as it was: %s.",
                     window.actor, ", ".join(f"rule {rule_id}" for rule_id in withheld))  # fmt: skip
     return _end(connection, window, Outcome.EXPIRED, revision, actor, now, sorted(withheld))
 
@@ -129,7 +134,7 @@ def write(connection: Connection, window: Window) -> None:
         "opened_at": window.opened_at,
         "seconds": window.seconds,
         "actor": window.actor,
-        "paused": [*window.paused, *([_FORCES] if window.forces else [])],
+        "paused": [*window.paused, {_FORCES: window.forces}],
         "outcome": window.outcome and window.outcome.value,
         "ended_at": window.ended_at,
         "revision": window.revision,

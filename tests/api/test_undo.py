@@ -189,6 +189,28 @@ def test_what_was_forced_comes_back_by_itself_if_an_admin_has_opened_the_window(
 
 
 @pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("abandons", [False, True])
+def test_what_an_admin_has_changed_and_is_in_force_stays_in_an_operators_window(
+    url: str, client: httpx.Client, store: Store, abandons: bool
+) -> None:
+    forced = {"name": "forced", "target": "10.0.0.2", "rate": "10 packets/s"}
+    force = {"force": True}
+    client.post("/rules", params=force, json=forced)
+    with connect(url, "operator") as operator:
+        operator.post("/confirmation", json={"seconds": 60})
+        assert client.put("/rules/forced", params=force, json=forced | {"rate": "20 packets/s"}).status_code == 200
+        operator.post("/rules", json=RULE)
+        window = store.window()
+        assert window is not None
+        if abandons:
+            assert operator.delete("/confirmation").status_code == 200
+        else:
+            store.expire(window, Actor("guard"), datetime.now(UTC))
+    (rule,) = client.get("/rules").json()["items"]
+    assert (rule["rate"]["text"], rule["enabled"], rule["forced_by"]) == ("20 packets/s", True, "admin")
+
+
+@pytest.mark.usefixtures("guarded")
 def test_who_confirms_too_late_hears_so(client: httpx.Client, store: Store) -> None:
     client.post("/confirmation", json={"seconds": 60})
     window = store.window()

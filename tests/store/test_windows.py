@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import update
 
 from netlimit.judgement import NeedsForce, refuse
 from netlimit.lockout import Havens
@@ -14,10 +15,10 @@ from netlimit.rates import parse_rate
 from netlimit.records import Actor, Outcome, Window
 from netlimit.rules import Action, Direction
 from netlimit.store import NoSuchRevision, NoWindow, Store, WindowOpen
+from netlimit.store.tables import windows
 from tests.store.examples import NOW, keep, rule
 
 SOON = NOW + timedelta(seconds=60)
-RATE = parse_rate("5 packets/s")
 ADMIN = Actor("admin", "192.0.2.1", "request-7")
 
 
@@ -153,7 +154,8 @@ def change_forced(store: Store) -> None:
     store.remove(1, "alice", NOW)
     store.change(2, lambda kept: replace(kept, enabled=False), "test", NOW)
     store.change(3, lambda kept: replace(kept, direction=Direction.TO), "alice", NOW)
-    store.change(4, lambda kept: replace(kept, name="forced", action=Action.DROP, rate=RATE), "alice", NOW)
+    limit = replace(rule("10.0.1.2", name="forced", rate="5 packets/s"), forced_by="alice")
+    store.change(4, lambda kept: replace(limit, id=kept.id, revision=kept.revision), "alice", NOW)
     store.change(5, lambda kept: replace(kept, comment="why"), "test", NOW)
     store.remove(6, "test", NOW)
     store.add([rule("10.0.2.1", action="block", name="named")], "test", NOW)
@@ -172,13 +174,13 @@ def test_what_was_forced_comes_back_into_force_for_nobody_who_could_not_force_it
     assert store.expire(window, "guard", SOON) is not None
     assert standing(store) == [
         (2, "disabled", False),
-        (3, "wider", False),
-        (4, "named", False),
+        (3, "wider", True),
+        (4, "named", True),
         (5, "commented", True),
         (6, None, True),
     ]
     back = {each.rule.id: each.rule for each in store.select()[0]}
-    assert (back[3].direction, back[4].action, back[5].comment) == (Direction.FROM, Action.BLOCK, "")
+    assert (back[3].direction, back[4].action, back[5].comment) == (Direction.TO, Action.DROP, "")
     assert {each.forced_by for each in (back[2], back[3], back[4], back[5])} == {"alice"}
     (ended,) = store.audit(1)
     assert (ended.action, ended.after) == (
@@ -197,6 +199,79 @@ def test_what_was_forced_comes_back_for_who_may_force(store: Store) -> None:
     store.remove(1, "test", NOW)
     store.expire(window, "guard", SOON)
     assert standing(store) == [(1, "forced", True)]
+
+
+def test_what_was_forced_and_is_in_force_otherwise_stays_so(store: Store) -> None:
+    """Disabled, neither the limit from before would hold nor the one that an admin has chosen."""
+    store.add([replace(rule("10.0.0.7", rate="10 packets/s"), forced_by="alice")], "alice", NOW)
+    window = store.open_window(60, "test", NOW)
+    store.change(1, lambda kept: replace(kept, rate=parse_rate("20 packets/s")), "alice", NOW)
+    store.expire(window, "guard", SOON)
+    (back,) = (each.rule for each in store.select()[0])
+    assert (back.enabled, back.rate, back.forced_by) == (True, parse_rate("20 packets/s"), "alice")
+    assert store.revision() == 2
+    (ended,) = store.audit(1)
+    assert ended.after is not None
+    assert ended.after["withheld"] == [1]
+
+
+@pytest.mark.parametrize("changes", [{"forced_by": None}, {"action": Action.ALLOW}])
+def test_what_is_in_force_but_is_forced_no_more_or_harmless_does_not_stay(
+    store: Store, changes: dict[str, object]
+) -> None:
+    """An operator may have done that, and it is undone."""
+    store.add([FORCED], "alice", NOW)
+    window = store.open_window(60, "test", NOW)
+    store.change(1, lambda kept: replace(kept, direction=Direction.TO, **changes), "test", NOW)  # type: ignore[arg-type]
+    store.expire(window, "guard", SOON)
+    (back,) = (each.rule for each in store.select()[0])
+    assert (back.enabled, back.direction, back.action) == (False, Direction.FROM, Action.BLOCK)
+
+
+@pytest.mark.parametrize("hosts", [(), ("gw1",), ("gw2",)])
+def test_what_stays_as_it_is_leaves_others_their_names_and_what_they_limit(
+    store: Store, hosts: tuple[str, ...]
+) -> None:
+    store.add([FORCED], "alice", NOW)
+    keep(store, "10.0.0.8", action="block", name="other", hosts=["gw1"])
+    window = store.open_window(60, "test", NOW)
+    store.remove(2, "test", NOW)
+    wide = replace(FORCED, name="other", hosts=hosts, target=rule("10.0.0.8").target)
+    store.change(1, lambda kept: replace(wide, id=kept.id, revision=kept.revision), "alice", NOW)
+    store.expire(window, "guard", SOON)
+    assert standing(store) == [(1, "forced", hosts == ("gw2",)), (2, "other", True)]
+
+
+@pytest.mark.parametrize(("marks", "forces"), [
+    ([], True), ([{"forces": True}], True), ([{"forces": False}], False), ([{"forces": "no"}], False), ([7], False),
+])  # fmt: skip
+def test_a_window_of_a_version_that_marked_none_brings_everything_back(
+    store: Store, marks: list[object], forces: bool
+) -> None:
+    window = store.open_window(60, "test", NOW)
+    with store._database.writing() as connection:
+        connection.execute(update(windows).values(paused=["gw1", *marks]))
+    assert store.window() == replace(window, paused=("gw1",), forces=forces)
+
+
+def test_who_abandons_it_is_not_refused_for_what_stays_in_force(store: Store) -> None:
+    store.add([FORCED], "alice", NOW)
+    judge = refuse(Havens([], NOW), NOW)
+    for _ in range(2):
+        store.open_window(60, "test", NOW)
+        store.change(1, lambda kept: replace(kept, direction=Direction.TO, name="renamed"), "alice", NOW)
+        keep(store, "10.0.0.8")
+        store.abandon("test", NOW, judge)
+        ((back,), number) = store.select()
+        assert (number, back.rule.direction, back.rule.name) == (1, Direction.TO, "forced")
+    store.open_window(60, "test", NOW)
+    store.change(1, lambda kept: replace(kept, direction=Direction.FROM), "alice", NOW)
+    store.abandon("alice", NOW)
+    assert store.select()[0][0].rule.direction is Direction.TO
+    store.open_window(60, "test", NOW)
+    store.change(1, lambda kept: replace(kept, enabled=False), "test", NOW)
+    with pytest.raises(NeedsForce, match="was forced by alice"):
+        store.abandon("test", NOW, judge)
 
 
 def test_who_abandons_it_is_judged(store: Store) -> None:
