@@ -29,6 +29,10 @@ _PACKAGES = {
 """The packages (of Debian) that have tools which are not called like them."""
 
 
+LONGEST = 60.0
+"""Seconds that a tool may take: one that hangs would keep all that is to be repaired waiting for as long as it does."""
+
+
 def own_module(name: str) -> tuple[str, ...]:
     """The command that runs a module of ours in a process of its own, with what this one has found to import and never
     with what lies in the working directory: that may be anybody's, and `python -m` looks there first."""
@@ -56,7 +60,8 @@ def run(
 ) -> Done:
     """Run a tool to its end, `script` on its standard input. It has the descriptor `kept`, and what is added to its
     environment. Raises ToolMissing, which names the tool and its package, where it cannot be run, and KernelError when
-    it takes longer than `patience` seconds."""
+    it takes longer than `patience` seconds (`LONGEST`, where nothing is said)."""
+    patience = LONGEST if patience is None else patience
     given = None if script is None else script.encode("utf-8", "backslashreplace")
     try:
         # Without `input` the tool has ours, which may be a terminal.

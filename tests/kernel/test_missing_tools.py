@@ -63,6 +63,14 @@ def test_a_tool_that_hangs_is_given_up(bare: Path) -> None:
         tools.run("nft", "30", patience=0.2)
 
 
+def test_no_tool_is_waited_for_without_end(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare / "ipset").write_text("#!/bin/sh\nexec /bin/sleep 30\n")
+    (bare / "ipset").chmod(0o755)
+    monkeypatch.setattr(tools, "LONGEST", 0.2)
+    with pytest.raises(KernelError, match=r"did not end within 0\.2 seconds"):
+        tools.run("ipset", "save")
+
+
 def test_a_tool_that_prints_any_bytes_is_read(bare: Path) -> None:
     (bare / "nft").write_text("#!/bin/sh\nprintf 'a\\377b\\033'\nprintf '\\376' >&2\n")
     (bare / "nft").chmod(0o755)
