@@ -206,7 +206,7 @@ def _keep(store: Store, batch: Batch, now: datetime, actor: Actor, lockout: Lock
         if batch.wrong:
             store.judge([Change(None, rule) for rule in batch.rules], judge)
             raise batch.list_wrong()
-        return store.add(batch.rules, actor, now, lockout.weigh(judge))
+        return lockout.keep(store.add, batch.rules, actor, now, lockout.weigh(judge))
     except NeedsForce as error:
         told = {line for line, _ in batch.wrong}
         for which, sentence in error.harms:

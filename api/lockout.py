@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import Field
@@ -30,12 +31,21 @@ _COUNTED = (
 )
 
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class _Unseen(Exception):
+    """All rules are to be looked at before."""
+
+
 class Lockout:
     """What one request may keep: who asks is safe too, on the gateway that is asked."""
 
     def __init__(self, store: Store, caller: Caller, host: str) -> None:
         self._store, self._caller, self._host = store, caller, host
         self._havens: Havens | None = None
+        self._seen: tuple[int, list[tuple[Rule, int]]] | None = None
         self.told: list[str] = []
         """What was said of the memory that limits may come to, with the last judgement."""
 
@@ -85,18 +95,41 @@ class Lockout:
 
     def weigh(self, judge: Judge) -> Judge:
         """The same judge, who looks besides how much memory limits may come to: Problem 422 if too much. For rules
-        that somebody sends: those that a rollback brings were taken once, and may return."""
+        that somebody sends: those that a rollback brings were taken once, and may return. To be asked within `keep`."""
 
         def judge_all(changes: Sequence[Change], standing: Standing) -> Mapping[int, Rule]:
-            forced = judge(changes, standing)
-            try:
-                much = weigh(changes, standing.metering, datetime.now(UTC))
+            much, problem = None, None
+            try:  # first, for it may have to be done again
+                much = weigh(changes, partial(self._find_stays, changes, standing), datetime.now(UTC))
             except TooMuchMemory as error:
-                raise Problem(422, f"{error} Nothing was kept.") from None
+                problem = Problem(422, f"{error} Nothing was kept.")
+            forced = judge(changes, standing)
+            if problem is not None:
+                raise problem
             self.told = [much] if much else []
             return forced
 
         return judge_all
+
+    def keep(self, work: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:
+        """Do what asks the judge of `weigh`. If all rules are to be looked at for it, that is done before, while
+        others write; in the turn of those who write, only what has come since is."""
+        try:
+            return work(*arguments, **named)
+        except _Unseen:
+            self._seen = self._store.look_at_meters(datetime.now(UTC))
+        try:
+            return work(*arguments, **named)
+        finally:
+            self._seen = None
+
+    def _find_stays(self, changes: Sequence[Change], standing: Standing, now: datetime) -> Iterable[tuple[Rule, int]]:
+        if self._seen is None:
+            raise _Unseen
+        revision, seen = self._seen
+        gone = (before for before, _ in changes if before is not None and before.revision <= revision)
+        taken = ((before, -1) for before in gone if before.in_force(now))
+        return chain(seen, standing.metering_since(revision, now), taken)
 
     def warn(self, rule: Rule) -> list[str]:
         """What somebody should know who keeps it."""

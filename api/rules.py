@@ -99,9 +99,9 @@ async def add_rule(
     judge = lockout.weigh(await run_in_turn(lockout.judge, query.force))
     await run_in_turn(lockout.make_room, [rule])
     if query.dry_run:
-        rule = await run_in_turn(_judge, store, judge, None, rule)
+        rule = await run_in_turn(lockout.keep, _judge, store, judge, None, rule)
         return JSONResponse(await _preview(rule, store, waiting, now, lockout))
-    (kept,) = await run_in_turn(store.add, [rule], caller.actor, now, judge)
+    (kept,) = await run_in_turn(lockout.keep, store.add, [rule], caller.actor, now, judge)
     where = {"Location": f"/api/v1/rules/{kept.id}"}
     return await _answer(Kept(kept, now, now), store, waiting, wait, lockout, 201, where)
 
@@ -180,9 +180,9 @@ async def replace_rule(
         return lockout.claim(with_changes(rule, id=kept.id, forced_by=forced_by), query.force, kept)
 
     if query.dry_run:
-        draft = await run_in_turn(_judge, store, judge, before.rule, alter(before.rule))
+        draft = await run_in_turn(lockout.keep, _judge, store, judge, before.rule, alter(before.rule))
         return JSONResponse(await _preview(draft, store, waiting, now, lockout))
-    kept = await run_in_turn(store.change, before.rule.id, alter, caller.actor, now, expected, judge)
+    kept = await run_in_turn(lockout.keep, store.change, before.rule.id, alter, caller.actor, now, expected, judge)
     return await _answer(kept, store, waiting, wait, lockout)
 
 
@@ -219,9 +219,9 @@ async def change_rule(
 
     if query.dry_run:
         before = await run_in_turn(find_kept, store, key)
-        draft = await run_in_turn(_judge, store, judge, before.rule, alter(before.rule))
+        draft = await run_in_turn(lockout.keep, _judge, store, judge, before.rule, alter(before.rule))
         return JSONResponse(await _preview(draft, store, waiting, now, lockout))
-    kept = await run_in_turn(_change, store, key, alter, caller.actor, now, judge)
+    kept = await run_in_turn(lockout.keep, _change, store, key, alter, caller.actor, now, judge)
     return await _answer(kept, store, waiting, wait, lockout)
 
 

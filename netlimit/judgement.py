@@ -44,6 +44,9 @@ class Standing(Protocol):
         """Those in force that have a rate, and may have many buckets: one of each kind, rate and length of the target,
         with how many there are."""
 
+    def metering_since(self, revision: int, now: datetime) -> Iterable[tuple[Rule, int]]:
+        """The same of those that were made or changed after a revision."""
+
 
 class Harm(NamedTuple):
     """What needs force: which of the changes it is, and why, as a sentence."""

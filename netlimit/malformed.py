@@ -38,7 +38,7 @@ def find_flaw(rule: Rule) -> str | None:
     return _find_flaw(rule.target.prefixlen, rule.target.max_prefixlen, *shape)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _find_flaw(
     length: int,
     longest: int,

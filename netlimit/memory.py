@@ -38,6 +38,10 @@ _SIZE = Facts().set_size
 _ANYWHERE = Facts()
 
 
+_Rooms = dict[Group | Limit, dict[Limit, int]]
+"""How many buckets the targets of a limit's rules can have, by what shares a set of peers."""
+
+
 class TooMuchMemory(NetlimitError):
     """Rules whose buckets may come to more than a kernel should be asked for."""
 
@@ -49,42 +53,74 @@ class Demand:
         """`rules` come with how many there are that differ in nothing but their target, which has the same length.
         `set_size` is the most entries of a set on the gateways."""
         self._set_size = set_size
-        self._rooms: dict[str, dict[Group | Limit, Counter[Limit]]] = {"": {}}
-        self._anywhere: int | None = None
+        # By the gateways that rules name, as they name them: many rules name the same, and each may name hundreds.
+        self._places: dict[tuple[str, ...], int] = {(): 0}
+        self._rooms: list[_Rooms] = [{}]
+        self._naming: dict[str, list[int]] = {}
+        self._merged: dict[tuple[int, ...], int] = {}
         for rule, number in rules:
             self.add(rule, number)
 
     def add(self, rule: Rule, number: int = 1) -> None:
-        """Take in rules that are alike but for their targets."""
+        """Take in rules that are alike but for their targets; a negative number takes them out."""
         room = count_buckets(rule)
         if room < 2:  # all the single addresses that a gateway can hold come to less than it takes to keep their rules
             return
         limit = find_purpose(rule, _ANYWHERE)
         assert isinstance(limit, Limit)
         together, room = (limit.group, 1) if limit.group.scope == PEER else (limit, room)
-        for host in rule.hosts or ("",):
-            self._rooms.setdefault(host, {}).setdefault(together, Counter())[limit] += number * room
-        self._anywhere = None
+        held = self._rooms[self._find_place(rule.hosts)].setdefault(together, {})
+        held[limit] = held.get(limit, 0) + number * room
+        self._merged.clear()
 
     @property
     def hosts(self) -> list[str]:
         """The gateways that rules name; "" stands for those that none names."""
-        return sorted(self._rooms)
+        return ["", *sorted(self._naming)]
 
     def estimate(self, host: str) -> int:
-        """The most bytes on a gateway."""
-        anywhere = self._rooms[""]
-        if self._anywhere is None:
-            self._anywhere = sum(map(self._measure, anywhere.values()))
-        size = self._anywhere
+        """The most bytes on a gateway. Those that the same rules name come to the same."""
+        naming = tuple(self._naming.get(host, ()))
+        if naming not in self._merged:
+            self._merged[naming] = self._measure_all(naming)
+        return self._merged[naming]
+
+    def _find_place(self, hosts: tuple[str, ...]) -> int:
+        place = self._places.setdefault(hosts, len(self._rooms))
+        if place == len(self._rooms):
+            self._rooms.append({})
+            for host in set(hosts):
+                self._naming.setdefault(host, []).append(place)
+        return place
+
+    def _measure_all(self, naming: tuple[int, ...]) -> int:
+        """What stands everywhere, and what names the gateway."""
+        anywhere = self._rooms[0]
+        if not naming:
+            return sum(map(self._measure, anywhere.values()))
         # Only what names it is added up anew: there may be thousands of gateways, and of limits.
-        for together, rooms in (self._rooms.get(host, {}) if host else {}).items():
-            shared = anywhere.get(together, Counter[Limit]())
-            size += self._measure(shared + rooms) - self._measure(shared)
+        added: _Rooms = {}
+        for place in naming:
+            for together, rooms in self._rooms[place].items():
+                held = added.setdefault(together, {})
+                for limit, number in rooms.items():
+                    held[limit] = held.get(limit, 0) + number
+        size = self.estimate("")
+        for together, rooms in added.items():
+            shared = anywhere.get(together)
+            if shared is None:
+                size += self._measure(rooms)
+                continue
+            both = {limit: shared.get(limit, 0) + rooms.get(limit, 0) for limit in {**shared, **rooms}}
+            size += self._measure(both) - self._measure(shared)
         return size
 
     def _measure(self, rooms: Mapping[Limit, int]) -> int:
-        return estimate_buckets(rooms, self._set_size)
+        if len(rooms) == 1:
+            ((limit, number),) = rooms.items()
+            if limit.group.scope != PEER:
+                return BUCKET * min(TABLE_MAX, max(0, number))
+        return estimate_buckets({limit: number for limit, number in rooms.items() if number > 0}, self._set_size)
 
 
 def count_buckets(rule: Rule) -> int:
@@ -118,19 +154,27 @@ def weigh(
     find_stays: Callable[[datetime], Iterable[tuple[Rule, int]]],
     now: datetime,
 ) -> str | None:
-    """What somebody should know who makes these changes, each from a rule to a rule; None if there is nothing.
-    `find_stays` tells those that stay as they are, as `Demand` takes them, and is asked only when it matters. Raises
-    TooMuchMemory."""
-    new = [after for _, after in changes if after is not None and count_buckets(after) > 1 and after.in_force(now)]
-    if sum(map(count_buckets, new)) < FEW:
+    """What somebody should know who makes these changes, each from a rule to a rule; None if there is nothing, or if
+    none of them can take more than before. `find_stays` tells those that stay as they are, as `Demand` takes them, and
+    is asked only when it matters. Raises TooMuchMemory, and what `find_stays` raises."""
+    grown = [after for change in changes if (after := _find_grown(*change, now)) is not None]
+    if sum(map(count_buckets, grown)) < FEW:
         return None
-    stays = list(find_stays(now))
-    gone = [(before, 1) for before, _ in changes if before is not None and before.in_force(now)]
-    before, after = Demand([*stays, *gone]), Demand([*stays, *((rule, 1) for rule in new)])
-    concerned = {host for rule in new for host in rule.hosts or ("",)}
-    sizes = {host: after.estimate(host) for host in (after.hosts if "" in concerned else sorted(concerned))}
-    for host, size in sizes.items():
-        if size > MOST_MEMORY and size > before.estimate(host):
+    demand = Demand(find_stays(now))
+    concerned = {host for rule in grown for host in rule.hosts or ("",)}
+    come = [after for _, after in changes if after is not None and after.in_force(now)]
+    for rule in come:
+        demand.add(rule)
+    sizes = {host: demand.estimate(host) for host in (demand.hosts if "" in concerned else sorted(concerned))}
+    beyond = {host: size for host, size in sizes.items() if size > MOST_MEMORY}
+    if beyond:
+        for rule in come:
+            demand.add(rule, -1)
+        for before, _ in changes:
+            if before is not None and before.in_force(now):
+                demand.add(before)
+    for host, size in beyond.items():
+        if size > demand.estimate(host):
             raise TooMuchMemory(
                 f"With that, the buckets of limits {_name(host)} could come to {show_size(size)} of kernel memory, and "
                 f"netlimit asks for {show_size(MOST_MEMORY)} at most: packets from, or to, ever other addresses take a "
@@ -138,6 +182,16 @@ def weigh(
             )
     most = max(sizes, key=lambda host: sizes[host])
     return say_much(sizes[most], _name(most)) if sizes[most] >= MUCH_MEMORY else None
+
+
+def _find_grown(before: Rule | None, after: Rule | None, now: datetime) -> Rule | None:
+    """What comes of a change, if it can take more memory than what was before."""
+    if after is None or not after.in_force(now) or (room := count_buckets(after)) < 2:
+        return None
+    if before is None or not before.in_force(now) or count_buckets(before) < room:
+        return after
+    widened = bool(before.hosts) and not (after.hosts and set(after.hosts) <= set(before.hosts))
+    return after if widened or find_purpose(before, _ANYWHERE) != find_purpose(after, _ANYWHERE) else None
 
 
 def say_much(size: int, where: str) -> str:

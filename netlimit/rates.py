@@ -70,7 +70,7 @@ class Rate:
         return amount / (self.seconds or 1)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def parse_rate(text: str) -> Rate:
     """Read a rate. Raises RuleError (field `rate`) with what would be accepted."""
     quantity, slash, period = text.partition("/")

@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
 from ipaddress import ip_network
+from operator import add
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, literal, or_, select, type_coerce
+from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, exists, func, literal, or_, select, type_coerce
 
 from netlimit.records import Exceptional
 from netlimit.rules import HOST, TARGET, Action, Rule
@@ -61,18 +63,21 @@ def sample_selectors(connection: Connection) -> list[Rule]:
 def sample_meters(connection: Connection, now: datetime, *wanted: ColumnElement[bool]) -> list[tuple[Rule, int]]:
     """One rule of those in force that have a rate, and may have many buckets, of each kind, rate and length of the
     target, with how many there are; if they are `wanted`."""
-    family = case((rules.c.target.contains(":"), 6), else_=4)
+    family = case((rules.c.target.contains(":"), "6"), else_="4")
     # What stands behind the last character that is no digit.
     length = func.substr(rules.c.target, func.length(func.rtrim(rules.c.target, "0123456789")) + 1)
-    selector = (rules.c.direction, rules.c.protocol, rules.c.ports, rules.c.source_ports, rules.c.interface)
-    limit = (rules.c.action, rules.c.rate, rules.c.burst, rules.c.per)
+    selector = (rules.c.direction, rules.c.protocol, rules.c.ports, rules.c.source_ports)
+    present = (rules.c.hosts, *selector, rules.c.action, rules.c.per)
     single = (rules.c.per == HOST) & or_(rules.c.target.like("%/32"), rules.c.target.like("%/128"))
     many = rules.c.rate.is_not(None) & (rules.c.action != Action.SHAPE.value) & (rules.c.per != TARGET) & ~single
     held = rules.c.enabled & ~_is_over(now) & many
+    # As one text: what is sorted has one column then, not twelve.
+    absent = (func.coalesce(rules.c.interface, ""), func.coalesce(cast(rules.c.burst, Text), ""))
+    decisive = (rules.c.rate, family, length, *present, *absent)
     counted = (
         select(func.min(rules.c.id).label("id"), func.count().label("number"))
         .where(held, *wanted)
-        .group_by(family, length, rules.c.hosts, *selector, *limit)
+        .group_by(reduce(add, (type_coerce(each, Text) + "|" for each in decisive)))
         .subquery()
     )
     found = connection.execute(select(counted.c.number, *RULE_COLUMNS).join(counted, counted.c.id == rules.c.id))

@@ -221,7 +221,7 @@ def _read_ports(text: str) -> tuple[PortRange, ...]:
     return tuple(ranges)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _read_rate(text: str) -> Rate:
     return parse_rate(text)
 

@@ -47,6 +47,11 @@ class Standing:
         with how many there are."""
         return sample_meters(self._connection, now, rules.c.id.not_in(sorted(self._changing)))
 
+    def metering_since(self, revision: int, now: datetime) -> list[tuple[Rule, int]]:
+        """The same of those that were made or changed after a revision."""
+        wanted = (rules.c.revision > revision, rules.c.id.not_in(sorted(self._changing)))
+        return sample_meters(self._connection, now, *wanted)
+
     def _select(self, *wanted: ColumnElement[bool]) -> list[Rule]:
         rows = self._connection.execute(select(*RULE_COLUMNS).where(rules.c.enabled, *wanted))
         return [from_row(row) for row in rows if row.id not in self._changing]

@@ -476,6 +476,11 @@ class Store:
         with self._database.reading() as connection:
             return sample_meters(connection, now)
 
+    def look_at_meters(self, now: datetime) -> tuple[int, list[tuple[Rule, int]]]:
+        """The same, with the revision at which they stand so."""
+        with self._database.reading() as connection:
+            return clock.revision(connection), sample_meters(connection, now)
+
     def sort_out(
         self, now: datetime, applied: Sequence[int], *, contains: str | None = None, target: str | None = None,
         labels: Mapping[str, str] | None = None, action: str | None = None,

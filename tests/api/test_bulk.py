@@ -10,6 +10,7 @@ import pytest
 
 from api import bulk
 from api.problems import Problem
+from netlimit.rules import parse_rule
 from netlimit.store import Store
 from tests.api.server import Controller
 from tests.databases import DATABASES
@@ -177,12 +178,39 @@ def test_what_buckets_may_come_to_is_told_and_beyond_the_bound_refused(client: h
         assert "Nothing was kept." in answer.text
     assert "on gw2 could" in answer.text, "the last of them"
     assert total(client) == held
-    (warning,) = client.patch("/rules/fourth", content=json.dumps({"comment": "x"}), headers=merge).json()["warnings"]
-    assert "4 GB of kernel memory" in warning
+    same = client.patch("/rules/fourth", content=json.dumps({"comment": "x"}), headers=merge)
+    assert (same.status_code, same.json()["warnings"]) == (200, []), "it takes no more than before"
+    finer = json.dumps({"target": "23.16.0.0/13", "rate": "19 packets/day"})
+    (warning,) = client.patch("/rules/fourth", content=finer, headers=merge).json()["warnings"]
+    assert "3.9 GB of kernel memory" in warning
     assert client.patch("/rules/fourth", content=json.dumps({"per": "target"}), headers=merge).status_code == 200
     assert client.post("/rules", json=new).status_code == 201
     revision = client.get("/rules/fourth").json()["revision"]
     assert client.post(f"/revisions/{revision - 1}/rollback").status_code == 200, "what was taken once may return"
+
+
+def test_all_rules_are_looked_at_while_others_write_and_what_came_since_in_turn(
+    client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody else keeps between the look and the change counts too; what the change replaces does not."""
+    now = datetime.now(UTC)
+    wide = [{"target": f"{n}.16.0.0/12", "per": "host", "rate": f"{n} packets/day"} for n in range(20, 53)]
+    assert client.post("/rules/bulk", json=wide[:31]).status_code == 201
+    look = Store.look_at_meters
+
+    def look_before(store: Store, when: datetime) -> object:
+        seen = look(store, when)
+        store.add([parse_rule({**wide[31], "name": "meanwhile"}, now)], "x", now)
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "look_at_meters", look_before)
+        refused = client.post("/rules", json=wide[32])
+    assert refused.status_code == 422
+    assert "4.1 GB" in refused.text
+    replaced = client.put("/rules/meanwhile", json=wide[32])
+    assert replaced.status_code == 200
+    assert "4 GB of kernel memory" in replaced.json()["warnings"][0]
 
 
 def test_a_batch_can_wait_for_the_kernel(client: httpx.Client, controller: Controller) -> None:

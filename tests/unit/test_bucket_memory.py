@@ -128,7 +128,6 @@ def test_what_is_kept_already_may_stay_and_become_less() -> None:
     *held, one = rates(40)
     stays = [(rule, 1) for rule in held]
     for fields in (
-        {"rate": one.rate.text if one.rate else "", "comment": "new"},
         {"per": "/24"},
         {"rate": "7 packets/h"},
     ):
@@ -147,6 +146,51 @@ def test_each_gateway_is_looked_at() -> None:
     (one,) = make({"protocol": "udp", "hosts": ["a"]})
     with pytest.raises(TooMuchMemory, match="on b could"):
         weigh([(one, replace(one, hosts=("a", "b")))], lambda now: [(rule, 1) for rule in (*here, *there)], NOW)
+
+
+def test_what_adds_nothing_costs_no_look_at_all_rules() -> None:
+    before, *others = make(
+        {"hosts": ["a", "b"], "rate": "10 packets/day"},
+        {"hosts": ["b"], "comment": "new"},
+        {"hosts": ["a", "b"], "target": "172.16.0.0/13", "name": "smaller"},
+        {"hosts": ["a"], "target": "10.0.0.0/12", "labels": {"a": "b"}},
+        {"hosts": ["a", "b"], "enabled": False, "rate": "20 packets/day"},
+        {"hosts": ["a", "b"], "per": "target"},
+    )
+    for after in others:
+        assert weigh([(before, after)], lambda now: pytest.fail("they are looked at"), NOW) is None
+    for fields in (
+        {"hosts": ["a", "c"]},
+        {},
+        {"hosts": ["a"], "rate": "11 packets/day"},
+        {"hosts": ["a"], "target": "172.16.0.0/12", "burst": 7},
+        {"hosts": ["a"], "protocol": "udp"},
+    ):
+        (after,) = make(fields)
+        asked: list[object] = []
+        weigh([(before, after)], lambda now, asked=asked: asked.append(now) or (), NOW)  # type: ignore[misc]
+        assert asked, fields
+
+
+def test_gateways_that_the_same_rules_name_are_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand rules of a rate of their own, each for 256 gateways, are not 256,000."""
+    measured: list[object] = []
+    measure = Demand._measure
+    monkeypatch.setattr(Demand, "_measure", lambda self, rooms: (measured.append(rooms), measure(self, rooms))[1])
+    everywhere = [f"gw{n}" for n in range(256)]
+    stays = make(*({"rate": f"{n + 10} packets/day", "target": "10.1.0.0/24", "hosts": everywhere} for n in range(999)))
+    new = make({"rate": "5 packets/day", "target": "10.1.0.0/22", "hosts": everywhere})
+    assert add(new, stays) is None
+    assert len(measured) == 1000
+
+
+def test_what_is_taken_out_counts_no_more() -> None:
+    one, other = make({"target": "10.0.0.0/16"}, {"target": "10.1.0.0/16", "hosts": ["gw1"]})
+    demand = Demand([(one, 3), (other, 1), (one, -1)])
+    assert [demand.estimate(host) for host in ("", "gw1")] == [2 * 2**16 * BUCKET, 3 * 2**16 * BUCKET]
+    demand.add(one, -3)
+    demand.add(other, -1)
+    assert [demand.estimate(host) for host in ("", "gw1")] == [0, 0]
 
 
 def test_what_adds_little_costs_no_look_at_all_rules() -> None:
