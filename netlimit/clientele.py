@@ -8,7 +8,7 @@ newcomers push out an administrator who has been there before them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
@@ -24,6 +24,8 @@ MOST_OF_VIEWER = 16
 """So many by one that may only look."""
 MOST_OF_BLOCK = {64: 16, 48: 64}
 """So many of one block of IPv6 addresses, by the length of its prefix: whoever has one of them has all."""
+MOST_SESSIONS_OF_BLOCK = {48: 192}
+"""So many SSH sessions of one: those people have logged in, and a whole office may be in one /64."""
 _RANKS = {role: rank for rank, role in enumerate(Role)}
 
 
@@ -53,15 +55,18 @@ class Client(NamedTuple):
 class Blocks:
     """Counts addresses by the blocks that they lie in."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: Mapping[int, int] = MOST_OF_BLOCK) -> None:
+        """`most` says how many of one block, by the length of its prefix."""
+        self._most = tuple(most.items())
         self._counts: Counter[tuple[int, int]] = Counter()
 
     def take(self, address: str) -> bool:
         """Count one, if its blocks have room for it."""
-        blocks = _list_blocks(address)
-        if any(self._counts[block] >= MOST_OF_BLOCK[block[0]] for block in blocks):
+        number = _read_number(address)
+        blocks = {} if number is None else {(length, number >> 128 - length): most for length, most in self._most}
+        if any(self._counts[block] >= most for block, most in blocks.items()):
             return False
-        self._counts.update(blocks)
+        self._counts.update(blocks.keys())
         return True
 
 
@@ -86,7 +91,7 @@ def choose(clients: Iterable[Client]) -> list[Client]:
 
 
 @lru_cache(4096)
-def _list_blocks(address: str) -> tuple[tuple[int, int], ...]:
+def _read_number(address: str) -> int | None:
+    """An IPv6 address as a number; None for one of IPv4."""
     parsed = ip_network(address, strict=False).network_address
-    lengths = MOST_OF_BLOCK if isinstance(parsed, IPv6Address) else ()
-    return tuple((length, int(parsed) >> 128 - length) for length in lengths)
+    return int(parsed) if isinstance(parsed, IPv6Address) else None

@@ -124,6 +124,7 @@ class Compilation:
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
         self._left_out: dict[int, int] = {}
+        self._freed = False
         self._rooms: dict[Group, int] = {}
         self.kinds = Kinds()
         self._lanes: list[OpenLane] = []
@@ -257,7 +258,8 @@ class Compilation:
         return State(self._settled or Structure(), {}, self._settled_trees, self._settled_ingress)
 
     def _work_out(self) -> None:
-        """Take in what shaping rules have come to."""
+        """Take in what shaping rules have come to, and who is safe and had no room."""
+        self._let_in()
         for name, key, entry in self.shaping.settle():
             held = self.entries.setdefault(name, {})
             if entry is None:
@@ -509,6 +511,7 @@ class Compilation:
                 del counts[key]
                 self.entries[name].pop(key, None)
                 self.touched.setdefault(name, set()).add(key)
+                self._freed = True
         self._heed(before, len(counts))
 
     def _heed(self, before: int, after: int) -> None:
@@ -544,6 +547,13 @@ class Compilation:
             self._share(exempt, new)
             self._unshare(exempt, gone)
             self._special.setdefault(blocked_set(family, direction, self.facts).name, Counter())
+
+    def _let_in(self) -> None:
+        """Where rules have left room, have those in sets who are safe and had none."""
+        if self._freed:
+            for family in [family for family, missing in self._left_out.items() if missing]:
+                self._protect(family)
+            self._freed = False
 
     def _find_room(self, family: int, held: Collection[str], safe: int) -> int:
         """How many of `safe` have room beside all that is allowed; `held` are those who are safe by now."""
@@ -594,7 +604,9 @@ class Compilation:
         return slot
 
     def _find_lack(self, slot: _Slot, fragment: Fragment) -> str | None:
-        """Refuse what no set, and no table of hashlimit, has room for: a full table drops whoever is new to it."""
+        """Refuse what no set, and no table of hashlimit, has room for: a full table drops whoever is new to it. Who is
+        safe comes before rules."""
+        self._let_in()
         for ipset in slot.sets:
             held = self.entries.get(ipset.name, {})
             exempting = ipset.name == slot.special and exempts(ipset.name)

@@ -2,7 +2,8 @@
 
 It grows by itself: who is logged in by SSH, who has spoken to the API with a token that is good, the default gateways,
 and the hosts of the database and of the counter store. Nobody joins who has not proved who he is, or whom the settings
-do not name. And nobody fills it: of each kind of reason so many addresses are in it, and the surest reasons come first.
+do not name. And nobody fills it: of each kind of reason so many addresses are in it, the surest reasons come first, and
+the settings leave room for them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address, ip_network
+from itertools import islice
+from typing import NamedTuple
 
-from netlimit.clientele import MOST, Blocks
+from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_SESSIONS_OF_BLOCK, Blocks
 from netlimit.records import SafeReason
 
 log = logging.getLogger(__name__)
@@ -24,16 +27,33 @@ SETTINGS, SESSION, CLIENT, GATEWAY = "settings", "SSH session", "API client", "d
 DATABASE, COUNTERS = "database host", "counter store (Redis) host"
 REMEMBERED_SECONDS = 1800.0
 """How long an address stays safe after its reason has gone, so that who comes back is not locked out."""
-_SURE = (GATEWAY, DATABASE, COUNTERS)
 LOOK_UP_SECONDS = 180.0
 """How often the hosts of servers are looked up."""
 FIRST_LOOK_UP_SECONDS = 1.0
 """How long the first look-up is waited for, at most."""
-MOST_SESSIONS = 256
+MOST_GATEWAYS, MOST_SESSIONS, MOST_REACHED = 64, 256, 64
+"""So many addresses are safe as default gateways, by SSH sessions, and because the database was reached there."""
 MOST_SERVERS = 512
-"""So many addresses are safe as gateways, and as hosts of servers."""
+"""So many are safe as the hosts of servers that settings name."""
+MOST_OF_NAME = 64
+"""So many of those by one name: an answer of a resolver may hold any number."""
 ROOM = 65536
 """So many networks of an address family are safe at most."""
+RESERVE, RESERVE_SHARE = MOST_GATEWAYS + MOST_SESSIONS + MOST_REACHED + MOST_SERVERS + MOST, 4
+"""What the settings leave to the others: room for all of them, or this share of a small set."""
+_NOWHERE: Mapping[int, int] = {}
+_SERVERS = "addresses of the hosts of servers"
+
+
+class _Kind(NamedTuple):
+    """Who comes by one kind of reason: those who are there, how many are safe at most, the reasons of those who were
+    there before, and how many of one block of IPv6 addresses there may be."""
+
+    what: str
+    there: Iterable[str]
+    most: int
+    reasons: tuple[str, ...]
+    of_block: Mapping[int, int] = _NOWHERE
 
 
 class SafeSet:
@@ -41,7 +61,8 @@ class SafeSet:
 
     def __init__(self, settings: Iterable[str], servers: Mapping[str, str] | None = None, room: int = ROOM) -> None:
         """`settings` are networks that always are; `servers` are names of hosts, with their reason. Of each address
-        family there is `room` for so many networks; beside those of the settings, for half as many."""
+        family there is `room` for so many networks; beside those of the settings, which leave a part of it, for half
+        as many."""
         self._settings = tuple(settings)
         self._room = min(room, ROOM)
         self._left_out: dict[str, float] = {}
@@ -76,29 +97,39 @@ class SafeSet:
         self._here = here
         kept = {each: last for each, last in self._were_here.items() if now - last < REMEMBERED_SECONDS}
         self._were_here = {**kept, **dict.fromkeys(here, now)}
-        servers = {
-            **self._lookup.addresses(),
-            **{each: DATABASE for each in reached if not ip_address(each).is_loopback},
-            **dict.fromkeys(gateways, GATEWAY),
-        }
         known = {
             network: why for network, why in self.reasons.items() if why.seen and now - why.seen < REMEMBERED_SECONDS
         }
-        logged_in = sorted(sessions, key=lambda each: each not in known)  # who has been there before comes first
+        # Who has been there before comes first.
+        ways, logged_in, found = (
+            sorted(many, key=lambda each: each not in known) for many in (gateways, sessions, reached)
+        )
+        found = [each for each in found if not ip_address(each).is_loopback]
+        servers = self._lookup.addresses()
         asking = [each for each in clients if each not in self._were_here]
-        present = {**servers, **dict.fromkeys(asking, CLIENT), **dict.fromkeys(logged_in, SESSION)}
+        present = {
+            **servers,
+            **dict.fromkeys(found, DATABASE),
+            **dict.fromkeys(ways, GATEWAY),
+            **dict.fromkeys(asking, CLIENT),
+            **dict.fromkeys(logged_in, SESSION),
+        }
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
         self._left_out = {what: at for what, at in self._left_out.items() if now - at < REMEMBERED_SECONDS}
         choice = _Choice({**known, **seen}, self._settled, here, self._room)
         before = sorted(known, key=lambda each: -known[each].seen)
-        for what, there, most, texts in (
-            ("gateways and hosts of servers", servers, MOST_SERVERS, _SURE),
-            ("SSH sessions", logged_in, MOST_SESSIONS, (SESSION,)),
-            ("clients of the API", asking, MOST, (CLIENT,)),
+        for kind in (
+            _Kind("default gateways", ways, MOST_GATEWAYS, (GATEWAY,)),
+            _Kind("SSH sessions", logged_in, MOST_SESSIONS, (SESSION,), MOST_SESSIONS_OF_BLOCK),
+            _Kind("hosts where the database was reached", found, MOST_REACHED, ()),
+            _Kind(_SERVERS, servers, MOST_SERVERS, (DATABASE, COUNTERS)),
+            _Kind("clients of the API", asking, MOST, (CLIENT,), MOST_OF_BLOCK),
         ):
-            former = (each for each in before if known[each].text in texts)
-            if not choice.take([*there, *former], most, texts is not _SURE):
-                self._leave_out(what, now)
+            former = (each for each in before if known[each].text in kind.reasons)
+            if not choice.take([*kind.there, *former], kind.most, kind.of_block):
+                self._leave_out(kind.what, now)
+        if self._lookup.crowded:
+            self._leave_out(_SERVERS, now)
         if choice.unsettled:
             self._leave_out("networks of NETLIMIT_SAFE", now)
         self.reasons = choice.chosen
@@ -126,7 +157,7 @@ class _Choice:
     ) -> None:
         self._reasons, self._here = reasons, here
         self._held: Counter[int] = Counter()
-        self._rooms = {4: room, 6: room}
+        self._rooms = dict.fromkeys((4, 6), room - min(room // RESERVE_SHARE, RESERVE))
         self.chosen: dict[str, SafeReason] = {}
         self.unsettled = False
         """Whether there is no room for all that the settings name."""
@@ -137,13 +168,13 @@ class _Choice:
                 self.unsettled = True
         self._rooms = {family: min(room, self._held[family] + max(1, room // 2)) for family in self._rooms}
 
-    def take(self, networks: Iterable[str], most: int, crowding: bool) -> bool:
-        """Choose of these, `most` at most; where they may be `crowding`, few of a block. Whether all are chosen."""
-        blocks, taken, all_taken = Blocks(), 0, True
+    def take(self, networks: Iterable[str], most: int, of_block: Mapping[int, int]) -> bool:
+        """Choose of these, `most` at most, and so many `of_block`. Whether all are chosen."""
+        blocks, taken, all_taken = Blocks(of_block), 0, True
         for network in networks:
             if network in self.chosen or _strip(network) in self._here:
                 continue
-            free = taken < most and (not crowding or blocks.take(network)) and self._has_room(network)
+            free = taken < most and blocks.take(network) and self._has_room(network)
             if free:
                 self.chosen[network] = self._reasons[network]
                 taken += 1
@@ -181,9 +212,12 @@ class Lookup:
         self._found: dict[str, tuple[str, ...]] = {name: (name,) for name in self._names if _is_address(name)}
         self._thread: threading.Thread | None = None
         self._due = 0.0
+        self.crowded = False
+        """Whether there were more addresses by one name than count."""
 
     def addresses(self) -> dict[str, str]:
-        """Every address, with what it is; those of this host itself are left out."""
+        """Every address with what it is, at most so many of one name, and first those that need no look-up; those of
+        this host itself are left out."""
         names = [name for name in self._names if not _is_address(name)]
         if names and time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
             first, self._due = self._thread is None, time.monotonic() + LOOK_UP_SECONDS
@@ -191,12 +225,13 @@ class Lookup:
             self._thread.start()
             if first:
                 self._thread.join(FIRST_LOOK_UP_SECONDS)
-        return {
-            address: what
-            for name, what in self._names.items()
-            for address in self._found.get(name, ())
-            if not ip_address(address).is_loopback
-        }
+        chosen: dict[str, str] = {}
+        self.crowded = False
+        for name in sorted(self._names, key=lambda each: not _is_address(each)):
+            far = [each for each in self._found.get(name, ()) if not ip_address(each).is_loopback]
+            self.crowded = self.crowded or len(far) > MOST_OF_NAME
+            chosen |= dict.fromkeys(islice(far, MOST_OF_NAME), self._names[name])
+        return chosen
 
     def _look_up(self, names: list[str]) -> None:
         for name in names:
@@ -219,7 +254,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _resolve(name: str) -> set[str]:
-    """Raises OSError."""
+def _resolve(name: str) -> Iterable[str]:
+    """In the order in which they are tried. Raises OSError."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return {str(where[0]).partition("%")[0] for *_, where in found}
+    return dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in found)

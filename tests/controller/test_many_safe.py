@@ -62,3 +62,31 @@ def test_what_is_allowed_leaves_room_for_who_will_be_safe(
     assert len(site.kernel.elements["nl-exempt4-from"]) == 64
     assert "192.0.2.9" in site.kernel.elements["nl-safe4"], "the surest come first"
     assert any("have no room for" in note for note in site.store.hosts()[0].notes)
+
+
+def test_who_had_no_room_is_let_in_once_there_is_some(
+    small_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next pass, though nobody has come or gone; before rules that wait for room too."""
+    site = small_site(64)
+    rules = [site.add(target=f"172.16.0.{n}", action="allow") for n in range(64)]
+    site.controller.sync()
+    come(site, monkeypatch)
+    site.controller._protect()
+    site.controller.tick()
+    assert len(site.kernel.elements["nl-safe4"]) == 8
+    left_out = next(note for note in site.store.hosts()[0].notes if "have no room for" in note)
+    for rule in rules[:10]:
+        site.store.remove(rule.id, "test", site.clock())
+    site.controller.sync()
+    assert len(site.kernel.elements["nl-safe4"]) == 18
+    assert len(site.kernel.elements["nl-exempt4-from"]) == 64
+    assert not site.controller.plan()
+    told = next(note for note in site.store.hosts()[0].notes if "have no room for" in note)
+    assert told != left_out
+    for rule in rules[10:60]:
+        site.store.remove(rule.id, "test", site.clock())
+    site.controller.sync()
+    assert len(site.kernel.elements["nl-safe4"]) > 30
+    assert not any("have no room for" in note for note in site.store.hosts()[0].notes)
+    assert not site.controller.plan()

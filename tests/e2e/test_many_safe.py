@@ -39,7 +39,7 @@ def test_rules_are_applied_and_repaired(gateway: Gateway, lab: Lab) -> None:
     gateway.wait(told, "what is left out to be told")
     gateway.put({"target": CLIENT, "action": "block"}, {"target": CLIENT6, "action": "block"})
     held = gateway.kernel.readings(["nl-safe4", "nl-safe6"])
-    assert len(held["nl-safe4"]) == SIZE
+    assert len(held["nl-safe4"].keys() & {*SAFE}) == SIZE * 3 // 4, "the settings leave room for others"
     assert len(held["nl-safe6"]) == SIZE // 2
     for server in (SERVER, SERVER6):
         assert streams.ping(lab.client, server, count=2) == 0

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from netlimit.clientele import MOST, MOST_OF_BLOCK
+from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_SESSIONS_OF_BLOCK
 from netlimit.l7.redis.hosts import name_hosts as name_counters
 from netlimit.records import SafeReason
-from netlimit.safety import MOST_SESSIONS, REMEMBERED_SECONDS, Lookup, SafeSet, name_servers
+from netlimit.safety import (
+    MOST_GATEWAYS,
+    MOST_OF_NAME,
+    MOST_REACHED,
+    MOST_SERVERS,
+    MOST_SESSIONS,
+    REMEMBERED_SECONDS,
+    Lookup,
+    SafeSet,
+    name_servers,
+)
 from netlimit.store.engine import name_hosts as name_databases
 
 NOW = 1_800_000_000.0
@@ -215,7 +225,63 @@ def test_one_network_of_ipv6_does_not_push_out_others() -> None:
     many = [f"2001:db8::{number:x}" for number in range(1000)]
     safe.update(NOW, [*many, "2001:db8:1::1"], (), ["2001:db8:2::1"])
     assert {"2001:db8:1::1", "2001:db8:2::1"} < safe.reasons.keys()
-    assert len(safe.reasons) == MOST_OF_BLOCK[64] + 2
+    assert len(safe.reasons) == MOST_SESSIONS_OF_BLOCK[48] + 2
+    safe = SafeSet(())
+    safe.update(NOW, (), (), [*many, "2001:db8:2::1"])
+    assert len(safe.reasons) == MOST_OF_BLOCK[64] + 1
+
+
+def test_all_who_have_logged_in_from_one_office_are_safe() -> None:
+    safe = SafeSet(())
+    office = [f"2001:db8::{number:x}" for number in range(100)]
+    safe.update(NOW, office, (), ())
+    assert safe.reasons.keys() == {*office}
+    assert safe.notes == ()
+
+
+def count_off(first: str, number: int) -> list[str]:
+    return [f"{first}.{each >> 8}.{each & 255}" for each in range(number)]
+
+
+def test_a_name_with_many_addresses_pushes_out_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.safety._resolve", lambda name: count_off("10.1", 600))
+    safe = SafeSet((), {"db.example": "database host", "203.0.113.5": "counter store (Redis) host"})
+    reached = ["10.1.2.40"]
+    safe.update(NOW, ["198.51.100.7"], ["10.2.0.1"], ["198.51.100.8"], reached=reached)
+    assert why(safe) == {
+        "10.2.0.1": "default gateway",
+        "198.51.100.7": "SSH session",
+        "10.1.2.40": "database host",
+        "203.0.113.5": "counter store (Redis) host",
+        **dict.fromkeys(count_off("10.1", MOST_OF_NAME), "database host"),
+        "198.51.100.8": "API client",
+    }
+    assert ["hosts of servers" in note for note in safe.notes] == [True]
+
+
+def test_of_gateways_and_of_servers_there_are_so_many_and_who_was_there_before_stays() -> None:
+    servers = dict.fromkeys(count_off("10.1", 600), "database host")
+    safe = SafeSet((), servers)
+    safe.update(NOW, (), ["10.2.9.9"], (), reached=["10.3.9.9"])
+    ways, found = [*count_off("10.2", 600), "10.2.9.9"], [*count_off("10.3", 600), "10.3.9.9"]
+    for beat in range(3):
+        safe.update(NOW + beat, ["198.51.100.7"], ways, ["198.51.100.8"], reached=found)
+        assert len(safe.reasons) == MOST_GATEWAYS + MOST_REACHED + MOST_SERVERS + 2
+        assert {"10.2.9.9", "10.3.9.9", "198.51.100.7", "198.51.100.8"} < safe.reasons.keys()
+    assert list(why(safe).values())[:MOST_GATEWAYS] == ["default gateway"] * MOST_GATEWAYS
+
+
+@pytest.mark.parametrize("room", [8, 1024, 1048576])
+def test_the_settings_leave_room_for_the_others(room: int) -> None:
+    safe = SafeSet(
+        [f"{10 + (n >> 16)}.{n >> 8 & 255}.{n & 255}.0/24" for n in range(70000)][: min(room, 70000)], room=room
+    )
+    safe.update(NOW, ["198.51.100.7"], ["203.0.113.1"], ())
+    assert why(safe)["198.51.100.7"] == "SSH session"
+    assert why(safe)["203.0.113.1"] == "default gateway"
+    settled = sum(reason == "settings" for reason in why(safe).values())
+    assert settled == {8: 6, 1024: 768, 1048576: 65536 - 1152}[room]
+    assert ["networks of NETLIMIT_SAFE" in note for note in safe.notes] == [True]
 
 
 def test_it_has_no_more_than_there_is_room_for_the_surest_first() -> None:
