@@ -46,7 +46,7 @@ from netlimit.numbers import MARK_BITS, Numbering, Numbers, PurposeKey
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
 from netlimit.routing import leads_towards
-from netlimit.rules import PEER, Action, Direction, Rule, format_target
+from netlimit.rules import PEER, Action, Direction, Protocol, Rule, format_target
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
@@ -67,6 +67,7 @@ class _Way(NamedTuple):
     direction: Direction
     target: str
     interface: str | None
+    protocol: Protocol
     own: bool = False
     late: bool = False
 
@@ -364,8 +365,8 @@ class Compilation:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
         if (translated := spoiled.get(Spoiled.TRANSLATED)) is not None:
-            areas = read_areas(translated.places)
-            led = {way.rule_id for way in ways if way.is_asked_before_nat and areas.meet(way.target)}
+            areas = {protocol: read_areas(translated.places, protocol.value) for protocol in Protocol}
+            led = {way.rule_id for way in ways if way.is_asked_before_nat and areas[way.protocol].meet(way.target)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TRANSLATED) for rule_id in led}
         found = {
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
@@ -381,9 +382,11 @@ class Compilation:
                 continue
             late = isinstance(each, Group) and each.kind is Kind.CONCURRENT
             for key in fragment.keys:
-                yield _Way(rule_id, each.direction, key, each.selector.interface, each.own, late)
+                where = each.selector
+                yield _Way(rule_id, each.direction, key, where.interface, where.protocol, each.own, late)
         for rule in self.shaping.list_rules():
-            yield _Way(rule.id, rule.direction, str(rule.target), rule.selector.interface)
+            where = rule.selector
+            yield _Way(rule.id, rule.direction, str(rule.target), where.interface, where.protocol)
 
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address which ends on this host now and did not before, or the other way round."""

@@ -70,8 +70,8 @@ class Spoiled(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was found: a short name, what it is, what to do about it, and which rules it spoils; where there
-    are `devices`, only for what comes in by one of them, where there are `places` (an address, or the first and the
-    last of several), only for what is sent there."""
+    are `devices`, only for what comes in by one of them, where there are `places` (a protocol, and an address or the
+    first and the last of several), only for what is sent there."""
 
     name: str
     severity: Severity
@@ -79,7 +79,7 @@ class Finding:
     advice: str
     spoils: Spoiled | None = None
     devices: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
+    places: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -432,8 +432,10 @@ def _find_above(devices: Iterable[str], above: Mapping[str, tuple[str, ...]]) ->
 def _find_translated(report: HostReport) -> Iterator[Finding]:
     """Who gives what this host sends another destination, once rules `to` have been asked in mangle OUTPUT."""
     found: dict[str, Translation] = {}
+    places = dict[tuple[str, str], None]()
     for each in find_translations(report.nftables, report.nat, report.own):
         found.setdefault(str(each), each)
+        places[each.protocol, str(each)] = None
     if found:
         place, first = next(iter(found.items()))
         more = f", and {len(found) - 1} more such destinations" if len(found) > 1 else ""
@@ -445,7 +447,7 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
             "Block or limit the address that is translated, too, or have programs of this gateway use the real one.",
             Spoiled.TRANSLATED,
             (),
-            tuple(found),
+            tuple(places),
         )
 
 

@@ -40,14 +40,21 @@ _LEADS = re.compile(r"(?<!\S)-[jg] (\S+)")
 _TARGET = re.compile(r"(?<!\S)-j (?:DNAT\b.* --to-destination|NETMAP\b.* --to) (\S+)")
 _LONGEST = {4: 32, 6: 128}
 ANYWHERE = "0.0.0.0/0", "::/0"
+ANY = "any"
+_OF = re.compile(
+    r"(?<!\S)(?:(?<!! )-p|(?:meta l4proto|ip protocol)(?= \w)) (\S+)(?!\S)|(?<!\S)(tcp|udp) [ds]port(?!\S)",
+)
+_PROTOCOLS = {"tcp": "tcp", "udp": "udp", "icmp": "icmp", "ipv6-icmp": "icmp"}
 
 
 class Translation(NamedTuple):
-    """A rule that gives what this host sends another destination: the rule, and the first and last address."""
+    """A rule that gives what this host sends another destination: the rule, the first and last address, and of which
+    protocol it is, as rules of ours name it ("any" where it does not tell)."""
 
     rule: str
     first: Address
     last: Address
+    protocol: str = ANY
 
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
@@ -83,7 +90,13 @@ def find_translations(
         for first, last in _read_places(place, families):
             mine = first == last and str(first) in own
             if not mine and not (first.is_loopback and last.is_loopback):
-                yield Translation(rule, first, last)
+                yield Translation(rule, first, last, _read_protocol(rule))
+
+
+def _read_protocol(rule: str) -> str:
+    """The one protocol that a rule of either kind asks for."""
+    told = {each[1] or each[2] for each in _OF.finditer(_STRING.sub('""', rule))}
+    return _PROTOCOLS.get(told.pop(), ANY) if len(told) == 1 else ANY
 
 
 def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[str]) -> Iterator[str]:
@@ -184,10 +197,11 @@ class Areas:
         return before > 0 and ends[before - 1][1] >= first
 
 
-@lru_cache(maxsize=4)
-def read_areas(places: tuple[str, ...]) -> Areas:
-    """Areas that are asked again and again: with kube-proxy there are thousands."""
-    return Areas(places)
+@lru_cache(maxsize=16)
+def read_areas(places: tuple[tuple[str, str], ...], protocol: str) -> Areas:
+    """Areas, of those given with their protocols, where a packet can be of one protocol. They are asked again and
+    again: with kube-proxy there are thousands."""
+    return Areas(place for other, place in places if ANY in (protocol, other) or protocol == other)
 
 
 def _read_ends(target: str) -> tuple[int, int, int]:

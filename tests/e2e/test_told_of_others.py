@@ -151,6 +151,30 @@ def test_what_the_gateway_sends_to_another_address_than_it_asks_for_is_told(
         gateway.wait_for_state(blocked, State.APPLIED)
 
 
+def test_what_is_led_elsewhere_is_told_where_a_rule_is_of_its_protocol(gateway: Gateway, lab: Lab) -> None:
+    """As Docker has it where a port is published. What the gateway says to itself meets no rule before that, not even
+    one to everybody."""
+    everybody, other, same = gateway.put(
+        {"target": "0.0.0.0/0", "direction": "to", "rate": "1 packet/s", "burst": 1, "per": "target"},
+        {"target": SERVER, "direction": "to", "rate": "1 packet/s", "protocol": "tcp"},
+        {"target": SERVER, "direction": "to", "rate": "1 packet/s", "protocol": "udp"},
+    )
+    assert 0 < reach(lab, SERVER, SERVER, 9) < 5
+    nat = ("iptables-legacy", "-t", "nat")
+    led = ("-m", "addrtype", "--dst-type", "LOCAL", "-p", "udp", "--dport", "8080")
+    lab.gateway.run(*nat, "-A", "OUTPUT", *led, "-j", "DNAT", "--to-destination", f"{SERVER}:9")
+    try:
+        assert reach(lab, SERVER, LAN, 8080) == 5
+        with looked_again(gateway):
+            gateway.wait_for_state(everybody, State.DEGRADED)
+        assert gateway.state(same)[0] is State.DEGRADED
+        assert gateway.state(other) == (State.APPLIED, "")
+    finally:
+        lab.gateway.run(*nat, "-F")
+    with looked_again(gateway):
+        gateway.wait_for_state(everybody, State.APPLIED)
+
+
 TAKEN: dict[str, tuple[str, ...]] = {
     "REDIRECT": ("-i", "lan", "-p", "udp", "--dport", "8080", "-j", "REDIRECT", "--to-ports"),
     "DNAT": ("-i", "lan", "-p", "udp", "--dport", "8080", "-j", "DNAT", "--to-destination"),

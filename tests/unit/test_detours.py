@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from netlimit.compile import Compilation
 from netlimit.conflicts import HostReport, Severity, find_conflicts
 from netlimit.detours import Areas, find_forwards, find_taking, find_translations
+from netlimit.limits import Facts
+from netlimit.rules import parse_rule
+from tests.unit.shapes import HOME
+from tests.unit.strategies import NOW
 
 NETDEV = """table netdev t {
 	set s {
@@ -187,5 +193,54 @@ def test_what_stands_on_a_device_is_concerned_too() -> None:
 def test_many_translations_are_one_finding() -> None:
     lines = [f"-A OUTPUT -j DNAT --to-destination 10.2.0.{last}" for last in (2, 2, 3, 4)]
     (finding,) = find_conflicts(HostReport(nat=(tuple(lines),)))
-    assert finding.places == ("10.2.0.2", "10.2.0.3", "10.2.0.4")
+    assert finding.places == (("any", "10.2.0.2"), ("any", "10.2.0.3"), ("any", "10.2.0.4"))
     assert "to 10.2.0.2, and 2 more such destinations" in finding.what
+
+
+TOLD = {
+    "-A OUTPUT -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9": "tcp",
+    "-A OUTPUT ! -p tcp -j DNAT --to-destination 10.2.0.2": "any",
+    "-A OUTPUT -p sctp -j DNAT --to-destination 10.2.0.2": "any",
+    "-A OUTPUT -p ipv6-icmp -j DNAT --to-destination fd00::2": "icmp",
+    '-A OUTPUT -m comment --comment " -p tcp " -j DNAT --to-destination 10.2.0.2': "any",
+    "tcp dport 80 dnat to 10.2.0.2": "tcp",
+    "meta l4proto udp dnat to 10.2.0.2": "udp",
+    "ip protocol icmp dnat to 10.2.0.2": "icmp",
+    "ip protocol tcp tcp dport != 80 dnat to 10.2.0.2": "tcp",
+    "dnat to udp dport map { 80 : 10.2.0.2 }": "udp",
+    "meta l4proto != tcp dnat to 10.2.0.2": "any",
+    "meta l4proto { tcp, udp } th dport 80 dnat to 10.2.0.2": "any",
+    'log prefix "tcp dport 80 " dnat to 10.2.0.2': "any",
+    "iifname tcp dnat to 10.2.0.2": "any",
+    "dnat to 10.2.0.2": "any",
+}
+
+
+@pytest.mark.parametrize("rule", TOLD)
+def test_the_protocol_is_told_that_is_translated(rule: str) -> None:
+    listed = "" if rule.startswith("-A") else SENT.replace("tcp dport 80 dnat to RULE", rule)
+    found = [*find_translations(listed, [[rule]])]
+    assert found[0].protocol == TOLD[rule]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rule", "concerned"),
+    [
+        ("-p tcp", {"protocol": "udp"}, False),
+        ("-p tcp", {"protocol": "tcp"}, True),
+        ("-p tcp", {}, True),
+        ("", {"protocol": "udp"}, True),
+        ("-p tcp", {"target": "10.3.0.0/24"}, False),
+        ("-p tcp", {"action": "shape", "rate": "1 Mbit/s", "protocol": "udp"}, False),
+        ("-p tcp", {"action": "shape", "rate": "1 Mbit/s", "protocol": "tcp"}, True),
+        ("-p tcp", {"target": "0.0.0.0/0"}, True),  # what this host says to itself meets no rule before
+    ],
+)
+def test_rules_of_another_protocol_are_not_concerned(protocol: str, rule: dict[str, object], concerned: bool) -> None:
+    report = HostReport(nat=((f"-A OUTPUT {protocol} -j DNAT --to-destination 10.2.0.2:80",),))
+    (finding,) = find_conflicts(report)
+    compilation = Compilation(Facts(topology=HOME))
+    fields = {"target": "10.2.0.0/24", "direction": "to", "rate": "10 packets/s", "per": "target"} | rule
+    assert compilation.put(replace(parse_rule(fields, NOW), id=1)) is None
+    assert finding.spoils is not None
+    assert [*compilation.find_spoiled({finding.spoils: finding})] == [1] * concerned
