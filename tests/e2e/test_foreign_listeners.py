@@ -34,6 +34,7 @@ os.setgid(65534); os.setuid(65534)
 s = socket.socket()
 # It ends at once: nothing is left of it on the port, on which others are to listen next.
 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was served here before may be closing still
 s.settimeout(2)
 s.bind((sys.argv[2], int(sys.argv[3])))
 s.connect((sys.argv[1], 9000))
