@@ -57,6 +57,8 @@ HEARTBEAT_SECONDS = 5.0
 WINDOW_SECONDS = 1.0
 """How often it is looked whether a window of confirmation is open, or overdue."""
 STRUCTURE_SECONDS = 0.85
+BLIND_SECONDS = 5.0
+"""How long passes fail before rules are told of that hold no more for sure."""
 SURVEY_SECONDS = 30.0
 """How often the host is looked over for what gets in the way of limits."""
 SWEEP_SECONDS = 50.0
@@ -174,6 +176,7 @@ class Controller:
         self._planned: Plan | None = None
         self._unreadable: dict[int, str] = {}
         self._refused_drift: Drift = {}
+        self._blind_since: float | None = None
         self._crowded: dict[int, str] = {}
         self._uncounted: tuple[str, ...] = ()
         self._numbered: dict[tuple[str, str], int] = {}
@@ -218,10 +221,15 @@ class Controller:
         self._stop_watching()
 
     def _tell_refused(self, error: KernelError) -> None:
-        """While the kernel refuses to have put right what somebody has changed, the rules concerned are in error."""
+        """While the kernel refuses to have put right what somebody has changed, the rules concerned are in error; and
+        where it cannot even be asked for a while, of none is said that it holds."""
         plan, self._planned = self._planned, None
-        if self._compilation is None or not self._refused_drift:
+        self._blind_since = self._blind_since or time.monotonic()
+        is_blind = time.monotonic() - self._blind_since >= BLIND_SECONDS
+        if self._compilation is None or not (self._refused_drift or is_blind):
             return
+        if is_blind:
+            self._disputes.note_blindness(str(error), {*self._compiled.fragments, *self._compiled.shaping.classes()})
         for kind in self._refused_drift:
             self._disputes.note_refusal(kind, error.reason, find_concerned(kind, plan, self._compiled))
         try:
@@ -670,7 +678,8 @@ class Controller:
             self._tally.restart(self._rewritten.pop())
         compilation.settle()
         self._keep_numbers()
-        self._in_step = True
+        self._in_step, self._blind_since = True, None
+        self._disputes.see()
         took = time.monotonic() - began
         self._passes.observe(took)
         if plan:

@@ -14,6 +14,7 @@ from netlimit.state import SET_PREFIX, Structure
 
 _SET = re.compile(rf"\b{SET_PREFIX}[\w-]+")
 _SHAPED = frozenset({"queues", "ingress"})
+_BLIND = "kernel"
 _NONE: set[str] = set()
 _Place = tuple[int, str]
 """A table: address family and name."""
@@ -23,7 +24,7 @@ class Disputes:
     """The rules that may not be enforced for the time being, by the kind of thing that is disputed."""
 
     def __init__(self) -> None:
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, tuple[State, str]] = {}
         self._rules: dict[str, set[int]] = {}
 
     def note_fight(self, kind: str, rules: Iterable[int]) -> None:
@@ -41,6 +42,18 @@ class Disputes:
         )
         self._note(kind, said, rules)
 
+    def note_blindness(self, reason: str, rules: Iterable[int]) -> None:
+        """For a while the kernel has refused to be read, or to be written: what is there, nobody knows."""
+        said = (
+            "Whether it holds is not known, and nothing is put right: the kernel cannot be looked at or written to. "
+            f"{reason.rstrip('.')}."
+        )
+        self._note(_BLIND, said, rules, State.DEGRADED)
+
+    def see(self) -> None:
+        """The kernel holds what it is to hold."""
+        self.end([_BLIND])
+
     def end(self, kinds: Iterable[str]) -> None:
         """Everything of these kinds is as it was applied, and stays so."""
         for kind in kinds:
@@ -50,13 +63,13 @@ class Disputes:
     def judge(self) -> dict[int, Exceptional]:
         """How the rules concerned stand."""
         return {
-            rule_id: Exceptional(rule_id, State.ERROR, self._reasons[kind])
-            for kind, rules in self._rules.items()
-            for rule_id in rules
+            rule_id: Exceptional(rule_id, *self._reasons[kind])
+            for kind in sorted(self._rules, key=lambda kind: kind != _BLIND)  # what is known to be wrong comes last
+            for rule_id in self._rules[kind]
         }
 
-    def _note(self, kind: str, reason: str, rules: Iterable[int]) -> None:
-        self._reasons[kind] = reason
+    def _note(self, kind: str, reason: str, rules: Iterable[int], state: State = State.ERROR) -> None:
+        self._reasons[kind] = state, reason
         self._rules.setdefault(kind, set()).update(rules)
 
 

@@ -3,8 +3,10 @@ not applied; they are again when peace is made."""
 
 import pytest
 
+from netlimit import controller
 from netlimit.controller import Controller
 from netlimit.drift import CALM_SECONDS, LAST_REST, MOST_REPAIRS
+from netlimit.errors import KernelError
 from netlimit.records import State
 from netlimit.rules import Rule
 from tests.controller.conftest import Site
@@ -87,6 +89,33 @@ def test_what_comes_while_there_is_a_fight_is_not_in_error(site: Site, rules: tu
     site.store.remove(rules[0].id, "test", site.clock())
     look(site)
     assert states(site) == {}
+
+
+def test_while_the_kernel_cannot_be_asked_no_rule_is_said_to_hold(
+    site: Site, rules: tuple[Rule, Rule, Rule, Rule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody takes out meanwhile, nobody sees."""
+    monkeypatch.setattr(Controller, "_back_off", lambda self, retry, stopped: retry)
+    monkeypatch.setattr(Controller, "_wait", lambda self: None)
+    monkeypatch.setattr(controller, "BLIND_SECONDS", 0.0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise KernelError("ipset save nl-open4", "it ended with status 1")
+
+    with monkeypatch.context() as broken:
+        for name in ("structure", "readings"):
+            broken.setattr(site.kernel, name, refuse)
+        site.kernel.hooks.clear()
+        site.kernel.chains.clear()
+        site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+        run(site, 2)
+        marked = site.store.marked("gw")
+        assert {marked[rule.id].state for rule in rules} == {State.DEGRADED}
+        assert "ipset save nl-open4" in marked[rules[0].id].message
+        assert site.controller.standing()[0] == 0
+    run(site, 2)
+    assert site.store.marked("gw") == {}
+    assert site.send("10.0.0.1") == ["drop"]
 
 
 def test_while_the_kernel_refuses_a_repair_the_rules_are_in_error(
