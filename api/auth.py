@@ -66,8 +66,8 @@ async def authorized(
     caller = Caller(token.role, Actor(token.name, origin.address, origin.request))
     request.state.caller = caller
     caller.require(Act.READ if request.method in LOOKING else Act.CHANGE)
-    if origin.address is not None:  # who is refused proves nothing by it
-        visitors.see(origin.address, token.name, Role(token.role))
+    for address in filter(None, dict.fromkeys((origin.address, origin.neighbour))):  # who is refused proves nothing
+        visitors.see(address, token.name, Role(token.role))
     return caller
 
 

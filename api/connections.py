@@ -134,6 +134,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Begin."""
         super().connection_made(transport)
+        # Kept apart from the address of the request, which a proxy that is trusted names.
+        self.app_state = {**self.app_state, "neighbour": self.client[0] if self.client else None}
         if self._door is not None:
             self._guest = self._door.meet(self.client, transport.abort)
             if self._guest is not None:

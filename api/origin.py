@@ -18,10 +18,12 @@ _NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The address that a request came from (the socket's peer, or whom a trusted proxy names), None where there is no
-    such thing, and the request's id: the client's own, if it sent one that can be used."""
+    such thing, and the request's id: the client's own, if it sent one that can be used. `neighbour` is the socket's
+    peer."""
 
     address: str | None
     request: str
+    neighbour: str | None = None
 
     @property
     def place(self) -> str:
@@ -34,7 +36,8 @@ def find_origin(scope: Scope) -> Origin:
     client = scope.get("client")
     sent = next((value for name, value in scope["headers"] if name == HEADER.lower().encode()), b"")
     request = sent.decode() if _NAME.fullmatch(sent) else secrets.token_hex(16)
-    return Origin(read_address(client[0]) if client else None, request)
+    neighbour = scope.get("state", {}).get("neighbour")
+    return Origin(read_address(client[0]) if client else None, request, read_address(neighbour) if neighbour else None)
 
 
 def origin_of(connection: HTTPConnection) -> Origin:

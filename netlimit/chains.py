@@ -353,7 +353,7 @@ class _Family:
 
         `from` belongs into raw, so that a flood dies before it is tracked. But there nobody can know yet whether an
         `allow to` that is as specific will apply, for the address may be translated: such blocks wait until it is. Nor
-        whether what is for this host, and so may be spared, is led on to another: what is forwarded is asked again.
+        whether what is for this host, or for somebody safe, and so is spared, is led to another: all are asked again.
         """
         blocks = [verdict for verdict in self.verdicts if verdict.action is Action.BLOCK]
         waits = self._waits
@@ -368,8 +368,7 @@ class _Family:
                 here.append(block)
             if block.direction is Direction.FROM and hook == "OUTPUT" and block.stands_here:
                 here.append(block)
-            late = block.length <= waits or self._is_of_vrf(block)
-            if block.direction is Direction.FROM and (hook == "FORWARD" or (hook == "INPUT" and late)):
+            if block.direction is Direction.FROM and hook in ("FORWARD", "INPUT"):
                 here.append(block)
         return here
 
@@ -378,26 +377,23 @@ class _Family:
     def _meets(self, group: Group, table: Table, hook: Hook) -> bool:
         """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
 
-        `from` as early as it can be told what is exempt: only behind routing and translation is it known whether an
-        `allow to` applies. Connections are counted behind both anyway, and so is all that goes `to` somewhere. What
-        reaches this host itself, or what it sends, is limited at that end only by a rule that names the address. Where
-        one rejects, all of `from` wait: what tells filter to do it must not pass a hook in which others could write it.
-        And who can be feigned waits until the kernel has thrown away what is.
+        `from` behind routing and translation: only there is it known who the packet is for, and so whether it is spared
+        by that, and what the kernel throws away (feigned sources: rp_filter) charges nobody. But ports and peers are
+        asked for before they may be translated, and a port of a VRF while packets are there, where nothing else has to
+        wait: an `allow to` does, and so do all where one rejects, for what tells filter to do it must not pass a hook
+        in which others could write it. Connections are counted behind both anyway, and so is all that goes `to`
+        somewhere. What reaches this host itself, or what it sends, is limited at that end only by a rule that names the
+        address.
         """
         if group.direction is Direction.TO:
             return hook != "PREROUTING" and (hook != "INPUT" or group.stands_here)
         if hook == "OUTPUT":
             return group.stands_here
-        late = self._any_rejects or self._is_of_vrf(group) or self._is_feignable(group)
-        early = table == "mangle" and self._waits < 0 and not late
+        lost = group.selector.interface in self.facts.ports_of_vrfs
+        translated = bool(group.selector.ports) or group.scope == PEER or lost
+        waits = self._waits >= 0 or self._any_rejects or self._is_of_vrf(group)
+        early = table == "mangle" and translated and not waits
         return hook == "PREROUTING" if early else hook != "PREROUTING"
-
-    def _is_feignable(self, group: Group) -> bool:
-        """Whether packets with feigned sources could use up its buckets, which the kernel throws away with the routing
-        (rp_filter). What comes in by a device that the rule names is feigned by few. Ports and peers are asked for
-        before they may be translated."""
-        told = group.selector.interface or group.selector.ports or group.scope == PEER
-        return self.family == 4 and not told and self.facts.filters_sources
 
     def _is_of_vrf(self, each: Group | VerdictGroup) -> bool:
         """Whether it names a VRF, which packets have come in by only once they are routed."""

@@ -70,11 +70,17 @@ class _Way(NamedTuple):
     protocol: Protocol
     own: bool = False
     late: bool = False
+    has_ports: bool = False
 
     @property
     def is_asked_before_nat(self) -> bool:
         """Whether what this host sends is asked about while it may still be given another destination."""
         return self.direction is Direction.TO and not self.late
+
+    @property
+    def looks_where_it_leaves(self) -> bool:
+        """Whether it is asked by which device such packets are about to leave."""
+        return self.direction is Direction.TO and bool(self.interface)
 
     def may_enter(self, devices: tuple[str, ...], facts: Facts) -> bool:
         """Whether such packets may come in by one of the devices, and would be forwarded."""
@@ -360,7 +366,8 @@ class Compilation:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
         if Spoiled.TAKEN in spoiled:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TAKEN) for rule_id in self.shaping.find_incoming()}
-        ways = list(self._list_ways()) if spoiled.keys() & {Spoiled.ENTERING, Spoiled.TRANSLATED} else []
+        asked = {Spoiled.ENTERING, Spoiled.TRANSLATED, Spoiled.REROUTED}
+        ways = list(self._list_ways()) if spoiled.keys() & asked else []
         if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
@@ -368,6 +375,12 @@ class Compilation:
             areas = {protocol: read_areas(translated.places, protocol.value) for protocol in Protocol}
             led = {way.rule_id for way in ways if way.is_asked_before_nat and areas[way.protocol].meet(way.target)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TRANSLATED) for rule_id in led}
+        if Spoiled.APART in spoiled:
+            apart = {way.rule_id for way in self._list_ways() if way.has_ports}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.APART) for rule_id in apart}
+        if Spoiled.REROUTED in spoiled:
+            leaving = {way.rule_id for way in ways if way.looks_where_it_leaves and way.rule_id in self.fragments}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.REROUTED) for rule_id in leaving}
         found = {
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
             for rule_id, several in kinds.items()
@@ -383,10 +396,12 @@ class Compilation:
             late = isinstance(each, Group) and each.kind is Kind.CONCURRENT
             for key in fragment.keys:
                 where = each.selector
-                yield _Way(rule_id, each.direction, key, where.interface, where.protocol, each.own, late)
+                about = each.direction, key, where.interface, where.protocol
+                yield _Way(rule_id, *about, each.own, late, bool(where.ports or where.source_ports))
         for rule in self.shaping.list_rules():
             where = rule.selector
-            yield _Way(rule.id, rule.direction, str(rule.target), where.interface, where.protocol)
+            about = rule.direction, str(rule.target), where.interface, where.protocol
+            yield _Way(rule.id, *about, has_ports=bool(where.ports or where.source_ports))
 
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address which ends on this host now and did not before, or the other way round."""
@@ -666,7 +681,7 @@ class Compilation:
 
 def _place(facts: Facts) -> tuple[object, ...]:
     """What decides, of what changes while rules stay the same, which chains stand where."""
-    return facts.management, facts.peers, facts.vrfs, facts.filters_sources
+    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs
 
 
 def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from netlimit.detours import Translation, find_forwards, find_taking, find_translations
+from netlimit.detours import (
+    Translation,
+    find_forwards,
+    find_queued,
+    find_taking,
+    find_translations,
+    find_untracked_early,
+)
 from netlimit.state import PEER_PREFIX
 
 UNKNOWN = "unknown"
@@ -21,14 +28,18 @@ USUAL_HZ = 250
 _TABLE = re.compile(r"^(table ip6? (?:raw|mangle|filter|security|nat)) \{(.*?)^\}", re.MULTILINE | re.DOTALL)
 _TWIN = re.compile(r"chain (?:PREROUTING|INPUT|FORWARD|OUTPUT|POSTROUTING) \{")
 """What iptables-nft makes has chains in capitals."""
-_PRIORITY = re.compile(r"\bmeta priority set\b|-j (?:CLASSIFY|DSCP2PRIO)\b|xt target \"?(?:CLASSIFY|DSCP2PRIO)\b")
+_PRIORITY = re.compile(
+    r"\bmeta priority set\b|-j (?:CLASSIFY|DSCP2PRIO)\b|-j SET\b.* --map-prio\b"
+    r"|xt target \"?(?:CLASSIFY|DSCP2PRIO)\b"
+)
 _CHAIN = re.compile(r"^\s*chain (\S+) \{(.*?)^\s*\}", re.MULTILINE | re.DOTALL)
 _BEFORE = "-A PREROUTING ", "-A INPUT "
 _HOOK_BEFORE = re.compile(r"\bhook (?:prerouting|input|ingress)\b")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _TARGET = re.compile(r'\bxt target "(\w+)"')
 """A target of iptables-nft; nft of some versions writes its name in quotes."""
-_LOOPBACK = re.compile(r"(?: -[io] |\b[io]if(?:name)? )\"?lo\"?(?: |$)")
+_COMMENT = re.compile(r'\bcomment "(?:[^"\\\n]|\\.)*"')
+_LOOPBACK = re.compile(r"(?:(?<!!) -[io] |\b[io]if(?:name)? )\"?lo\"?(?: |$)")
 _UNTRACKED = re.compile(r"-j NOTRACK\b|-j CT\b.* --notrack\b|\bnotrack\b|xt target \"?NOTRACK\b")
 _ZONED = re.compile(r"-j CT\b.* --zone|\bct (?:original |reply )?zone set\b|xt target \"?CT\b")
 """What nft calls `xt target CT` may also be another use of it: only iptables-nft could tell."""
@@ -64,6 +75,8 @@ class Spoiled(StrEnum):
     OPEN = "connections at once"
     ENTERING = "rules on what comes in by some devices"
     TRANSLATED = "rules to what this host reaches by another address"
+    APART = "rules with ports"
+    REROUTED = "blocks and limits to what leaves by a device"
     TAKEN = "rules that shape what is for this host, by whatever device"
 
 
@@ -137,14 +150,16 @@ class HostReport:
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
-    tables of both kinds of iptables, table by table. `own` are the addresses of the host. `bridges` are devices,
-    `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`: IPv4
-    packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the filters of
-    others before ours on the ingress of devices, `redirecting` those that lead what comes in out by another device,
-    `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
-    `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they
-    are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the
-    device. `segments` are destinations of SRv6 on this host. `unknown` is what could not be read, with the reason.
+    tables of both kinds of iptables, table by table, `mangle` those in the legacy mangle tables. `rerouting` are rules
+    that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host.
+    `bridges` are devices, `joining` those of them that have ports, `bridged` the address families of which what they
+    forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs
+    of others by device, as tc says them, `ahead` the filters of others before ours on the ingress of devices,
+    `redirecting` those that lead what comes in out by another device, `above` devices with those that stand on them
+    (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware may
+    forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit.
+    `groups` are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6
+    on this host. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -155,6 +170,8 @@ class HostReport:
     nftables: str = ""
     legacy: tuple[str, ...] = ()
     nat: tuple[tuple[str, ...], ...] = ()
+    mangle: tuple[tuple[str, ...], ...] = ()
+    rerouting: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     connections: Fill = field(default_factory=lambda: Fill(0, 0))
     sets: Mapping[str, Fill] = field(default_factory=dict)
@@ -166,6 +183,7 @@ class HostReport:
     ifbs: frozenset[str] = frozenset()
     offloading: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
+    joining: tuple[str, ...] = ()
     bridged: frozenset[int] | None = None
     source_routed: bool = False
     segments: tuple[str, ...] = ()
@@ -184,9 +202,12 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_classifiers,
         _find_uncounted,
         _find_counted_twice,
+        _find_untracked_early,
+        _find_queued,
         _find_ahead,
         _find_redirected,
         _find_translated,
+        _find_rerouted,
         _find_taken,
         _find_segments,
         _find_full,
@@ -357,7 +378,8 @@ def _find_classifiers(report: HostReport) -> Iterator[Finding]:
 
 def _list_bare(report: HostReport) -> list[str]:
     """The rules of others that do not speak of loopback, without what stands in quotes."""
-    rules = [rule for rule in (*report.legacy, *report.nftables.splitlines()) if not _LOOPBACK.search(rule)]
+    lines = (_COMMENT.sub("", line) for line in (*report.legacy, *report.nftables.splitlines()))
+    rules = [rule for rule in lines if not _LOOPBACK.search(rule)]
     return [_QUOTED.sub('""', _TARGET.sub(r"xt target \1", rule)).strip() for rule in rules]
 
 
@@ -383,6 +405,36 @@ def _find_counted_twice(report: HostReport) -> Iterator[Finding]:
             "count the SYN that it sends as well as the client's, each connection twice.",
             "Take that rule away, or give rates `to` such servers twice as much.",
             Spoiled.SENT,
+        )
+
+
+def _find_untracked_early(report: HostReport) -> Iterator[Finding]:
+    """Who says that packets are not to be tracked before the kernel puts fragments together: it leaves theirs apart."""
+    if rule := find_untracked_early(report.nftables):
+        yield Finding(
+            "fragments apart",
+            Severity.SERIOUS,
+            f"Packets are taken out of connection tracking before fragments are put together (`{rule[:_SHOWN]}`, at a "
+            "priority below -400): of a datagram in fragments only the first has ports, and rules with ports do not "
+            "see the others.",
+            "Let that chain have the priority `raw` (-300).",
+            Spoiled.APART,
+        )
+
+
+def _find_queued(report: HostReport) -> Iterator[Finding]:
+    """Who may have packets begin a table anew. What his program answers no rule tells."""
+    found = [*find_queued(report.mangle)]
+    if found:
+        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        yield Finding(
+            "queued packets",
+            Severity.WARNING,
+            f"Packets wait in the mangle table for what a program says of them (`{found[0][:_SHOWN]}`{more}). Where it "
+            "answers with NF_REPEAT (Suricata: `mode: repeat`) they pass our chains there again, and rates count each "
+            "of them twice.",
+            "Put that rule into the filter table, or let the program accept packets (Suricata: `mode: accept` or "
+            "`mode: route`).",
         )
 
 
@@ -451,6 +503,25 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
         )
 
 
+def _find_rerouted(report: HostReport) -> Iterator[Finding]:
+    """Who has what this host sends leave by another device than the one by which it was about to leave when rules were
+    asked. What is shaped is told here alone: on a gateway with several uplinks each rule that shapes would be
+    `degraded`, and nearly all that it shapes is forwarded."""
+    if report.rerouting:
+        more = f", and {len(report.rerouting) - 1} more such rules" if len(report.rerouting) > 1 else ""
+        yield Finding(
+            "rerouted packets",
+            Severity.WARNING,
+            f"What this gateway itself sends is given a mark (`{report.rerouting[0][:_SHOWN]}`{more}) by which a "
+            "routing rule (`ip rule … fwmark`) may have it leave by another device than before: blocks and limits `to` "
+            "with an `interface` look at the first one, and rules that shape give it a queue there. What is forwarded "
+            "is held and shaped.",
+            "Leave `interface` out of blocks and limits that shall hold for this gateway too; or let its programs set "
+            "the mark themselves (SO_MARK), or lead them by source address (`ip rule … from`).",
+            Spoiled.REROUTED,
+        )
+
+
 def _find_taken(report: HostReport) -> Iterator[Finding]:
     """Who leads packets to sockets of this host that our program on the ingress has seen before, and let go: it looks
     for a socket where the packet says it is for, and a port that is translated has none."""
@@ -475,8 +546,8 @@ def _find_segments(report: HostReport) -> Iterator[Finding]:
             "SRv6",
             Severity.WARNING,
             f"Routes take packets out of SRv6 tunnels here (`encap seg6local`, {report.segments[0]}{more}): what comes "
-            "out passes no PREROUTING, so that no limit `from` and no limit of connections sees it. Blocks do, and "
-            "limits `to`.",
+            "out passes no PREROUTING, so that no limit of connections sees it, and no limit `from` with ports or "
+            "`per: peer`. All others do, and blocks.",
             "sysctl -w net.netfilter.nf_hooks_lwtunnel=1, which helps for End.DX4 and End.DX6, but not for End.DT6; or "
             "limit with `to`, or where it goes in.",
         )
@@ -515,7 +586,8 @@ def _find_full(report: HostReport) -> Iterator[Finding]:
             Severity.SERIOUS,
             f"The connection table is nearly full ({report.connections}): the kernel drops what begins a new "
             "connection, whoever sends it, and limits on connections count wrong.",
-            f"sysctl -w net.netfilter.nf_conntrack_max={2 * report.connections.most}, and find who opens so many.",
+            f"sysctl -w net.netfilter.nf_conntrack_max={2 * report.connections.most}, and find who opens so many. If "
+            "nothing else needs connection tracking here: rates of connections with `protocol: tcp` do not, either.",
         )
     for name, fill in report.buckets.items():
         if fill.share >= NEARLY:
@@ -575,13 +647,30 @@ def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
         yield Finding(
             "bridge",
             Severity.WARNING,
-            f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it; but not "
-            "frames with a VLAN tag or of PPPoE: a host on the bridge that is blocked reaches others on it by tagging "
-            "its frames with VLAN 0, once or twice.",
+            f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it, what it "
+            "floods (broadcast, multicast) once for each port; but not frames with a VLAN tag or of PPPoE: a host on "
+            "the bridge that is blocked reaches others on it by tagging its frames with VLAN 0, once or twice.",
             "Where no VLAN passes the bridge, drop them: nft add table bridge tags; nft 'add chain bridge tags bare "
             "{ type filter hook prerouting priority -300; }'; nft 'add rule bridge tags bare ether type "
             "{ 8021q, 8021ad } drop'. If it shall not be limited: sysctl -w "
             "net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0.",
+        )
+
+
+def _find_joined(bridges: tuple[str, ...], families: frozenset[int]) -> Iterator[Finding]:
+    """Who may have a packet pass iptables several times. Whether packets cross two bridges is not known: what joins
+    them may be a pair of devices, or a guest."""
+    if families and len(bridges) > 1:
+        tables = ("ip6tables" if family == 6 else "iptables" for family in sorted(families))
+        keys = " ".join(f"net.bridge.bridge-nf-call-{name}=0" for name in tables)
+        yield Finding(
+            "several bridges",
+            Severity.WARNING,
+            f"Each of the bridges {', '.join(bridges)} hands what it forwards to iptables (br_netfilter): a packet "
+            "that crosses two of them (fwbr and vmbr of Proxmox, or a guest that routes between two), or that is "
+            "routed here once it has crossed one, is counted at each by rates, `from` as well as `to`.",
+            f"If what bridges forward shall not be limited: sysctl -w {keys}. Else give rates as many times as much as "
+            "packets cross bridges.",
         )
 
 
@@ -596,6 +685,7 @@ def _find_ground(report: HostReport) -> Iterator[Finding]:
         )
     if report.bridges and report.bridged is not None:
         yield from _find_bridges(", ".join(report.bridges), report.bridged)
+        yield from _find_joined(report.joining, report.bridged)
     if report.source_routed:
         yield Finding(
             "source routes",

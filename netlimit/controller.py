@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import resource
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,7 @@ class Controller:
         self._setup = setup
         self._now = now
         self._compilation: Compilation | None = None
-        self._status = HostStatus(host=setup.host, backend=setup.backend)
+        self._status = HostStatus(host=setup.host, backend=setup.backend, reporter=secrets.token_hex(8))
         self._revision = -1
         self._stamp = 0
         self._roster = Roster(setup.host)
@@ -614,8 +615,10 @@ class Controller:
         return purpose_sets(fragment.purpose, self._compiled.facts)
 
     def _probe_again(self) -> None:
-        """See whether the kernel can enforce now what it could not."""
-        if self._compilation is None or self._outage is not None or not self._compiled.problems:
+        """See whether the kernel can enforce now what it could not, or whether it tells now what it can."""
+        if self._compilation is None or self._outage is not None:
+            return
+        if not (self._compiled.problems or self._premises.unanswered):
             return
         if self._is_due("probe", PROBE_SECONDS):
             before = _spent()
@@ -1161,7 +1164,8 @@ class Controller:
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
-            changes["notes"] = (*self._premises.notes, *filter(None, warnings), *self._uncounted, *left)
+            told = filter(None, (*warnings, self._telling.warning))
+            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)

@@ -27,8 +27,16 @@ _STRING = re.compile(r'((?:^| )comment )?"[^"]*"')
 """What nft quotes, in which nothing is escaped, with the word before it where it is a comment."""
 _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
+_ENTRY = re.compile(r"type \w+ hook (?:prerouting|output) priority (-?\d+)?")
+_UNTRACKS = re.compile(r"(?<!\S)notrack(?!\S)")
+_PUT_TOGETHER = -400
+"""NF_IP_PRI_CONNTRACK_DEFRAG (linux/netfilter_ipv4.h), that of IPv6 too."""
 _SENT = re.compile(r"type nat hook output\b")
 _RECEIVED = re.compile(r"type nat hook prerouting\b")
+_REROUTED = re.compile(r"type route hook output\b")
+_QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
+_CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
+"""The chains of the kernel's that lead to rates."""
 _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
 _TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
 _PORT_ALONE = re.compile(r":(?!:)")
@@ -72,6 +80,16 @@ def find_forwards(ruleset: str, harmless: Collection[str] = ()) -> dict[str, str
     return found
 
 
+def find_untracked_early(ruleset: str) -> str | None:
+    """A rule of nftables that has packets not tracked, where their fragments have not been put together yet."""
+    for (family, _), chains in (_read_ruleset(ruleset) if "notrack" in ruleset else {}).items():
+        for header, rules in _find_hooked(chains, _ENTRY) if family in ("ip", "ip6", "inet") else ():
+            # One that has a name (`raw`) is not so early.
+            if int(header[1] or 0) < _PUT_TOGETHER and (found := next(filter(_UNTRACKS.search, rules), None)):
+                return found
+    return None
+
+
 def _is_forward(rule: str, harmless: Collection[str]) -> bool:
     match = _FORWARD.search(rule)
     return match is not None and (match[1] or "").strip('"') not in harmless
@@ -104,7 +122,7 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
     redirect, and those that give it an address of its `own` or of loopback, or another port alone. Read from what
     `find_translations` reads."""
     listed = (rule for _, rule in _follow_hooked(ruleset, _RECEIVED))
-    for rule in (*listed, *_follow_tables(tables, "PREROUTING")):
+    for rule in (*listed, *follow_tables(tables, "PREROUTING")):
         if _TAKES.search(rule) and _TAKES.search(_STRING.sub('""', rule)):
             yield rule
     addresses = {*map(ip_address, own)}
@@ -112,6 +130,18 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
         ends = _read_places(place, families)
         if _PORT_ALONE.match(place) or any(_is_taking(first, last, addresses) for first, last in ends):
             yield rule
+
+
+def find_queued(tables: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rules by which packets wait for a program's word in a table where rates stand: those of mangle tables, as
+    iptables saves them. A packet that the program has repeated begins that table anew."""
+    rules = dict.fromkeys(rule for chain in _CHARGED for rule in follow_tables(tables, chain))
+    yield from filter(_QUEUED.search, rules)
+
+
+def follow_rerouted(ruleset: str) -> Iterator[str]:
+    """The rules of nftables after which what this host sends may be routed once more."""
+    yield from (rule for _, rule in _follow_hooked(ruleset, _REROUTED))
 
 
 def _is_taking(first: Address, last: Address, own: Collection[Address]) -> bool:
@@ -140,12 +170,12 @@ def _follow_hooked(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, s
 
 
 def _list_targets(tables: Iterable[Sequence[str]], chain: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for rule in _follow_tables(tables, chain):
+    for rule in follow_tables(tables, chain):
         if (target := _TARGET.search(rule)) is not None:
             yield rule, (4, 6), target[1]
 
 
-def _follow_tables(tables: Iterable[Sequence[str]], chain: str) -> Iterator[str]:
+def follow_tables(tables: Iterable[Sequence[str]], chain: str) -> Iterator[str]:
     """The rules of iptables that a packet may meet in a chain of the kernel's, without what is quoted in them."""
     for lines in tables:
         chains: _Rules = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from netlimit.conflicts import Finding, Severity
 from netlimit.memory import MUCH_MEMORY, say_much, show_size
+from netlimit.tunnels import Passage
 
 _SHARE = 4
 """Where packets alone can take such a part of a host's memory, it is told."""
@@ -20,18 +21,21 @@ SILENT_SECONDS = 30.0
 class ServiceReport:
     """What was found of netlimit itself.
 
-    `listen` is where the API listens (host), `unreached` why it does not answer (None: it does). `database` is the
+    `listen` is where the API listens (host), `unreached` why it does not answer (None: it does), `stranger` who else
+    listens in its place. `database` is the
     SQLite file with its `mode`, if it is one; `lost` why the database cannot be read. `controlled` says whether a
     controller runs here, `silent` how many seconds ago one has reported to this database for this `host` (None: never).
     `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last, `crowd` that there
-    are many kinds of limits. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host
-    has (None: unknown).
+    are many kinds of limits, `namesake` that another reports by this name. `buckets` is how many bytes the buckets of
+    limits can come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of
+    SSH and clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
     listen: str = "127.0.0.1"
     encrypted: bool = False
     unreached: str | None = None
+    stranger: str | None = None
     database: Path | None = None
     mode: int = 0
     lost: str | None = None
@@ -41,13 +45,16 @@ class ServiceReport:
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
     crowd: str | None = None
+    namesake: str | None = None
     buckets: int = 0
     memory: int | None = None
+    hidden: tuple[Passage, ...] = ()
+    unfollowed: str | None = None
 
 
 def find_faults(report: ServiceReport) -> list[Finding]:
     """Everything that there is to say, the worst first."""
-    found = [*_find_controller(report), *_find_database(report), *_find_api(report)]
+    found = [*_find_controller(report), *_find_database(report), *_find_api(report), *_find_tunnels(report)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
 
@@ -76,6 +83,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         )
     if report.trouble:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
+    if report.namesake:
+        yield Finding("two of one name", Severity.SERIOUS, report.namesake, "")
     if report.crowd:
         yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")
     if report.buckets >= (MUCH_MEMORY if report.memory is None else report.memory // _SHARE):
@@ -105,6 +114,8 @@ def _find_database(report: ServiceReport) -> Iterator[Finding]:
 
 
 def _find_api(report: ServiceReport) -> Iterator[Finding]:
+    if report.stranger is not None:
+        yield Finding("stranger in the API's place", Severity.SERIOUS, report.stranger, "")
     if report.unreached is not None:
         yield Finding(
             "api",
@@ -119,6 +130,28 @@ def _find_api(report: ServiceReport) -> Iterator[Finding]:
             Severity.WARNING,
             f"The API listens at {report.listen} without TLS: whoever is on the way can read tokens and use them.",
             "Set NETLIMIT_TLS_CERT and NETLIMIT_TLS_KEY, or listen on 127.0.0.1.",
+        )
+
+
+def _find_tunnels(report: ServiceReport) -> Iterator[Finding]:
+    """One finding for each device, with the first that is reached by it."""
+    for device in dict.fromkeys(each.device for each in report.hidden):
+        reached = [each.reached for each in report.hidden if each.device == device]
+        more = f" and {len(reached) - 1} more" if len(reached) > 1 else ""
+        yield Finding(
+            "tunnel",
+            Severity.WARNING,
+            f"By {device}, a tunnel of which the outer address of the far end is not known, comes who is safe as an "
+            f"SSH session or a client of the API ({reached[0]}{more}): a rule that hits that address cuts him off, and "
+            "is not refused.",
+            "Put the outer address into NETLIMIT_SAFE, if it is not there yet.",
+        )
+    if report.unfollowed is not None:
+        yield Finding(
+            "tunnel",
+            Severity.WARNING,
+            f"Whether somebody who is safe is reached by a tunnel is not known ({report.unfollowed}).",
+            "If so, put the outer address of its far end into NETLIMIT_SAFE.",
         )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -44,6 +45,8 @@ CONTROLLER_SECONDS = 2.0
 """How long the controller may take to apply what came back."""
 OVERTAKEN_SECONDS = 10.0
 """So long after its end a window was undone by the controller, which waits for the guard a few seconds only."""
+OVERSEE_SECONDS = 1.0
+"""How often it is looked, past the end of a window, whether the one who writes to the kernel hangs."""
 PASS_SECONDS = 20.0
 """How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
 
@@ -115,7 +118,10 @@ class Guard:
                  window.actor, window.base, end - _now())  # fmt: skip
         ended = self._wait_for_end(window, end)
         if ended is None or ended.outcome is not Outcome.CONFIRMED:
-            self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
+            with self._overseeing() as ended_writers:
+                self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
+            for said in ended_writers:
+                self._try(partial(self._store.repaired, self._host, "writer", said, 0.0, datetime.now(UTC)))
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
@@ -174,6 +180,30 @@ class Guard:
                 if snapshot is not None and not restored and not self._is_overtaken(end):
                     restored = self._restore(window, snapshot)
             time.sleep(LOOK_SECONDS)
+
+    @contextmanager
+    def _overseeing(self) -> Iterator[list[str]]:
+        """Meanwhile, nobody who hangs keeps the kernel from being written: he is ended. What was said of those."""
+        ended: list[str] = []
+        done = threading.Event()
+        thread = threading.Thread(target=self._oversee, args=(ended, done), name="writers", daemon=True)
+        thread.start()
+        try:
+            yield ended
+        finally:
+            done.set()
+            thread.join()
+
+    def _oversee(self, ended: list[str], done: threading.Event) -> None:
+        try:
+            kernel = self._make_kernel()
+            while not done.wait(OVERSEE_SECONDS):
+                said = kernel.end_hanging_writer()
+                if said is not None:
+                    log.error("%s", said)
+                    ended.append(said)
+        except Exception as error:
+            self._mishaps.note(error, "Who hangs while he writes to the kernel is not found.")
 
     def _is_overtaken(self, end: float) -> bool:
         return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()

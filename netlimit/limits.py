@@ -69,9 +69,9 @@ class Facts:
         return frozenset(name for name, device in self.topology.devices.items() if device.kind == "vrf")
 
     @cached_property
-    def filters_sources(self) -> bool:
-        """Whether the kernel throws away IPv4 packets for the device that they come in by, once it has routed them."""
-        return any(device.strict for device in self.topology.devices.values())
+    def ports_of_vrfs(self) -> frozenset[str]:
+        """The devices by which packets have come in only in PREROUTING, the first time: behind it, by the VRF."""
+        return frozenset(name for name, device in self.topology.devices.items() if device.master in self.vrfs)
 
     def is_own(self, target: Target) -> bool:
         """Whether the target is one address of the host itself."""

@@ -17,6 +17,7 @@ from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
 from netlimit.rules import Action, Rule, Target, format_target, is_network
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
+from netlimit.tunnels import FAR_END
 
 CALLER = "caller"
 """The reason of who asks, of whom no controller has to know."""
@@ -43,8 +44,10 @@ class Haven(NamedTuple):
 
     def describe(self, now: datetime) -> str:
         """What it is, to stand behind its name."""
-        sentence = _SENTENCES.get(self.why.text, "in the safe set of {host} (NETLIMIT_SAFE)").format(host=self.host)
         lately = self.why.seen and now.timestamp() - self.why.seen > _LATELY_SECONDS
+        if self.why.text.startswith(FAR_END):
+            return f"{self.why.text} from {self.host}{', or was a while ago' if lately else ''}"
+        sentence = _SENTENCES.get(self.why.text, "in the safe set of {host} (NETLIMIT_SAFE)").format(host=self.host)
         return f"{sentence}, or did a while ago" if lately and self.why.text in (SESSION, CLIENT) else sentence
 
 

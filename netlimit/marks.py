@@ -44,6 +44,14 @@ class Bits:
         """What is left of it under a mask."""
         return Bits(self.constant & mask, self.packet & mask, self.connection & mask, self.sure or not mask)
 
+    def may_become(self, mark: int, mask: int) -> bool:
+        """Whether what is written, and not only what is left as it was, can make a mark equal to one under a mask; of a
+        mark of zero, whether it can make it another."""
+        new = self.constant | self.connection
+        if not self.sure or not mark & mask:
+            return bool(new & mask)
+        return not self.constant & mask & ~mark and not mark & mask & ~(new | self.packet) and bool(mark & mask & new)
+
     def __or__(self, other: Bits) -> Bits:
         return Bits(
             self.constant | other.constant,

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 
 from netlimit.conflicts import Finding, Spoiled, find_conflicts, is_told
 from netlimit.errors import say_fault
-from netlimit.kernel.base import Addresses, Door, HostFacts, Kernel
+from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.safety import SafeSet
 from netlimit.tree import Queues, SavedRoot, Topology
+from netlimit.tunnels import TUNNELS, Passage, follow
 
 if TYPE_CHECKING:  # for the types alone
     from netlimit.controller import Setup
 
 log = logging.getLogger(__name__)
 Roots = Mapping[str, SavedRoot]
+UNFOLLOWED = "The outer addresses of the far ends of some tunnels are not known, so that rules may hit them"
 
 
 class Premises:
@@ -31,6 +33,8 @@ class Premises:
         self._kernel = kernel
         self._setup = setup
         self._found: HostFacts | None = None
+        self.unanswered: Mapping[str, str] = {}
+        """Of which capabilities the last probe could not tell whether they are there, and why."""
         self._where = Addresses((), ())
         self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
         self._doors = set(setup.doors)
@@ -39,6 +43,8 @@ class Premises:
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
         self._unread: str | None = None
+        self._unfollowed: str | None = None
+        self._ends: Mapping[str, Passage] = {}
         self._peers: frozenset[str] = frozenset()
         self._neighbours = Neighbours(kernel, setup.mark_mask)
         self._mask: int | None = None
@@ -84,7 +90,7 @@ class Premises:
         """Find out what the host can do, once; `reported` is what gateways have said before. Who was safe a moment ago
         is so still, though this process has not seen him."""
         if self._found is None:
-            self._found = self._kernel.probe()
+            self._found = self._settle(self._kernel.probe(), {})
             for status in reported:
                 if status.host == self._setup.host:
                     self._safe.recall(status.safe_reasons)
@@ -96,8 +102,35 @@ class Premises:
 
     def probe_again(self) -> bool:
         """Find out whether the host can do something else now than when it was probed."""
-        before, self._found = self._found, self._kernel.probe()
+        before, known = self._found, {} if self._found is None else self._found.capabilities
+        self._found = self._settle(self._kernel.probe(), known)
         return before is None or before.capabilities != self._found.capabilities
+
+    def _settle(self, found: HostFacts, known: Mapping[str, str | None]) -> HostFacts:
+        """What to go by where there was no answer: what is known; else what the kernel already holds of ours shows
+        that it can be done, and must not go for it. Where it holds nothing, nothing can be lost. Raises KernelError."""
+        before = self.unanswered
+        self.unanswered = {name: why for name, why in found.capabilities.items() if isinstance(why, Unanswered)}
+        if self.unanswered and not before:
+            log.warning("%s", self._tell_unanswered())
+        held = self._find_held() if self.unanswered.keys() - known.keys() else {}
+        settled = {name: known.get(name, None if held.get(name) else why) for name, why in self.unanswered.items()}
+        return found._replace(capabilities={**found.capabilities, **settled})
+
+    def _find_held(self) -> dict[str, bool]:
+        """Whether the kernel holds something of ours that shows a capability, for those without an answer."""
+        structure = self._kernel.structure()
+        limits = bool(structure.sets or structure.chains)
+        queues = bool(self._kernel.queues().trees)
+        return {name: queues if name in QUEUEING else limits for name in self.unanswered}
+
+    def _tell_unanswered(self) -> str:
+        name, why = next(iter(self.unanswered.items()))
+        more = f" and {len(self.unanswered) - 1} more" if len(self.unanswered) > 1 else ""
+        return (
+            f"Whether this host can do {name}{more} could not be found out, for a reason that may pass "
+            f"({why.rstrip('.')}): what the kernel holds stays in force, and it is tried again."
+        )
 
     def look(self, saved: Roots) -> None:
         """Read devices, routes, and the root qdiscs of others."""
@@ -133,9 +166,10 @@ class Premises:
         """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` are hosts of the database), the
         ports by which it is managed, and the addresses of other gateways, of what they have `reported`. Returns the
         addresses that have joined or left; None if nothing has changed."""
-        where = self._read_addresses()
+        where, clients = self._read_addresses(), tuple(clients)
+        self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
-        self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached)
+        self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
         self._where = where
         self._doors.update(where.doors)
         changed = before ^ {*self._where.own, *self._safe.reasons}
@@ -157,6 +191,24 @@ class Premises:
             return self._where
         self._unread = None
         return where
+
+    def _follow_tunnels(self, reached: Iterable[str]) -> Mapping[str, Passage]:
+        """The far ends of the tunnels by which somebody is `reached`; those that are known, with a note, where they
+        cannot be read. Where there is no tunnel, nothing is read."""
+        if not any(device.kind in TUNNELS for device in self._topology.devices.values()):
+            self._unfollowed = None
+            return {}
+        try:
+            tunnels = self._kernel.tunnels()
+            ends, problem = follow(reached, tunnels.found, self._kernel.hops).ends, "; ".join(tunnels.problems)
+        except Exception as error:
+            log.debug("Tunnels cannot be followed.", exc_info=True)
+            ends, problem = self._ends, say_fault(error)
+        told = f"{UNFOLLOWED} ({problem}): put them into NETLIMIT_SAFE." if problem else None
+        if told is not None and self._unfollowed is None:
+            log.warning("%s", told)
+        self._unfollowed = told
+        return ends
 
     def look_for_conflicts(self) -> None:
         """Look for what gets in the way of limits. It only advises: should the look fail, that is told."""
@@ -195,7 +247,9 @@ class Premises:
         found = self._found
         if found is None:
             return ()
-        told = [*filter(None, [self._unread]), *self._neighbours.choice.notes]
+        told = [*filter(None, [self._unread, self._unfollowed]), *self._neighbours.choice.notes]
+        if self.unanswered:
+            told.append(self._tell_unanswered())
         if self._mask is not None and self._mask != self.wanted_mask:
             told.append(
                 f"Others use bits of the packet mark {self._mask:#x}, which netlimit uses until it can move to "

@@ -106,6 +106,7 @@ class HostStatus:
     `on_failure: open` and are out of force because the database is gone. `drifted` counts things found changed and not
     yet put right. `faults` are errors that nobody expected, since the controller began. `networks` are the prefixes
     that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
+    `reporter` is another word for each run of a controller.
     """
 
     host: str
@@ -131,12 +132,14 @@ class HostStatus:
     management: tuple[int, ...] = ()
     faults: int = 0
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reporter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
     """Something of ours that others had changed in the kernel, and that was put right at `at`: its kind ("chains",
-    "sets", "entries", "queues", "ingress"), what was found, and how many seconds putting it right took."""
+    "sets", "entries", "queues", "ingress"; "writer": who hung while he wrote was ended), what was found, and how many
+    seconds putting it right took."""
 
     kind: str
     found: str

@@ -1,9 +1,9 @@
 """The safe set: what no rule may touch, why, and for how long after the reason has gone.
 
 It grows by itself: who is logged in by SSH, who has spoken to the API with a token that is good, the default gateways,
-and the hosts of the database and of the counter store. Nobody joins who has not proved who he is, or whom the settings
-do not name. And nobody fills it: of each kind of reason so many addresses are in it, the surest reasons come first, and
-the settings leave room for them.
+the far ends of the tunnels by which these are reached, and the hosts of the database and of the counter store. Nobody
+joins who has not proved who he is, or whom the settings do not name. And nobody fills it: of each kind of reason so
+many addresses are in it, the surest reasons come first, and the settings leave room for them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
 from itertools import islice
 from typing import NamedTuple
 
 from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_SESSIONS_OF_BLOCK, Blocks
 from netlimit.records import SafeReason
+from netlimit.tunnels import FAR_END, Passage
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,15 @@ MOST_OF_NAME = 64
 """So many of those by one name: an answer of a resolver may hold any number."""
 ROOM = 65536
 """So many networks of an address family are safe at most."""
-RESERVE, RESERVE_SHARE = MOST_GATEWAYS + MOST_SESSIONS + MOST_REACHED + MOST_SERVERS + MOST, 4
+MOST_ENDS, MOST_ENDS_OF_ONE = 64, 4
+"""So many are safe as the far ends of tunnels, and so many of those because of one address that is reached through
+them: who comes by a tunnel chooses its far end."""
+RESERVE, RESERVE_SHARE = MOST_GATEWAYS + MOST_SESSIONS + MOST_ENDS + MOST_REACHED + MOST_SERVERS + MOST, 4
 """What the settings leave to the others: room for all of them, or this share of a small set."""
 _NOWHERE: Mapping[int, int] = {}
+_NO_ENDS: Mapping[str, Passage] = {}
 _SERVERS = "addresses of the hosts of servers"
+_ENDS = "far ends of tunnels"
 
 
 class _Kind(NamedTuple):
@@ -83,9 +89,10 @@ class SafeSet:
         clients: Iterable[str],
         own: Iterable[str] = (),
         reached: Iterable[str] = (),
+        ends: Mapping[str, Passage] = _NO_ENDS,
     ) -> None:
-        """Note who is there at `now` (Unix time), and where the database was `reached`. Of several reasons the first
-        counts.
+        """Note who is there at `now` (Unix time), where the database was `reached`, and the outer addresses of the far
+        `ends` of tunnels by which somebody of these is. Of several reasons the first counts.
 
         The host's `own` addresses are never safe, whatever the reason: all that others send to it would be spared. One
         that is another host's now is as any other; but who spoke to the API from it may have been this host itself.
@@ -95,11 +102,9 @@ class SafeSet:
             if _strip(network) in here - self._here:
                 log.warning("NETLIMIT_SAFE names %s, an address of this host's own, which is never safe.", network)
         self._here = here
-        kept = {each: last for each, last in self._were_here.items() if now - last < REMEMBERED_SECONDS}
-        self._were_here = {**kept, **dict.fromkeys(here, now)}
-        known = {
-            network: why for network, why in self.reasons.items() if why.seen and now - why.seen < REMEMBERED_SECONDS
-        }
+        self._were_here = {**_keep_recent(self._were_here, now), **dict.fromkeys(here, now)}
+        recent = _keep_recent({network: why.seen for network, why in self.reasons.items() if why.seen}, now)
+        known = {network: SafeReason(self.reasons[network].text, seen) for network, seen in recent.items()}
         # Who has been there before comes first.
         ways, logged_in, found = (
             sorted(many, key=lambda each: each not in known) for many in (gateways, sessions, reached)
@@ -107,7 +112,9 @@ class SafeSet:
         found = [each for each in found if not ip_address(each).is_loopback]
         servers = self._lookup.addresses()
         asking = [each for each in clients if each not in self._were_here]
+        through = {each: ends[each].describe() for each in sorted(ends, key=lambda each: each not in known)}
         present = {
+            **through,
             **servers,
             **dict.fromkeys(found, DATABASE),
             **dict.fromkeys(ways, GATEWAY),
@@ -115,12 +122,13 @@ class SafeSet:
             **dict.fromkeys(logged_in, SESSION),
         }
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
-        self._left_out = {what: at for what, at in self._left_out.items() if now - at < REMEMBERED_SECONDS}
+        self._left_out = _keep_recent(self._left_out, now)
         choice = _Choice({**known, **seen}, self._settled, here, self._room)
         before = sorted(known, key=lambda each: -known[each].seen)
         for kind in (
             _Kind("default gateways", ways, MOST_GATEWAYS, (GATEWAY,)),
             _Kind("SSH sessions", logged_in, MOST_SESSIONS, (SESSION,), MOST_SESSIONS_OF_BLOCK),
+            _Kind(_ENDS, _take_some_of_each(through, known, before), MOST_ENDS, ()),
             _Kind("hosts where the database was reached", found, MOST_REACHED, ()),
             _Kind(_SERVERS, servers, MOST_SERVERS, (DATABASE, COUNTERS)),
             _Kind("clients of the API", asking, MOST, (CLIENT,), MOST_OF_BLOCK),
@@ -191,6 +199,20 @@ class _Choice:
         return True
 
 
+def _take_some_of_each(
+    through: Mapping[str, str], known: Mapping[str, SafeReason], before: Iterable[str]
+) -> Iterator[str]:
+    """The far ends of tunnels, those that are there (`through`, each with its reason) and then those of `before`; few
+    of those that have led to one address."""
+    former = {each: known[each].text for each in before if known[each].text.startswith(FAR_END)}
+    counts: Counter[str] = Counter()
+    for outer, reason in {**through, **{each: text for each, text in former.items() if each not in through}}.items():
+        _, _, inner = reason.rpartition(", by which ")
+        counts[inner] += 1
+        if counts[inner] <= MOST_ENDS_OF_ONE:
+            yield outer
+
+
 def _say_left_out(what: str) -> str:
     return f"There are more {what} than can be in the safe set: some are left out, and rules may hit them."
 
@@ -258,3 +280,9 @@ def _resolve(name: str) -> Iterable[str]:
     """In the order in which they are tried. Raises OSError."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in found)
+
+
+def _keep_recent(moments: Mapping[str, float], now: float) -> dict[str, float]:
+    """Those that are remembered. A clock that was ahead, as a machine's may be until it hears of the time, must not
+    make anybody be so for longer: what is to come counts as now."""
+    return {each: min(at, now) for each, at in moments.items() if now - at < REMEMBERED_SECONDS}

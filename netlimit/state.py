@@ -250,16 +250,17 @@ class IsOwn:
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """The first packet of a flow of anything but TCP, where a SYN tells: NEW, and not yet in the connection table. Of
-    what the kernel does not track, because somebody's rule says so, every packet is one: which is the first of its flow
-    nobody knows.
+    """The first packet of a flow of anything but TCP, where a SYN tells: NEW, or RELATED where a helper of connection
+    tracking expects it, and not yet in the connection table. Of what the kernel does not track, because somebody's rule
+    says so, every packet is one: which is the first of its flow nobody knows.
 
-    NEW alone would count every datagram of a UDP flow that nobody has answered.
+    The states alone would count every datagram of a UDP flow that nobody has answered, and errors of ICMP: these are
+    RELATED too, but to a flow that is in the table.
     """
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""
-        return "-m", "conntrack", "--ctstate", "NEW,UNTRACKED", "!", "--ctstatus", "CONFIRMED"
+        return "-m", "conntrack", "--ctstate", "NEW,RELATED,UNTRACKED", "!", "--ctstatus", "CONFIRMED"
 
 
 @dataclass(frozen=True, slots=True)

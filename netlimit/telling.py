@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from netlimit.errors import Busy
+from netlimit.namesakes import Namesakes
 from netlimit.records import HostStatus, Repair, RuleCounters
 
 if TYPE_CHECKING:  # for the types alone: a store is handed over
@@ -33,6 +34,12 @@ class Telling:
         self._counts: dict[int, RuleCounters] = {}
         self._repairs: deque[Repair] = deque(maxlen=MOST_REPAIRS)
         self._rests_until = 0.0
+        self._namesakes = Namesakes(host)
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with how this gateway is told of, if something is."""
+        return self._namesakes.warning
 
     @property
     def waits(self) -> bool:
@@ -80,5 +87,5 @@ class Telling:
             store.count(self._host, list(self._counts.values()))
             self._counts.clear()
         if self._status is not None:
-            store.report(self._status)
+            self._namesakes.note(store.report(self._status), self._status.reporter)
             self._status = None

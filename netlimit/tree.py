@@ -159,14 +159,12 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A network device: its index, whether it is up, the kind of link ("" for a card), and the device that it belongs
-    to as a port or a slave, if any. `strict`: what comes in by it with an IPv4 source to which no route leads out by it
-    is thrown away (rp_filter)."""
+    to as a port or a slave, if any."""
 
     index: int
     up: bool
     kind: str = ""
     master: str = ""
-    strict: bool = False
 
 
 class Route(NamedTuple):

@@ -14,6 +14,7 @@ import typer
 
 from netlimit.cli.database import find_token_file
 from netlimit.cli.errors import CommandError
+from netlimit.cli.listeners import watch
 from netlimit.cli.parts import read_settings
 from netlimit.cli.tls import trust
 from netlimit.settings import Settings
@@ -28,13 +29,15 @@ _WARNING = re.compile(r'299 netlimit "([^"]*)"')
 
 
 class Client:
-    """Speaks to the API. Whatever is not an answer of success is raised as CommandError, in the API's sentences."""
+    """Speaks to the API, and on this host to nobody who has taken its place. Whatever is not an answer of success is
+    raised as CommandError, in the API's sentences."""
 
     def __init__(self, settings: Settings) -> None:
         import httpx
 
         self._url = settings.url
         self._token = find_token(settings)
+        self._watch = watch(settings)
         self._http = httpx.Client(
             base_url=f"{settings.url}/api/v1",
             headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
@@ -74,7 +77,9 @@ class Client:
         headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
         timeout = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
         try:
-            return self._http.request(method, path, headers=headers, timeout=timeout, **arguments)
+            return self._http.request(
+                method, path, headers=headers, timeout=timeout, extensions={**self._watch}, **arguments
+            )
         except httpx.TimeoutException:
             raise CommandError(f"The API at {self._url} did not answer in {timeout:g} seconds.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:

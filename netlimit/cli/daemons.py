@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import logging
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from netlimit.cli import descriptor_store
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
@@ -45,7 +47,13 @@ PATIENCE = 1.0
 _LATE_IN_CONTROLLER = ("netlimit.controller", "netlimit.store", "netlimit.kernel.linux", "encodings.idna")
 _LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
 
+_PASSING = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+
 log = logging.getLogger(__name__)
+
+
+class TakenError(CommandError):
+    """The place to listen at may be had later: now another has it, or there is no such address yet."""
 
 
 def controller(
@@ -105,8 +113,9 @@ def _keep_network(settings: Settings, user: str) -> None:
     become(find_user(user), () if alone else NETWORK)
 
 
-def run_api(settings: Settings, user: str) -> None:
-    """Serve the API until SIGTERM or SIGINT; root becomes `user` before anything is answered."""
+def run_api(settings: Settings, user: str, listening: socket.socket | None = None) -> None:
+    """Serve the API until SIGTERM or SIGINT, where it is to listen or at what is `listening` there already; root
+    becomes `user` before anything is answered."""
     import uvicorn
 
     from api.app import create_app
@@ -122,7 +131,8 @@ def run_api(settings: Settings, user: str) -> None:
     for note in notes:
         log.warning("%s", note)
     _raise_open_files()
-    listening = listen(settings.listen)
+    if listening is None:
+        listening = _take_place(settings.listen)
     with open_store(settings, silence=SILENCE) as store:
         app = create_app(settings, store, notes)
         door = open_door(settings, app, listening)
@@ -161,18 +171,29 @@ def make_token(settings: Settings, store: Store) -> None:
 
 
 def listen(place: Listen, who: str = "API", setting: str = "LISTEN") -> socket.socket:
-    """Take the place where the API listens, or another part. Raises CommandError."""
+    """Take the place where the API listens, or another part. Raises CommandError, and TakenError where it may be had
+    later."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         listening = socket.create_server((place.host, place.port), family=family, backlog=4096)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise CommandError(
+        passing = error.errno in _PASSING or isinstance(error, socket.gaierror)  # names may not be known yet
+        raise (TakenError if passing else CommandError)(
             f"The {who} cannot listen at {place}: {reason}. Set NETLIMIT_{setting} to another place."
         ) from None
     # The server sends head and body apart; else the body waits 40 ms for the other end to acknowledge the head.
     # asyncio sets this by itself only on sockets that say their protocol.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def _take_place(place: Listen) -> socket.socket:
+    """The socket at which the API listened before it was restarted, or else a new one. Raises CommandError."""
+    listening = descriptor_store.take(place)
+    if listening is None:
+        listening = listen(place)
+        descriptor_store.keep(listening)
     return listening
 
 

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit import crowding
+from netlimit import crowding, namesakes
 from netlimit.cli.database import find_file
+from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
 from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
-from netlimit.errors import NetlimitError
+from netlimit.errors import NetlimitError, say_fault
 from netlimit.faults import ServiceReport, find_faults
 from netlimit.marks import choose
 from netlimit.memory import Demand
 from netlimit.numbers import find_mark_bits
 from netlimit.plain import read_text
-from netlimit.records import DISPENSABLE, State
+from netlimit.records import DISPENSABLE, HostStatus, State
+from netlimit.safety import CLIENT, SESSION
 from netlimit.settings import Backend, Settings
+from netlimit.tunnels import follow
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import HostFacts, Kernel
@@ -83,12 +86,14 @@ def _find_missing(facts: HostFacts) -> Iterable[Finding]:
 def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
     """What there is of netlimit on this host."""
     file = find_file(settings.database_url)
+    unreached, stranger = _ask_api(settings)
     report = ServiceReport(
         settings.host,
         listen=settings.listen.host,
         encrypted=settings.tls_cert is not None,
         memory=_read_memory(),
-        unreached=_ask_api(settings),
+        unreached=unreached,
+        stranger=stranger,
         controlled=kernel.controlled(),
         database=file,
         mode=file.stat().st_mode & 0o7777 if file and file.exists() else 0,
@@ -101,6 +106,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
     except NetlimitError as error:
         return replace(report, lost=str(error))
     seen = status.seen_at if status else None
+    report = _follow_tunnels(report, kernel, status)
     return replace(
         report,
         paused=status is not None and status.paused,
@@ -108,8 +114,25 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
         trouble=status.last_error if status else None,
         buckets=buckets,
-        crowd=next((note for note in (status.notes if status else ()) if note.startswith(crowding.PREFIX)), None),
+        crowd=_find_note(status, crowding.PREFIX),
+        namesake=_find_note(status, namesakes.PREFIX),
     )
+
+
+def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | None) -> ServiceReport:
+    """With the tunnels by which sessions and clients are reached, and of which too little is known."""
+    known = status.safe_reasons if status else {}
+    try:
+        found = kernel.tunnels()
+        reached = [*kernel.addresses().peers, *(each for each, why in known.items() if why.text in (SESSION, CLIENT))]
+        hidden = follow(dict.fromkeys(reached), found.found, kernel.hops).hidden
+    except Exception as error:  # it only advises
+        return replace(report, unfollowed=say_fault(error))
+    return replace(report, hidden=hidden, unfollowed="; ".join(found.problems) or None)
+
+
+def _find_note(status: HostStatus | None, prefix: str) -> str | None:
+    return next((note for note in (status.notes if status else ()) if note.startswith(prefix)), None)
 
 
 def _read_memory() -> int | None:
@@ -121,15 +144,18 @@ def _read_memory() -> int | None:
         return None
 
 
-def _ask_api(settings: Settings) -> str | None:
-    """Why the API does not answer, None if it does. No token is needed for that."""
+def _ask_api(settings: Settings) -> tuple[str | None, str | None]:
+    """Why the API does not answer, None if it does; and who else has taken its place. No token is needed for that."""
     import httpx
 
     try:
-        httpx.get(f"{settings.url}/healthz", timeout=API_SECONDS, verify=trust(settings), trust_env=False)
+        with httpx.Client(timeout=API_SECONDS, verify=trust(settings), trust_env=False) as client:
+            client.get(f"{settings.url}/healthz", extensions={**watch(settings)})
+    except StrangerError as error:
+        return None, str(error)
     except (httpx.HTTPError, httpx.InvalidURL, NetlimitError) as error:
-        return f"No API answers at {settings.url} ({error})."
-    return None
+        return f"No API answers at {settings.url} ({error}).", None
+    return None, None
 
 
 def _show_capabilities(facts: HostFacts) -> None:

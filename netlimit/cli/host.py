@@ -122,6 +122,8 @@ def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
         revision = replica.revision()
         if not revision:
             return say(json, {"steps": [], "revision": None}, "Nothing was applied here yet that could come back.")
+        # At boot the machine may not have its name yet, by which rules and the pause are kept.
+        settings = settings.model_copy(update={"host": replica.owner or settings.host})
         if replica.paused(settings.host):
             return say(json, {"steps": [], "revision": revision}, "Paused by teardown, until `netlimit apply`.")
         controller = make_controller(settings, replica, kernel)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import pwd
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -14,8 +15,12 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import check_backend, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
+from netlimit.plain import read_text
 from netlimit.settings import Backend, Settings
 
+ASK_SECONDS = 15.0
+"""How long it is asked again what this host can do, if it does not tell: a unit has to start before long."""
+_PAUSE_SECONDS = 1.0
 _BPF_FILES = Path("/sys/fs/bpf")
 _BPF_MAGIC = 0xCAFE4A11
 _STATFS_BYTES = 256
@@ -75,20 +80,56 @@ def _remove_old_locks(place: Path) -> None:
 
 
 def _find_out(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> None:
-    """Leave what this host can do where the controller reads it."""
+    """Leave what this host can do where the controller reads it. What was found before stays where there is no answer
+    at this moment: a controller that believed it missing would take working limits out of the kernel."""
     from netlimit.kernel import linux
-    from netlimit.kernel.capabilities import FINDINGS, find_out_as
+    from netlimit.kernel.capabilities import FINDINGS, keep_answers, print_findings
     from netlimit.plan import WriteIngress
 
     if Capability.BPF not in capabilities:
         linux.LinuxKernel().apply(WriteIngress(drop=True))  # this controller could neither read nor change it
-    found = find_out_as(lambda: become(user, capabilities))
+    found = _ask(user, capabilities)
+    unanswered = _list_unanswered(found)
+    if unanswered:
+        reason = found[unanswered[0]]
+        found = keep_answers(found, _read_former(FINDINGS))
+        left = _list_unanswered(found)
+        follows = f"not known: {', '.join(left)}" if left else "what was found before stays"
+        typer.echo(f"netlimit: What this host can do could not be found out now ({reason}); {follows}.", err=True)
     fresh = FINDINGS.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
         os.fchown(file.fileno(), 0, user.pw_gid)
-        json.dump(found, file)
+        file.write(print_findings(found))
     fresh.replace(FINDINGS)
+
+
+def _ask(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> dict[str, str | None]:
+    """What such a controller can do; asked again for a while where there is no answer."""
+    from netlimit.kernel.capabilities import find_out_as
+
+    end = time.monotonic() + ASK_SECONDS
+    while True:
+        found = find_out_as(lambda: become(user, capabilities))
+        if not _list_unanswered(found) or time.monotonic() >= end:
+            return found
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _list_unanswered(found: Mapping[str, str | None]) -> list[str]:
+    from netlimit.kernel.base import Unanswered
+
+    return [name for name, reason in found.items() if isinstance(reason, Unanswered)]
+
+
+def _read_former(path: Path) -> dict[str, str | None]:
+    """What was found before; nothing where that cannot be read."""
+    from netlimit.kernel.capabilities import read_findings
+
+    try:
+        return read_findings(read_text(path))
+    except (OSError, ValueError):
+        return {}
 
 
 def _let_lock(path: Path) -> None:

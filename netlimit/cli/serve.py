@@ -1,4 +1,6 @@
-"""`netlimit serve`: controller, API and guard as three processes, watched by this one."""
+"""`netlimit serve`: controller, API and guard as three processes, watched by this one.
+
+The place where the API listens is taken here, and kept: limits hold, and are kept, whoever else may listen there."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +16,9 @@ from multiprocessing.context import ForkProcess
 
 import typer
 
-from netlimit.cli.daemons import UMASK, check_parts, make_token, run_api, run_controller
+from netlimit.cli.daemons import UMASK, TakenError, check_parts, listen, make_token, run_api, run_controller
 from netlimit.cli.database import find_file, share
-from netlimit.cli.errors import word
+from netlimit.cli.errors import CommandError, word
 from netlimit.cli.guard import run_guard
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
@@ -27,6 +30,8 @@ STOP_SECONDS = 8.0
 """How long the parts may take to end before they are killed; the controller may be, it remembers nothing."""
 GUARD_SECONDS = 2.0
 """How long the guard is waited for: it ends at once, unless a window of confirmation is open."""
+PAUSE_SECONDS = 2.0
+"""So often the API's place is tried when it is not to be had."""
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 log = logging.getLogger(__name__)
@@ -42,14 +47,15 @@ def serve(
     log_to_stderr("serve", settings)
     check_parts(settings, api_user)
     prepare_database(settings, api_user)
+    place = _Place(settings)
+    place.take()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    parts = [
-        _start("controller", lambda: run_controller(settings, api_user=api_user)),
-        _start("api", lambda: run_api(settings, api_user)),
-    ]
-    guard = _start("guard", lambda: _run_guard(settings))
-    ended = _watch([*parts, guard])
-    _stop(parts, guard)
+    controller = _start("controller", _apart(place, lambda: run_controller(settings, api_user=api_user)))
+    guard = _start("guard", _apart(place, lambda: _run_guard(settings)))
+    parts = [controller, guard]
+    ended = _watch(parts, place, lambda: _start("api", lambda: run_api(settings, api_user, place.listening)))
+    place.leave()
+    _stop([part for part in parts if part is not guard], guard)
     if guard.exitcode is None:
         os._exit(1 if ended else 0)  # Python would wait for the guard
     raise typer.Exit(1 if ended else 0)
@@ -63,6 +69,43 @@ def prepare_database(settings: Settings, api_user: str) -> None:
     path = find_file(settings.database_url)
     if path and is_root():
         share(path, find_user(api_user))
+
+
+class _Place:
+    """Where the API listens: taken once, and kept while it runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.listening: socket.socket | None = None
+        self._listen = settings.listen
+        self._told = ""
+
+    def take(self) -> bool:
+        """Whether it is taken; if not, the log tells why, once. Raises CommandError at first if it can never be."""
+        if self.listening is None:
+            try:
+                self.listening = listen(self._listen)
+            except CommandError as error:
+                if not (self._told or isinstance(error, TakenError)):
+                    raise
+                if str(error) != self._told:
+                    log.error("%s Limits are kept meanwhile; it is tried again and again.", error)
+                self._told = str(error)
+        return self.listening is not None
+
+    def leave(self) -> None:
+        """Listen no more, as far as this process does."""
+        if self.listening is not None:
+            self.listening.close()
+
+
+def _apart(place: _Place, run: Callable[[], None]) -> Callable[[], None]:
+    """A part that does not listen there: it may outlive the API, and nobody would answer."""
+
+    def run_apart() -> None:
+        place.leave()
+        run()
+
+    return run_apart
 
 
 def _start(name: str, run: Callable[[], None]) -> ForkProcess:
@@ -91,14 +134,21 @@ def _run_guard(settings: Settings) -> None:
     run_guard(settings)
 
 
-def _watch(parts: list[ForkProcess]) -> ForkProcess | None:
-    """Wait until one of the parts has ended, which it should not, or this process is told to end."""
-    while signal.sigwait(_HEARD) == signal.SIGCHLD:
+def _watch(parts: list[ForkProcess], place: _Place, start_api: Callable[[], ForkProcess]) -> ForkProcess | None:
+    """Start the API, which becomes one of the parts, once it can listen. Wait until one of them has ended, which it
+    should not, or this process is told to end."""
+    waiting = True
+    while True:
+        if waiting and place.take():
+            parts.append(start_api())
+            waiting = False
+        heard = signal.sigtimedwait(_HEARD, PAUSE_SECONDS) if waiting else signal.sigwaitinfo(_HEARD)
+        if heard is not None and heard.si_signo != signal.SIGCHLD:
+            return None
         for part in parts:
             if part.exitcode is not None:
                 log.error("The %s has ended with status %s; ending all.", part.name, part.exitcode)
                 return part
-    return None
 
 
 def _stop(parts: list[ForkProcess], guard: ForkProcess) -> None:

@@ -11,6 +11,7 @@ from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Entry, State, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+from netlimit.tunnels import Hop, Tunnels
 
 
 class Reading(NamedTuple):
@@ -21,11 +22,22 @@ class Reading(NamedTuple):
     bytes: int
 
 
+class Unanswered(str):
+    """Why it is not known whether the host can do something: it was asked, and for a reason that may pass there was no
+    answer."""
+
+    __slots__ = ()
+
+
+QUEUEING = frozenset({"htb", "fq_codel", "bpf", "ifb"})
+"""The capabilities that queues take; what limits takes the others."""
+
+
 class HostFacts(NamedTuple):
     """What the kernel says of the host.
 
-    `capabilities` maps each to None or the reason why it is missing; `hz` is the clock tick; `notes` are sentences
-    that an operator should know.
+    `capabilities` maps each to None or the reason why it is missing, or `Unanswered`; `hz` is the clock tick; `notes`
+    are sentences that an operator should know.
     """
 
     capabilities: Mapping[str, str | None]
@@ -99,6 +111,14 @@ class Kernel(Protocol):
         """Read whose addresses must not be cut off."""
         ...
 
+    def tunnels(self) -> Tunnels:
+        """Read the tunnels that end on this host, with the outer addresses of their far ends. Raises KernelError."""
+        ...
+
+    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
+        """Find out where packets to some addresses go next; nothing for what leads nowhere. Raises KernelError."""
+        ...
+
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
         """Read the TCP connections to some of this host's ports that both ends have agreed to. Raises KernelError."""
         ...
@@ -113,6 +133,11 @@ class Kernel(Protocol):
 
     def controlled(self) -> bool:
         """Whether some process is the controller of this kernel now."""
+        ...
+
+    def end_hanging_writer(self) -> str | None:
+        """End the process that hangs in `exclusive`, if there is one that this one may end; the sentence that tells it.
+        To be asked every second or so: it takes several looks to know. Never raises."""
         ...
 
     def structure(self) -> Structure:

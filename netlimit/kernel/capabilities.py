@@ -11,28 +11,31 @@ import platform
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from netlimit.errors import KernelError
 from netlimit.kernel import ingress, iptables, libiptc, restore, tc
-from netlimit.kernel.base import HostFacts
+from netlimit.kernel.base import HostFacts, Unanswered
 from netlimit.kernel.legacy import find_tool, read_version
 from netlimit.kernel.specimens import CHAIN, OTHER, SET, list_specimens
-from netlimit.kernel.tools import ToolMissing, own_module, run
+from netlimit.kernel.tools import NoAnswer, ToolMissing, is_shortage, own_module, run
 from netlimit.plain import decode, decode_name, read_text
 from netlimit.plan import SwitchTable, WriteTree
 from netlimit.state import ChainRule, Table
 from netlimit.tree import FIRST_CHILD, FIRST_ROOT, INGRESS_DEVICE, QueueClass, Tree, classid
 
+_NO_ANSWER = "unanswered"
 FINDINGS = Path("/run/netlimit/capabilities.json")
 """What root has found out for a controller that may not make namespaces to try it in."""
 
 _CLONE_NEWNET = 0x40000000
 _PROBE_SECONDS = 120
 _ATTEMPTS = 3
+_ELBOW_ROOM = 16
+"""Descriptors that a probe may need at once: pipes of a tool, sockets, extensions that are loaded."""
 _USUAL_HZ = 250
 _INSTALL = "apt-get install iptables ipset"
 
@@ -46,7 +49,7 @@ TRIALS: dict[str, tuple[str, str]] = {
         "--hashlimit-htable-size 16 --hashlimit-htable-max 16 --hashlimit-htable-expire 10000 -j RETURN",
     ),
     "connlimit": ("mangle", "-m connlimit --connlimit-above 1 --connlimit-mask 32 --connlimit-saddr -j RETURN"),
-    "conntrack": ("mangle", "-m conntrack --ctstate NEW,UNTRACKED -j RETURN"),
+    "conntrack": ("mangle", "-m conntrack --ctstate NEW,RELATED,UNTRACKED -j RETURN"),
     "socket": ("raw", "-m socket -j RETURN"),
     "addrtype": ("mangle", "-m addrtype --dst-type LOCAL -j RETURN"),
     "hl": ("mangle", "-m hl --hl-eq 255 -j RETURN"),
@@ -116,24 +119,51 @@ def _try_rules() -> dict[str, str | None]:
     try:
         done = run(*own_module("netlimit.kernel.capabilities"), patience=_PROBE_SECONDS)
     except KernelError as error:
-        return dict.fromkeys(NAMES, f"the probe of this host failed: {error.reason}")
+        return _answer_nothing(f"the probe of this host failed: {error.reason}")
     try:
-        found: dict[str, str | None] = json.loads(done.output)
+        return read_findings(done.output)
     except ValueError:
-        reason = f"the probe of this host failed: {done.errors.strip()[-300:] or done.status}"
-        return dict.fromkeys(NAMES, reason)
-    return found
+        return _answer_nothing(f"the probe of this host failed: {done.errors.strip()[-300:] or done.status}")
 
 
 def _recall() -> dict[str, str | None]:
     try:
-        found: dict[str, str | None] = json.loads(read_text(FINDINGS))
+        return read_findings(read_text(FINDINGS))
     except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or is_shortage(error):
+            return _answer_nothing(f"{FINDINGS} cannot be read: {error}")
         reason = (
             f"netlimit needs root, or that root has run `netlimit prepare` before, which left no {FINDINGS}: {error}."
         )
         return dict.fromkeys(NAMES, reason)
-    return found
+
+
+def print_findings(found: Mapping[str, str | None]) -> str:
+    """What was found, for `read_findings`."""
+    return json.dumps({name: {_NO_ANSWER: str(r)} if isinstance(r, Unanswered) else r for name, r in found.items()})
+
+
+def read_findings(text: str) -> dict[str, str | None]:
+    """What was found before. Raises ValueError."""
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("it does not say what this host can do")
+    return {
+        name: Unanswered(said.get(_NO_ANSWER, "")) if isinstance(said, dict) else said
+        for name, said in document.items()
+    }
+
+
+def keep_answers(found: Mapping[str, str | None], before: Mapping[str, str | None]) -> dict[str, str | None]:
+    """What was found, and where there was no answer what was known `before`."""
+    return {
+        name: before[name] if isinstance(reason, Unanswered) and name in before else reason
+        for name, reason in found.items()
+    }
+
+
+def _answer_nothing(reason: str) -> dict[str, str | None]:
+    return dict.fromkeys(NAMES, Unanswered(reason))
 
 
 def find_out_as(give_up: Callable[[], None]) -> dict[str, str | None]:
@@ -149,16 +179,24 @@ def _try_in_child(give_up: Callable[[], None] = lambda: None) -> dict[str, str |
         found, ended = _try_once(give_up)
         if found or ended:
             break
-    return found or dict.fromkeys(NAMES, f"the probe of this host {ended or 'ended without an answer'}")
+    return found or _answer_nothing(f"the probe of this host {ended or 'ended without an answer'}")
 
 
 def _try_once(give_up: Callable[[], None]) -> tuple[dict[str, str | None], str]:
     """What a copy of this process has found; nothing, and why if it is known, where it has not."""
     context = multiprocessing.get_context("fork")
-    answer, asked = context.Pipe(duplex=False)
+    try:
+        answer, asked = context.Pipe(duplex=False)
+    except OSError as error:
+        return {}, f"cannot be started: {error.strerror}"
     process = context.Process(target=_answer, args=(asked, give_up))
-    process.start()
-    asked.close()
+    try:
+        process.start()
+    except OSError as error:
+        answer.close()
+        return {}, f"cannot be started: {error.strerror}"
+    finally:
+        asked.close()
     found: dict[str, str | None] = {}
     ended = "" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
     with answer, suppress(EOFError, OSError):  # the latter where it has died within its answer
@@ -176,9 +214,39 @@ def _probe_here(give_up: Callable[[], None] = lambda: None) -> dict[str, str | N
     """Try every rule in a namespace of this process's own."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
-        reason = f"no network namespace can be made to probe in: {os.strerror(ctypes.get_errno())}"
-        return dict.fromkeys(NAMES, reason)
+        number = ctypes.get_errno()
+        reason = f"no network namespace can be made to probe in: {os.strerror(number)}"
+        return _answer_nothing(reason) if is_shortage(number) else dict.fromkeys(NAMES, reason)
     give_up()
+    return _doubt(_try_everything())
+
+
+def _doubt(found: dict[str, str | None]) -> dict[str, str | None]:
+    """Where this process can hardly open or start anything, nothing that failed is taken for missing: libraries do not
+    always say why."""
+    short = _find_shortage() if any(found.values()) else None
+    if short is None:
+        return found
+    return {name: None if reason is None else Unanswered(f"{reason} ({short})") for name, reason in found.items()}
+
+
+def _find_shortage() -> str | None:
+    with ExitStack() as opened:
+        try:
+            for _ in range(_ELBOW_ROOM):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.close()
+            run("true")
+        except OSError as error:
+            return str(error.strerror)
+        except NoAnswer as error:
+            return error.reason
+        except KernelError:  # no such tool
+            return None
+    return None
+
+
+def _try_everything() -> dict[str, str | None]:
     missing = _try_sets()
     lacking = _judge_library()
     writer = iptables.find_writer(lacking)
@@ -208,10 +276,16 @@ def _judge_library() -> str | None:
             lost |= _find_lost(family, table, rules)
     if not lost:
         return None
-    return (
+    return _word(
+        next(filter(is_shortage, lost.values()), ""),
         f"python-iptables {libiptc.read_version()} cannot say {', '.join(lost)} with iptables {read_version(4)} "
-        f"({next(iter(lost.values()))}); netlimit writes through {find_tool(4, 'restore')} instead."
+        f"({next(iter(lost.values()))}); netlimit writes through {find_tool(4, 'restore')} instead.",
     )
+
+
+def _word(error: BaseException | str, sentence: str) -> str:
+    """The sentence that says why something is missing; `Unanswered` where the error does not tell that."""
+    return Unanswered(sentence) if is_shortage(error) else sentence
 
 
 def _find_lost(family: int, table: Table, rules: list[ChainRule]) -> dict[str, str]:
@@ -243,7 +317,8 @@ def _try_tool(family: int, writer: iptables.Writer) -> str | None:
         writer.try_rule(family, "filter", "-j RETURN")
     except Exception as error:
         module = f"{program.removesuffix('s')}_filter"
-        return f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {module}`."
+        sentence = f"{program} (legacy) does not work on this host: {error}. Try `{_INSTALL}` and `modprobe {module}`."
+        return _word(error, sentence)
     return None
 
 
@@ -256,8 +331,11 @@ def _try_set(name: str, family: str) -> str | None:
     try:
         done = run("ipset", "create", name, "hash:net", "family", family, "skbinfo", "counters", "timeout", "0")
     except ToolMissing as error:
-        return f"{error.reason}. Try `{_INSTALL}`."
-    return f"{done.errors.strip()}. Try `modprobe ip_set_hash_net`." if done.status else None
+        return _word(error, f"{error.reason}. Try `{_INSTALL}`.")
+    except NoAnswer as error:
+        return _word(error, str(error))
+    said = done.errors.strip()
+    return _word(said, f"{said}. Try `modprobe ip_set_hash_net`.") if done.status else None
 
 
 def _try_rule(writer: iptables.Writer, family: int, name: str, table: str, words: str) -> str | None:
@@ -277,7 +355,7 @@ def _try_rule(writer: iptables.Writer, family: int, name: str, table: str, words
             "ipset": "xt_set",
             "reject": f"ip{six}t_REJECT",
         }.get(name, f"xt_{name}")
-        return f"This host has no {name} for ip{six}tables: {error}. Try `modprobe {module}`."
+        return _word(error, f"This host has no {name} for ip{six}tables: {error}. Try `modprobe {module}`.")
     return None
 
 
@@ -301,7 +379,7 @@ def _try_ingress() -> str | None:
             "ends on this host takes: it has not CAP_BPF and CAP_SYS_ADMIN. docs/install.md tells how to give them."
         )
     except Exception as error:
-        return f"This host has no eBPF program on the ingress: {getattr(error, 'reason', error)}."
+        return _word(error, f"This host has no eBPF program on the ingress: {getattr(error, 'reason', error)}.")
     return None
 
 
@@ -309,21 +387,22 @@ def _try_queue(name: str, words: str) -> str | None:
     lines = f"qdisc add dev lo root {words}\nqdisc del dev lo root\n"
     try:
         done = run("tc", "-batch", "-", script=lines)
-    except ToolMissing as error:
-        return f"No queue can be made: {error.reason}."
+    except (ToolMissing, NoAnswer) as error:
+        return _word(error, f"No queue can be made: {error.reason}.")
     if not done.status:
         return None
     if name == "fq_codel":
-        return "Flows that share a class wait in one line; `modprobe sch_fq_codel` would part them."
+        return _word(done.errors, "Flows that share a class wait in one line; `modprobe sch_fq_codel` would part them.")
     words = done.errors.strip().partition("\n")[0]
-    return f"This host has no {name}: {words} Try `modprobe sch_{name}`."
+    return _word(done.errors, f"This host has no {name}: {words} Try `modprobe sch_{name}`.")
 
 
 def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
     try:
         tc.write_tree(step)
     except Exception as error:
-        return f"This host has no {name} for queues: {getattr(error, 'reason', error)}. Try `modprobe {module}`."
+        sentence = f"This host has no {name} for queues: {getattr(error, 'reason', error)}. Try `modprobe {module}`."
+        return _word(error, sentence)
     return None
 
 
@@ -356,4 +435,4 @@ def _receives_merged(device: bytes) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_probe_here()))
+    print(print_findings(_probe_here()))

@@ -74,6 +74,7 @@ from netlimit.tree import (
     format_handle,
     major,
 )
+from netlimit.tunnels import Hop, Tunnels
 
 _UNUSED = Usage(0, 0, 0, 0, 0, 0)
 _DEEPEST = 8
@@ -123,6 +124,8 @@ class FakeKernel:
     report: HostReport = field(default_factory=HostReport)
     mark_use: MarkUse = field(default_factory=MarkUse)
     opened: tuple[Connection, ...] = ()
+    ended: Tunnels = field(default_factory=Tunnels)
+    ways: dict[str, tuple[Hop, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets: dict[str, IpSet] = {}
@@ -160,6 +163,14 @@ class FakeKernel:
         """Answer with `where`."""
         return self.where
 
+    def tunnels(self) -> Tunnels:
+        """Answer with `ended`."""
+        return self.ended
+
+    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
+        """Answer with `ways`."""
+        return {address: self.ways[address] for address in addresses if address in self.ways}
+
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
         """Answer with `opened`."""
         del ports
@@ -176,6 +187,10 @@ class FakeKernel:
     def controlled(self) -> bool:
         """Nobody but this process knows of it."""
         return False
+
+    def end_hanging_writer(self) -> str | None:
+        """Nobody else writes."""
+        return None
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""

@@ -24,17 +24,20 @@ from netlimit.kernel import (
     sessions,
     tc,
 )
-from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading, Unanswered
 from netlimit.kernel.claim import Claim, claimed, is_claimed
+from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
 from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
+from netlimit.kernel.tunnels import TunnelReader, find_hops
 from netlimit.marks import MarkUse
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+from netlimit.tunnels import Hop, Tunnels
 
 _PATIENCE, _MOMENT = 10.0, 0.5
 """Seconds for which the end of another's writing, and of another controller, is waited for."""
@@ -47,20 +50,24 @@ class LinuxKernel:
 
     def __init__(self) -> None:
         self._watch = TopologyWatch()
+        self._tunnels = TunnelReader()
         self._tables = iptables.TableReader()
         self._writer: iptables.Writer | None = None
         self._marks = MarkReader(self._tables)
         self._queues = Watched(LINKS | QUEUES, queues.QueueReader().read)
         self._nftables = Listing(*NFTABLES, longest=_LONGEST)
-        self._twins = {family: Listing(*command, longest=_LONGEST) for family, command in TWINS.items()}
+        self._twins = {table: Listing(*command, longest=_LONGEST) for table, command in TWINS.items()}
         self._busy: frozenset[str] = frozenset()
+        self._writers = HolderWatch(Claim.WRITER)
         self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
 
     def probe(self) -> HostFacts:
         """Find out what this host can do. Leaves no trace on it."""
         with _translated("probe the host"):
             found = capabilities.probe()
-        self._writer = iptables.find_writer(found.capabilities.get(capabilities.LIBRARY))
+        lacking = found.capabilities.get(capabilities.LIBRARY)
+        if self._writer is None or not isinstance(lacking, Unanswered):
+            self._writer = iptables.find_writer(lacking)
         if found.capabilities["iptables"] is None and self._writer is libiptc:
             libiptc.load()  # now rather than while the first rule waits
         return found
@@ -73,7 +80,7 @@ class LinuxKernel:
             foreign = self.queues().foreign
             return look_round(
                 *(capabilities.read_hz(), foreign, Path("/"), thorough, listing),
-                lambda family: self._twins[family].read(patience),
+                lambda table: self._twins[table].read(patience),
                 lambda: self.topology().segments,
             )
 
@@ -86,6 +93,16 @@ class LinuxKernel:
         """Read whose addresses must not be cut off."""
         with _translated("read addresses"):
             return Addresses(addresses.read_own(), *sessions.read_sessions())
+
+    def tunnels(self) -> Tunnels:
+        """Read the tunnels that end on this host, with the outer addresses of their far ends."""
+        with _translated("read tunnels"):
+            return self._tunnels.read()
+
+    def hops(self, addresses: Iterable[str]) -> dict[str, tuple[Hop, ...]]:
+        """Find out where packets to some addresses go next; nothing for what leads nowhere."""
+        with _translated("look up routes"):
+            return find_hops(addresses)
 
     def connections(self, ports: Iterable[int]) -> list[Connection]:
         """Read the TCP connections to some of this host's ports that both ends have agreed to."""
@@ -112,6 +129,10 @@ class LinuxKernel:
     def controlled(self) -> bool:
         """Whether some process is the controller of this network namespace now."""
         return is_claimed(Claim.CONTROLLER, "look for the controller")
+
+    def end_hanging_writer(self) -> str | None:
+        """End the process that hangs while it is the one who writes; the sentence that tells it."""
+        return self._writers.end_hanging()
 
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""

@@ -188,13 +188,18 @@ def _read_rules() -> tuple[bytes, ...]:
     return tuple(body for bodies in dumps for body in bodies)
 
 
-def _find_rules() -> Iterator[Use]:
+def read_routing_marks() -> Iterator[tuple[int, int]]:
+    """The marks for which routing rules ask, each with the mask. Raises OSError."""
     for body in _read_rules():
         attributes = rtnetlink.decode(body, 12)
         if _FRA_FWMARK in attributes:
             mark = struct.unpack("=I", attributes[_FRA_FWMARK])[0]
-            mask = struct.unpack("=I", attributes.get(_FRA_FWMASK, b"\xff\xff\xff\xff"))[0]
-            yield Read(f"A routing rule (ip rule, fwmark {mark:#x})", mark & mask, claims=mask if mask != EVERY else 0)
+            yield mark, struct.unpack("=I", attributes.get(_FRA_FWMASK, b"\xff\xff\xff\xff"))[0]
+
+
+def _find_rules() -> Iterator[Use]:
+    for mark, mask in read_routing_marks():
+        yield Read(f"A routing rule (ip rule, fwmark {mark:#x})", mark & mask, claims=mask if mask != EVERY else 0)
 
 
 # -- nftables

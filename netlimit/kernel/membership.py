@@ -37,7 +37,7 @@ def open_netlink(protocol: int, purpose: str) -> socket.socket:
 
 def has_members(claim: int, purpose: str) -> bool:
     """Whether somebody is in the group of a claim. Raises KernelError."""
-    return bool(_find_members(claim, purpose))
+    return bool(find_members(claim, purpose))
 
 
 def try_join(claim: int, purpose: str) -> socket.socket | None:
@@ -48,7 +48,7 @@ def try_join(claim: int, purpose: str) -> socket.socket | None:
     held = open_netlink(_NETLINK_FIB_LOOKUP, purpose)
     try:
         held.bind((0, _find_bit(claim)))
-        if len(_find_members(claim, purpose)) <= 1:
+        if len(find_members(claim, purpose)) <= 1:
             return held
     except OSError as error:
         held.close()
@@ -64,9 +64,11 @@ def _find_bit(claim: int) -> int:
     return 1 << 29 + claim % 2
 
 
-def _find_members(claim: int, purpose: str) -> set[bytes]:
-    """The inodes of the sockets in the group. The list is longer than what the kernel tells at once, and may lack one
-    where others end meanwhile: it is read twice."""
+def find_members(claim: int, purpose: str) -> set[bytes]:
+    """The inodes of the sockets in the group of a claim. Raises KernelError.
+
+    The list is longer than what the kernel tells at once, and may lack one where others end meanwhile: it is read
+    twice."""
     deadline = time.monotonic() + LONGEST_READING
     try:
         lines = [line for _ in range(2) for line in _read_lines(deadline)]

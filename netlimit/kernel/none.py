@@ -17,6 +17,7 @@ from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+from netlimit.tunnels import Hop, Tunnels
 
 REASON = "NETLIMIT_BACKEND is l7: the kernel of this host is left alone, and nothing is shaped."
 _PURPOSE = "be the controller of this host"
@@ -51,6 +52,15 @@ class NoKernel:
         except OSError as error:
             raise KernelError("read addresses", str(error)) from error
 
+    def tunnels(self) -> Tunnels:
+        """None: nothing here hits an address that is not one of a client's."""
+        return Tunnels()
+
+    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
+        """Nobody asks."""
+        del addresses
+        return {}
+
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
         """None."""
         del ports
@@ -69,6 +79,10 @@ class NoKernel:
     def controlled(self) -> bool:
         """Whether some process is that controller now."""
         return is_locked(self._find_lock(), "look for the controller")
+
+    def end_hanging_writer(self) -> str | None:
+        """Nobody writes."""
+        return None
 
     def structure(self) -> Structure:
         """Nothing is there."""

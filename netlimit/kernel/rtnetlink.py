@@ -140,6 +140,17 @@ def decode(data: bytes, start: int = 0) -> dict[int, bytes]:
     return found
 
 
+def list_values(data: bytes) -> Iterator[bytes]:
+    """The values of the attributes in some bytes, also of several of one number (a list)."""
+    start = 0
+    while start + _ATTRIBUTE.size <= len(data):
+        length, _ = _ATTRIBUTE.unpack_from(data, start)
+        if length < _ATTRIBUTE.size:
+            return
+        yield data[start + _ATTRIBUTE.size : start + length]
+        start += (length + 3) & ~3
+
+
 def take_apart(body: bytes) -> TcMessage:
     """A message as the kernel sends it, field by field."""
     _, index, handle, parent, info = _TC.unpack_from(body)
@@ -149,6 +160,11 @@ def take_apart(body: bytes) -> TcMessage:
 def dump(kind: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
     """The bodies of all messages of a kind. Raises OSError."""
     return _ask(kind, _DUMP, body, protocol).bodies
+
+
+def ask(kind: int, body: bytes) -> list[bytes]:
+    """The bodies of what is answered to one question. Raises OSError with the kernel's words."""
+    return _ask(kind, _ACKNOWLEDGE, body).bodies
 
 
 def _ask(kind: int, flags: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> _Answer:

@@ -17,6 +17,8 @@ from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_own
 from netlimit.kernel.ingress import find_ahead, find_redirecting, read_ifbs
+from netlimit.kernel.marks import read_routing_marks
+from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
 from netlimit.plain import decode_name, name_of, read_text
 from netlimit.state import CHAIN_PREFIX
@@ -49,8 +51,12 @@ log = logging.getLogger(__name__)
 
 NFTABLES = "nft", "-t", "list", "ruleset"
 """How the rules of nftables are listed, without what their sets hold."""
-TWINS = {"ip": ("iptables-nft-save", "-t", "nat"), "ip6": ("ip6tables-nft-save", "-t", "nat")}
-"""How the nat tables of iptables-nft are listed: of some of their targets nft does not say where they lead."""
+TWINS = {
+    f"{family} {table}": (f"{tool}-nft-save", "-t", table)
+    for family, tool in (("ip", "iptables"), ("ip6", "ip6tables"))
+    for table in ("nat", "mangle")
+}
+"""How tables of iptables-nft are listed: of some of their targets nft does not say where they lead, or what they do."""
 
 
 def look_round(
@@ -64,7 +70,7 @@ def look_round(
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
     `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables`, and
-    `list_twin` for a family of TWINS, are for who does not want to wait for the end of it; `find_segments` is what
+    `list_twin` for a table of TWINS, are for who does not want to wait for the end of it; `find_segments` is what
     routes tell that are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
@@ -72,8 +78,9 @@ def look_round(
     bridges = look.at("bridges", lambda: tuple(_find_bridges()), _NOTHING)
     nftables = look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), "")
     rules = look.at("the rules of others", lambda: tuple(_read_foreign_rules()), _NO_RULES)
-    ask_twin = list_twin or (lambda family: ask(*TWINS[family], patience=_PATIENCE))
-    twins = look.at("the nat tables of iptables-nft", lambda: tuple(_read_twins(nftables, ask_twin)), _NO_TABLES)
+    ask_twin = list_twin or (lambda table: ask(*TWINS[table], patience=_PATIENCE))
+    twins = look.at("the nat tables of iptables-nft", lambda: tuple(_read_twins(nftables, ask_twin, "nat")), _NO_TABLES)
+    mangle = tuple(printed for table, printed in rules if table == "mangle")
     return HostReport(
         hz=hz,
         programs=look.at("the programs that run", lambda: frozenset(_find_programs()), frozenset()),
@@ -85,6 +92,10 @@ def look_round(
         nftables=nftables,
         legacy=tuple(rule for _, printed in rules for rule in printed),
         nat=(*(printed for table, printed in rules if table == "nat"), *twins),
+        mangle=mangle,
+        rerouting=look.at(
+            "what is routed once more", lambda: tuple(_find_rerouting(nftables, mangle, ask_twin)), _NOTHING
+        ),
         own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
         connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
@@ -96,6 +107,7 @@ def look_round(
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
+        joining=look.at("the ports of bridges", lambda: tuple(_find_joining()), _NOTHING) if bridges else (),
         bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         segments=look.at("which routes end tunnels", find_segments, _NOTHING),
@@ -125,6 +137,11 @@ class _Look:
 
 def _find_bridges() -> Iterator[str]:
     yield from sorted(name_of(path.parent) for path in Path("/sys/class/net").glob("*/bridge"))
+
+
+def _find_joining() -> Iterator[str]:
+    """The bridges that have ports."""
+    yield from sorted({name_of(path.parent.parent) for path in Path("/sys/class/net").glob("*/brif/*")})
 
 
 def _find_programs() -> Iterator[str]:
@@ -178,11 +195,20 @@ def _read_foreign_rules() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield table, tuple(rules)
 
 
-def _read_twins(nftables: str, ask_twin: Callable[[str], str]) -> Iterator[tuple[str, ...]]:
-    """The rules of the nat tables of iptables-nft, where it has them at what this host sends."""
-    for family in TWINS:
-        if re.search(rf"^table {family} nat \{{\n(?:\t.*\n|\n)*?\tchain OUTPUT \{{", nftables, re.MULTILINE):
-            yield tuple(line for line in ask_twin(family).splitlines() if line.startswith("-A "))
+def _read_twins(nftables: str, ask_twin: Callable[[str], str], table: str) -> Iterator[tuple[str, ...]]:
+    """The rules of a table of iptables-nft, of each family, where it has them at what this host sends."""
+    for name in (name for name in TWINS if name.endswith(f" {table}")):
+        if re.search(rf"^table {name} \{{\n(?:\t.*\n|\n)*?\tchain OUTPUT \{{", nftables, re.MULTILINE):
+            yield tuple(line for line in ask_twin(name).splitlines() if line.startswith("-A "))
+
+
+def _find_rerouting(
+    nftables: str, mangle: tuple[tuple[str, ...], ...], ask_twin: Callable[[str], str]
+) -> Iterator[str]:
+    """The rules by which what this host sends is routed once more; nothing is asked where no routing rule goes by
+    marks."""
+    if asked := frozenset(read_routing_marks()):
+        yield from find_rerouting(nftables, (*mangle, *_read_twins(nftables, ask_twin, "mangle")), asked)
 
 
 def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:

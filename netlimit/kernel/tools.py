@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import termios
 import time
+from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 from netlimit.errors import KernelError
@@ -51,6 +55,44 @@ class ToolMissing(KernelError):
     """A tool that cannot be run here."""
 
 
+class NoAnswer(KernelError):
+    """Nothing was heard of a tool, for it hangs or was killed: that says nothing of what this host can do."""
+
+
+class NotStarted(NoAnswer, ToolMissing):
+    """A tool that could not be started at this moment: of descriptors, processes or memory there were too few."""
+
+
+_SHORTAGES = (
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.ETXTBSY,
+)
+"""What the kernel says where it could do a thing at another moment."""
+_SHORTAGE_WORDS = re.compile(
+    "|".join([*(re.escape(os.strerror(number)) for number in _SHORTAGES), "Memory allocation problem", "Out of memory"])
+    + rf"|: Error (?:{'|'.join(map(str, _SHORTAGES))})$",  # as the loader of shared libraries says it
+    re.MULTILINE,
+)
+
+
+def is_shortage(error: BaseException | str | int) -> bool:
+    """Whether an error (what was raised, said, or its number) is no answer to what this host can do, for at another
+    moment there would be none."""
+    if isinstance(error, int):
+        return error in _SHORTAGES
+    if isinstance(error, NoAnswer | MemoryError):
+        return True
+    number = getattr(error, "errno", None) or getattr(error, "code", None)
+    return number in _SHORTAGES or _SHORTAGE_WORDS.search(str(error)) is not None
+
+
 def run(
     *command: str,
     script: str | None = None,
@@ -59,8 +101,8 @@ def run(
     **environment: str,
 ) -> Done:
     """Run a tool to its end, `script` on its standard input. It has the descriptor `kept`, and what is added to its
-    environment. Raises ToolMissing, which names the tool and its package, where it cannot be run, and KernelError when
-    it takes longer than `patience` seconds (`LONGEST`, where nothing is said)."""
+    environment. Raises ToolMissing, which names the tool and its package, where it cannot be run, and NoAnswer when it
+    takes longer than `patience` seconds (`LONGEST`, where nothing is said), or a signal ends it."""
     patience = LONGEST if patience is None else patience
     given = None if script is None else script.encode("utf-8", "backslashreplace")
     try:
@@ -75,10 +117,10 @@ def run(
             env={**os.environ, **environment} if environment else None,
         )
     except OSError as error:
-        raise ToolMissing(" ".join(command), _explain(command[0], error)) from None
+        raise _refuse(command, error) from None
     except subprocess.TimeoutExpired:
-        raise KernelError(" ".join(command), f"it did not end within {patience:g} seconds") from None
-    return Done(done.returncode, decode(done.stdout), decode(done.stderr))
+        raise NoAnswer(" ".join(command), f"it did not end within {patience:g} seconds") from None
+    return _hear(command, Done(done.returncode, decode(done.stdout), decode(done.stderr)))
 
 
 def ask(*command: str, patience: float | None = None) -> str:
@@ -135,7 +177,7 @@ class Listing:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         except OSError as error:
             self._end()
-            raise ToolMissing(" ".join(self._command), _explain(self._command[0], error)) from None
+            raise _refuse(self._command, error) from None
         self._began = time.monotonic()
         return self._process
 
@@ -162,7 +204,7 @@ class Dialogue:
                 command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, pass_fds=(kept,), env=settings
             )
         except OSError as error:
-            raise ToolMissing(" ".join(command), _explain(command[0], error)) from None
+            raise _refuse(command, error) from None
 
     def __enter__(self) -> Dialogue:
         return self
@@ -194,15 +236,29 @@ class Dialogue:
             _, said = self._process.communicate(text.encode("utf-8", "backslashreplace"), self._patience)
         except subprocess.TimeoutExpired:
             raise self._late() from None
-        return Done(self._process.returncode, "", decode(said))
+        return _hear(self._command, Done(self._process.returncode, "", decode(said)))
 
-    def _late(self) -> KernelError:
-        return KernelError(" ".join(self._command), f"it did not answer within {self._patience:g} seconds")
+    def _late(self) -> NoAnswer:
+        return NoAnswer(" ".join(self._command), f"it did not answer within {self._patience:g} seconds")
 
 
 def name_package(tool: str) -> str:
     """The package that has a tool."""
     return _PACKAGES.get(tool, tool)
+
+
+def _hear(command: Sequence[str], done: Done) -> Done:
+    """What a tool has said that has come to its end."""
+    if done.status < 0:
+        raise NoAnswer(" ".join(command), f"it was ended by a signal ({signal.strsignal(-done.status)})")
+    return done
+
+
+def _refuse(command: Sequence[str], error: OSError) -> ToolMissing:
+    if is_shortage(error):
+        reason = f"`{command[0]}` cannot be started at this moment ({error.strerror})"
+        return NotStarted(" ".join(command), reason)
+    return ToolMissing(" ".join(command), _explain(command[0], error))
 
 
 def _explain(tool: str, error: OSError) -> str:

@@ -20,9 +20,7 @@ from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
 
-_DEVICES = LINKS | 1 << 23
-"""Changes of links, and of what net.ipv4.conf says of them (linux/rtnetlink.h: RTNLGRP_IPV4_NETCONF)."""
-_GROUPS = _DEVICES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
+_GROUPS = LINKS | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 """These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
 _LOOPBACK = 0x8
 _UP = 0x1
@@ -33,13 +31,7 @@ _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
 _LOCAL_TABLE = 255
 _CLONED = 0x200
-_GET_ROUTE, _GET_SETTINGS, _GET_NEXTHOP = 26, 82, 106
-_FAMILY = struct.Struct("=Bxxx")
-"""struct netconfmsg."""
-_SETTINGS_DEVICE, _SETTINGS_FILTER = 1, 3
-"""NETCONFA_IFINDEX, NETCONFA_RP_FILTER."""
-_EVERY_DEVICE = -1
-_STRICT = 1
+_GET_ROUTE, _GET_NEXTHOP = 26, 106
 _ROUTE = struct.Struct("=BBBBBBBBI")
 """struct rtmsg: family, length of the prefix, that of the source, TOS, table, protocol, scope, type, flags."""
 _NEXT_HOP, _NUMBER = struct.Struct("=HBxi"), struct.Struct("=I")
@@ -61,7 +53,7 @@ class TopologyWatch:
 
     def __init__(self) -> None:
         self._notices = Notices(_GROUPS)
-        self._devices = Watched(_DEVICES, _read_links)
+        self._devices = Watched(LINKS, _read_links)
         self._read: Topology | None = None
         self._until = self._rested = 0.0
         self._stale = False
@@ -111,21 +103,8 @@ def read_topology() -> Topology:
 
 
 def _read_links() -> dict[str, Device]:
-    filters = read_filters(rtnetlink.dump(_GET_SETTINGS, _FAMILY.pack(socket.AF_INET)))
     with IPRoute() as ipr:
-        return dict(_read_devices(ipr.get_links(), filters))
-
-
-def read_filters(bodies: Iterable[bytes]) -> Callable[[int], bool]:
-    """Whether the device of an index throws away what comes from where it does not lead, of the kernel's settings as it
-    sends them. Of a device's own rp_filter and that for all the larger one counts; 2 asks only for a route anywhere."""
-    found: dict[int, int] = {}
-    for body in bodies:
-        said = rtnetlink.decode(body, _FAMILY.size)
-        if _SETTINGS_DEVICE in said and _SETTINGS_FILTER in said:
-            found[_read_signed(said[_SETTINGS_DEVICE])] = _read_signed(said[_SETTINGS_FILTER])
-    least = found.get(_EVERY_DEVICE, 0)
-    return lambda index: max(least, found.get(index, 0)) == _STRICT
+        return dict(_read_devices(ipr.get_links()))
 
 
 def _read_local(bodies: Iterable[bytes]) -> Iterator[str]:
@@ -139,7 +118,7 @@ def _read_local(bodies: Iterable[bytes]) -> Iterator[str]:
                 yield f"{prefix}/{length}"
 
 
-def _read_devices(messages: Iterable[Any], is_strict: Callable[[int], bool]) -> Iterator[tuple[str, Device]]:
+def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
     found = [(message, read_name(message.get_attr("IFLA_IFNAME") or b"")) for message in messages]
     names = {message["index"]: name for message, name in found}
     for message, name in found:
@@ -149,8 +128,7 @@ def _read_devices(messages: Iterable[Any], is_strict: Callable[[int], bool]) -> 
             kind = (about.get_attr("IFLA_INFO_KIND") if about else None) or ""
             above = message.get_attr("IFLA_MASTER")
             master = names.get(above, f"device {above}") if above else ""
-            index = message["index"]
-            yield name, Device(index, bool(message["flags"] & _UP), kind, master, is_strict(index))
+            yield name, Device(message["index"], bool(message["flags"] & _UP), kind, master)
 
 
 class _Hop(NamedTuple):
@@ -239,11 +217,6 @@ def _find_members(data: bytes, single: Mapping[int, _Hops]) -> _Hops:
     """The next hops of a group, in its order."""
     whole = len(data) - len(data) % _MEMBER.size
     return tuple(hop for (number,) in _MEMBER.iter_unpack(data[:whole]) for hop in single.get(number, ()))
-
-
-def _read_signed(data: bytes) -> int:
-    """A number that may be below zero, as the kernel sends it."""
-    return int.from_bytes(data[: _NUMBER.size], sys.byteorder, signed=True)
 
 
 def _read_number(data: bytes) -> int:

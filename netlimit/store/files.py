@@ -39,18 +39,28 @@ def make_file(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise StoreError unless the file is there and this process may read and write it."""
+    """Raise StoreError unless the file is there and this process may read and write it; where the disk can only be
+    read, as after an error of it, and nobody may write, reading is enough."""
     try:
         present = path.is_file()
     except OSError:
         present = True  # a directory on the way is closed to us, and the next question says so
     if not present:
         raise StoreError(f"There is no database at {path}; `netlimit db upgrade` makes one.")
+    if _is_read_only(path) and os.access(path, os.R_OK):
+        return
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
         raise StoreError(
             f"This user may not read and write the database {path} and its directory; "
             f"run as root, or join the group that owns them ({GROUP!r} where netlimit was installed)."
         )
+
+
+def _is_read_only(path: Path) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def find_place(path: Path) -> Place | None:

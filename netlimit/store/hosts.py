@@ -13,8 +13,10 @@ from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
 
-def report(connection: Connection, status: HostStatus, now: datetime) -> None:
-    """Keep what a gateway says of itself, all but `paused`, which is not the controller's to say."""
+def report(connection: Connection, status: HostStatus, now: datetime) -> str | None:
+    """Keep what a gateway says of itself, all but `paused`, which is not the controller's to say. Who reported before,
+    if it is known."""
+    before = connection.execute(select(hosts.c.reporter).where(hosts.c.host == status.host)).scalar()
     row = {
         "host": status.host,
         "backend": status.backend,
@@ -38,8 +40,10 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> None:
         "management": list(status.management),
         "faults": status.faults,
         "networks": {prefix: list(devices) for prefix, devices in status.networks.items()},
+        "reporter": status.reporter,
     }
     connection.execute(upsert(connection, hosts), [row])
+    return before if isinstance(before, str) else None
 
 
 def statuses(connection: Connection) -> list[HostStatus]:
@@ -78,6 +82,7 @@ def _read(row: Row[Any]) -> HostStatus:
         management=_read_list(row.management, int),
         faults=row.faults,
         networks=_read_networks(row.networks),
+        reporter=row.reporter,
     )
 
 

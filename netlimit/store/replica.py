@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, select, update
 
 from netlimit.errors import StoreError
 from netlimit.records import Exceptional, HostStatus, Request, RuleCounters, Window
@@ -96,6 +96,7 @@ class Replica(Store):
             for device, root in saved.items():
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, paused)
+            self._sign(connection)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
 
@@ -119,8 +120,21 @@ class Replica(Store):
             for device, root in snapshot.roots.items():
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, snapshot.paused)
+            self._sign(connection)
             windows.write(connection, window)
         self._copied = -1
+
+    def _sign(self, connection: Connection) -> None:
+        """Keep whose copy it is: a machine that starts may not have its name yet."""
+        connection.execute(delete(tables.hosts).where(tables.hosts.c.host != self._host))
+        if connection.execute(select(tables.hosts.c.host)).first() is None:
+            hosts.report(connection, HostStatus(self._host, ""), datetime.now(UTC))
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the gateway whose copy it is; None if it does not say."""
+        names = {each.host for each in self.hosts()}
+        return names.pop() if len(names) == 1 else None
 
     # What a controller goes on with even when the copy is gone too: as it was known last, and what it says is lost.
 

@@ -534,10 +534,11 @@ class Store:
 
     # Gateways
 
-    def report(self, status: HostStatus, now: datetime | None = None) -> None:
-        """Keep what a gateway says of itself, seen now. Its `paused` is left aside: `pause` alone decides that."""
+    def report(self, status: HostStatus, now: datetime | None = None) -> str | None:
+        """Keep what a gateway says of itself, seen now; who reported of it before. Its `paused` is left aside: `pause`
+        alone decides that."""
         with self._database.writing() as connection:
-            hosts.report(connection, status, now or datetime.now(UTC))
+            return hosts.report(connection, status, now or datetime.now(UTC))
 
     def try_host(self, status: HostStatus) -> None:
         """See whether the database does all that a controller asks of it, and keep what that says of itself."""

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 
 from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0009"
+SCHEMA = "0010"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -124,6 +124,7 @@ hosts = Table(
     Column("management", Document(none_as_null=True)),
     Column("faults", Whole, nullable=False, server_default="0"),
     Column("networks", Document(none_as_null=True)),
+    Column("reporter", Words),
 )
 """`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 

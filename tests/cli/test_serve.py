@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import signal
 import stat
+import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from netlimit.rules import parse_rule
+from netlimit.store import Store
 from tests.cli.running import Netlimit, alive, settings_in, until
+from tests.cli.strangers import stranger
 
 
 def test_a_rule_is_applied_when_the_command_returns(netlimit: Netlimit) -> None:
@@ -58,7 +65,7 @@ def test_a_part_that_hangs_is_killed(netlimit: Netlimit) -> None:
 
 def test_root_keeps_the_api_out_of_its_rights(root: None, netlimit: Netlimit) -> None:
     server = netlimit.serve()
-    assert list(server.children.values()) == [0, pwd.getpwnam("nobody").pw_uid, 0]
+    assert sorted(server.children.values()) == [0, 0, pwd.getpwnam("nobody").pw_uid]
     netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     database = _database(netlimit)
     group = pwd.getpwnam("nobody").pw_gid
@@ -94,13 +101,63 @@ def test_logs_are_json_that_tells_no_secret(directory: Path) -> None:
     assert (_database(netlimit) / "admin.token").read_text().strip() not in server.said()
 
 
-def test_a_place_that_is_taken_ends_it_with_a_sentence(netlimit: Netlimit) -> None:
+def test_a_place_that_is_taken_keeps_nobody_but_the_api_from_running(root: None, netlimit: Netlimit) -> None:
+    """Rules are kept meanwhile; and once the place is free, the API takes it."""
+    netlimit.do("db", "upgrade")
+    _add_rule(netlimit)
+    with stranger(netlimit, "127.0.0.1"):
+        server = netlimit.start("serve", "--api-user", "nobody")
+        until(lambda: server.ended or _is_applied(netlimit), server.said)
+        until(lambda: server.ended or "cannot listen" in server.said(), server.said)
+        assert not server.ended, server.said()
+        assert f"cannot listen at {netlimit.environment['NETLIMIT_LISTEN']}: Address already in use" in server.said()
+        assert list(server.children.values()) == [0, 0]
+    until(lambda: server.ended or not netlimit.run("status").returncode, server.said)
+    assert sorted(server.children.values()) == [0, 0, pwd.getpwnam("nobody").pw_uid]
+    assert server.end() == 0
+    assert "Traceback" not in server.said()
+    assert server.said().count("cannot listen") == 1
+
+
+def test_an_address_that_comes_late_is_taken_when_it_comes(root: None, gateway: Netlimit) -> None:
+    port = gateway.environment["NETLIMIT_LISTEN"].rpartition(":")[2]
+    place = f"192.0.2.1:{port}"
+    late = replace(
+        gateway, environment={**gateway.environment, "NETLIMIT_LISTEN": place, "NETLIMIT_URL": f"http://{place}"}
+    )
+    server = late.start("serve", "--api-user", "nobody")
+    until(lambda: server.ended or "cannot listen" in server.said(), server.said)
+    assert not server.ended, server.said()
+    subprocess.run(["ip", "-n", gateway.namespace, "address", "add", "192.0.2.1/24", "dev", "lo"], check=True)
+    until(lambda: server.ended or not late.run("status").returncode, server.said)
+    assert server.end() == 0
+
+
+def test_a_signal_ends_it_while_the_api_waits_for_its_place(root: None, netlimit: Netlimit) -> None:
+    with stranger(netlimit, "127.0.0.1"):
+        server = netlimit.start("serve", "--api-user", "nobody")
+        until(lambda: server.ended or "cannot listen" in server.said(), server.said)
+        assert server.end() == 0
+
+
+def test_a_place_that_nobody_can_ever_take_ends_it(root: None, gateway: Netlimit) -> None:
+    """Without root's rights, a port below 1024."""
+    plain = replace(gateway, before=("setpriv", "--bounding-set=-net_bind_service"))
+    environment = {**gateway.environment, "NETLIMIT_LISTEN": "127.0.0.1:80"}
+    said = replace(plain, environment=environment).start("serve", "--api-user", "nobody")
+    until(lambda: said.ended)
+    assert said.process.returncode == 1
+    assert "cannot listen at 127.0.0.1:80: Permission denied. Set NETLIMIT_LISTEN to another place." in said.said()
+
+
+def test_the_place_is_held_by_who_goes_on_while_the_api_is_there(root: None, netlimit: Netlimit) -> None:
+    """And not by the others, who may outlive all: nobody would answer there."""
     server = netlimit.serve()
-    second = netlimit.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()))
-    until(lambda: second.ended)
-    assert second.process.returncode == 1
-    assert f"cannot listen at {netlimit.environment['NETLIMIT_LISTEN']}: Address already in use" in second.said()
-    assert "Traceback" not in second.said()
+    port = netlimit.environment["NETLIMIT_LISTEN"].rpartition(":")[2]
+    listed = subprocess.run(["ss", "-Hltnp", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
+    holders = {int(number) for number in re.findall(r"pid=(\d+)", listed)}
+    (api,) = [child for child, user in server.children.items() if user]
+    assert holders == {server.process.pid, api}
     server.end()
 
 
@@ -132,6 +189,22 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(root: None, netlimit: Ne
     (_database(netlimit) / "netlimit.db-journal").symlink_to(secret)
     netlimit.refuse("serve", "--api-user", "nobody")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def _add_rule(netlimit: Netlimit) -> None:
+    """Without an API."""
+    store = Store(netlimit.environment["NETLIMIT_DATABASE_URL"])
+    now = datetime.now(UTC)
+    store.add([parse_rule({"target": "10.1.2.3", "rate": "200 packets/s"}, now)], "test", now)
+    store.close()
+
+
+def _is_applied(netlimit: Netlimit) -> bool:
+    store = Store(netlimit.environment["NETLIMIT_DATABASE_URL"])
+    try:
+        return any(each.applied_revision == store.revision() for each in store.hosts())
+    finally:
+        store.close()
 
 
 def _database(netlimit: Netlimit) -> Path:

@@ -37,7 +37,7 @@ def test_an_end_too_far_for_the_kernel_is_told_to_it_when_it_is_near(site: Site)
 def test_drift_is_repaired_and_counted(site: Site) -> None:
     site.add(target="10.0.0.1", rate="5 packets/s")
     site.controller.sync()
-    chain = next(chain for chain in site.kernel.chains if chain.name == "NL-PREROUTING")
+    chain = next(chain for chain in site.kernel.chains if chain.name == "NL-FORWARD")
     site.kernel.damage(chain=ChainId(*chain))
     assert "accept" in site.send("10.0.0.1", times=6)[-1]
     site.controller.tick()

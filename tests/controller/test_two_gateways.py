@@ -28,12 +28,22 @@ class Gateway:
         self.kernel = FakeKernel(now=time.time)
         self.stopping = threading.Event()
         controller = Controller(self.store, self.kernel, Setup(host, "fake"))
+        self.reporter = controller._status.reporter
         self.thread = threading.Thread(target=controller.run, args=(self.stopping.is_set,))
         self.thread.start()
 
     def blocks(self, source: str) -> bool:
         packet = Packet(ip_address(source), ip_address("203.0.113.1"), in_interface="lan", out_interface="wan")
         return self.kernel.trace(packet) != "accept"
+
+    def await_reports(self, store: Store, times: int) -> None:
+        seen = set[datetime | None]()
+
+        def look() -> bool:
+            seen.update(host.seen_at for host in store.hosts() if host.reporter == self.reporter)
+            return len(seen) >= times
+
+        until(look)
 
     def close(self) -> None:
         self.stopping.set()
@@ -89,3 +99,31 @@ def test_each_has_its_own_rules_also_after_a_lost_connection(
     assert (one.blocks("10.0.0.4"), two.blocks("10.0.0.4")) == (True, False)
     store.remove(1, "test", datetime.now(UTC))
     until(lambda: not one.blocks("10.0.0.1"))
+
+
+@pytest.fixture
+def clones(postgres_url: str) -> Iterator[list[Gateway]]:
+    clones = [Gateway("gw1", postgres_url)]
+    yield clones
+    for gateway in clones:
+        gateway.close()
+
+
+def notes_of(store: Store) -> str:
+    return " ".join(note for host in store.hosts() for note in host.notes)
+
+
+def test_two_of_one_name_are_told_and_one_that_is_started_again_is_not(
+    postgres_url: str, store: Store, clones: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.controller.HEARTBEAT_SECONDS", 0.05)
+    for _ in range(4):
+        clones[0].close()
+        clones[0] = Gateway("gw1", postgres_url)
+        clones[0].await_reports(store, times=5)
+    assert "name gw1" not in notes_of(store)
+    clones.append(Gateway("gw1", postgres_url))
+    until(lambda: "Another controller reports by the name gw1 to this database" in notes_of(store))
+    clones.pop().close()
+    monkeypatch.setattr("netlimit.namesakes.WITHIN", 0.2)
+    until(lambda: "name gw1" not in notes_of(store))

@@ -29,7 +29,7 @@ def test_a_new_rule_comes_into_force_and_netlimit_takes_its_place(site: Site) ->
         "Rule 1 (office) comes into force: at most 200 packets/s from each address of 10.1.0.0/16; what exceeds is "
         "dropped."
     )
-    assert "netlimit takes its place in mangle FORWARD, mangle PREROUTING (IPv4)." in said
+    assert "netlimit takes its place in mangle FORWARD, mangle INPUT (IPv4)." in said
     site.controller.sync()
     assert words(site) == []
 
@@ -83,7 +83,7 @@ def test_what_others_did_is_told_as_what_it_is(site: Site) -> None:
     site.controller.sync()
     kernel = site.kernel
     limits = next(name for name in kernel.sets if name.startswith("nl-l4"))
-    del kernel.hooks[ChainId(4, "mangle", "PREROUTING")]
+    del kernel.hooks[ChainId(4, "mangle", "INPUT")]
     kernel.elements[limits]["192.0.2.77"] = kernel.elements[limits]["10.1.0.0/16"]
     del kernel.elements[limits]["10.2.0.0/16"]
     kernel.elements["nl-safe4"].clear()
@@ -92,7 +92,7 @@ def test_what_others_did_is_told_as_what_it_is(site: Site) -> None:
         "dropped.",
         "1 entry of the set nl-safe4 is put right.",
         f"1 entry of no rule leaves the set {limits}.",
-        "The place of netlimit in mangle PREROUTING (IPv4) is restored.",
+        "The place of netlimit in mangle INPUT (IPv4) is restored.",
     ]
 
 

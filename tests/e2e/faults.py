@@ -92,7 +92,7 @@ class World:
 
     def mend(self) -> None:
         """Somebody flushes a chain; wait until that is put right."""
-        self.run("iptables-legacy -t mangle -F NL-PREROUTING")
+        self.run("iptables-legacy -t mangle -F NL-FORWARD")
         self.gateway.wait(lambda: "-A" in self.lab.gateway.run(*CHAIN).stdout, "the chain to be repaired")
 
     def forget(self) -> None:
@@ -203,7 +203,7 @@ COMMIT
 
 
 def flush_mangle(world: World) -> None:
-    world.meddle("iptables-legacy -t mangle -F NL-PREROUTING")
+    world.meddle("iptables-legacy -t mangle -F NL-FORWARD")
 
 
 def lose_place(world: World) -> None:
@@ -360,7 +360,7 @@ def banned(world: World) -> bool:
     return any(line.startswith("add nl-b4-") and f" {SHORT} " in line for line in text.splitlines())
 
 
-CHAIN = ("iptables-legacy", "-t", "mangle", "-S", "NL-PREROUTING")
+CHAIN = ("iptables-legacy", "-t", "mangle", "-S", "NL-FORWARD")
 SHORT = "10.1.84.1"
 FAULTS = [
     Fault("A chain is flushed", flush_mangle, 3.0),

@@ -64,8 +64,9 @@ class Machine:
             f"addr add {DEVICES[device]} dev {device}",
         )
 
-    def netlimit(self, *words: str) -> str:
-        return self.network.run(sys.executable, *COMMAND, *words, cwd=ROOT, env=self._settings).stdout
+    def netlimit(self, *words: str, host: str = HOST) -> str:
+        settings = self._settings | {"NETLIMIT_HOST": host}
+        return self.network.run(sys.executable, *COMMAND, *words, cwd=ROOT, env=settings).stdout
 
     def start_controller(self) -> subprocess.Popen[str]:
         """Start it; it has looked at everything when this returns."""
@@ -164,3 +165,39 @@ def test_what_was_applied_last_is_there_at_every_moment_of_a_boot(machine: Machi
 def forget(line: str) -> str:
     """Handles that the kernel gives to leaves by itself."""
     return re.sub(r"leaf [0-9a-f]{4}: prio", "leaf prio", line)
+
+
+def test_a_machine_that_has_not_its_name_yet_knows_what_was_its_own(machine: Machine) -> None:
+    """The name may come with the network, and rules and the pause are kept by it."""
+    store = Store(f"sqlite:///{machine.database}")
+    store.upgrade()
+    now = datetime.now(UTC)
+    store.add([parse_rule({"target": "10.9.9.9", "action": "block", "hosts": [HOST]}, now)], "test", now)
+    store.close()
+    machine.netlimit("apply")
+    machine.reboot()
+    assert "1 rule in force here" in machine.netlimit("apply", "--last", host="localhost")
+    assert any("nl-b4" in line for line in machine.held())
+    machine.netlimit("teardown")
+    machine.reboot()
+    assert "Paused by teardown" in machine.netlimit("apply", "--last", host="localhost")
+    assert machine.held() == []
+    machine.netlimit("apply")
+    assert any("nl-b4" in line for line in machine.held())
+
+
+def test_a_disk_that_can_only_be_read_puts_back_what_was_applied_last(machine: Machine, tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{machine.database}")
+    store.upgrade()
+    now = datetime.now(UTC)
+    store.add([parse_rule({"target": "10.9.9.9", "action": "block"}, now)], "test", now)
+    store.close()
+    machine.netlimit("apply")
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+        machine.reboot()
+        assert "1 rule in force here" in machine.netlimit("apply", "--last")
+        assert any("nl-b4" in line for line in machine.held())
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

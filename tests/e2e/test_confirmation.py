@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from netlimit.records import Outcome, Window
 from netlimit.state import State
 from scripts.testbed.namespaces import CLIENT, LAN, Lab
 from tests.e2e.gateway import COMMAND, HOST, MODULE, Gateway
+from tests.warm import ROOT
 
 CUT: dict[str, object] = {"name": "cut", "target": CLIENT, "action": "block"}
 """The rule by which the operator, who sits at the client, cuts himself off."""
@@ -263,3 +265,41 @@ def test_serve_ends_and_leaves_the_guard_to_its_window(site: Site) -> None:
     assert window.left(datetime.now(UTC)) == 0
     assert site.reachable
     assert site.holds(HARMLESS)
+
+
+STOP_WHILE_WRITING = """
+import os, signal, sys, time
+from netlimit.kernel.claim import Claim, is_claimed
+controller = int(sys.argv[1])
+def stopped():
+    with open(f"/proc/{controller}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"T"
+while True:
+    if is_claimed(Claim.WRITER, "look"):
+        os.kill(controller, signal.SIGSTOP)
+        while not stopped():
+            time.sleep(0.001)
+        if is_claimed(Claim.WRITER, "look"):
+            break
+        os.kill(controller, signal.SIGCONT)
+print("stopped", flush=True)
+"""
+
+
+def test_a_controller_that_hangs_while_it_writes_is_ended(site: Site) -> None:
+    """Nobody else can write as long as it does: what was not confirmed would never go."""
+    controller = site.launch()
+    site.wait_until_applied()
+    site.put(HARMLESS)
+    site.start_guard()
+    site.open(30)
+    site.cut()
+    with site.log.open("a") as log:
+        command = (sys.executable, "-c", STOP_WHILE_WRITING, str(controller.pid))
+        stopping = site.lab.gateway.popen(*command, stdout=log, stderr=log, cwd=ROOT)
+        assert stopping.wait(60) == 0  # it follows connections, if it does nothing else
+    site.wait(lambda: site.dead, "the controller that hangs to be ended")
+    site.wait(lambda: site.reachable, "the operator")
+    assert site.outcome is Outcome.EXPIRED
+    site.wait(lambda: site.holds(HARMLESS), "the rules of before")
+    site.wait(lambda: any("was stopped for" in each.found for each in site.store.repairs(HOST, 20)), "a note of it")

@@ -76,9 +76,9 @@ def test_it_limits_real_packets(lab: Lab, gateway: Gateway) -> None:
 
 def test_it_repairs_what_others_change(lab: Lab, gateway: Gateway) -> None:
     gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
-    lab.gateway.run("iptables-legacy", "-t", "mangle", "-F", "PREROUTING")
+    lab.gateway.run("iptables-legacy", "-t", "mangle", "-F", "FORWARD")
     gateway.wait(
-        lambda: "NL-PREROUTING" in lab.gateway.run("iptables-legacy", "-t", "mangle", "-S", "PREROUTING").stdout,
+        lambda: "NL-FORWARD" in lab.gateway.run("iptables-legacy", "-t", "mangle", "-S", "FORWARD").stdout,
         "the jump to be there again",
     )
 
@@ -115,3 +115,32 @@ def test_what_root_prepares_is_for_the_controller_alone(
     missing = {name: reason for name, reason in json.loads(found).items() if reason and name != "fq_codel"}
     assert list(missing) == (["ifb"] if ingress else [])
     assert ingress is None or ingress in missing["ifb"]
+
+
+def test_what_root_has_found_stays_where_it_finds_nothing_out(lab: Lab, directory: Path) -> None:
+    """A moment without descriptors, in which nothing can be tried, must not be taken for a host without iptables."""
+    code = f"""
+import resource
+from netlimit.cli import preparing
+from netlimit.cli.main import app
+from netlimit.kernel.capabilities import FINDINGS
+words = ["prepare", "--user", {USER!r}]
+app(words, standalone_mode=False)
+before = FINDINGS.read_text()
+preparing.ASK_SECONDS = 0.0
+resource.setrlimit(resource.RLIMIT_NOFILE, (14, 1024))
+app(words, standalone_mode=False)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+assert FINDINGS.read_text() == before, FINDINGS.read_text()
+FINDINGS.unlink()
+resource.setrlimit(resource.RLIMIT_NOFILE, (14, 1024))
+app(words, standalone_mode=False)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+print(FINDINGS.read_text())
+"""
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "short")}
+    script = f"{PLACE} && {shlex.join([sys.executable, '-c', code])} 2>&1"
+    *told, found = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT).stdout.splitlines()
+    assert any("could not be found out" in line and "what was found before stays" in line for line in told)
+    assert any("could not be found out" in line and "not known: iptables" in line for line in told)
+    assert all(isinstance(said, dict) for said in json.loads(found).values() if said)

@@ -304,3 +304,25 @@ def deliver(lab: Lab) -> float:
     with streams.receive(lab.gateway) as receiver, offer(lab.client, LAN, CLIENT, megabits=3, seconds=2) as sender:
         sender.report()
     return megabits(receiver.report(), CLIENT, after=0.4, during=1.5)
+
+
+def test_fragments_that_nobody_puts_together_are_told_where_a_rule_has_ports(gateway: Gateway, lab: Lab) -> None:
+    held, ported, shaped, queued = gateway.put(
+        {"target": CLIENT, "action": "block"},
+        {"target": CLIENT, "action": "block", "protocol": "udp", "ports": [9]},
+        shape(CLIENT, protocol="udp", source_ports=[9]),
+        shape(SERVER),
+    )
+    early = "table ip early { chain entry { type filter hook prerouting priority -450; ip saddr 10.9.9.9 notrack; }; }"
+    lab.gateway.run("nft", early)
+    try:
+        with looked_again(gateway):
+            for rule in (ported, shaped):
+                assert "below -400" in gateway.wait_for_state(rule, State.DEGRADED)
+        for rule in (held, queued):
+            assert gateway.state(rule) == (State.APPLIED, "")
+        assert "fragments apart" in gateway.attempt("doctor").stdout
+    finally:
+        lab.gateway.run("nft", "delete", "table", "ip", "early")
+    with looked_again(gateway):
+        gateway.wait_for_state(ported, State.APPLIED)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.kernel import capabilities
+from netlimit.kernel.base import Unanswered
 from netlimit.kernel.capabilities import NAMES
 from netlimit.records import DISPENSABLE
 from tests.kernel.worker import RemoteKernel
@@ -124,3 +125,38 @@ def test_a_probe_that_dies_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(list(tmp_path.iterdir())) == min(deaths + 1, 3)
     assert set(found) == set(NAMES)
     assert set(found.values()) == ({None} if deaths < 3 else {"the probe of this host ended without an answer"})
+
+
+PROBE = """
+import resource, sys
+from netlimit.kernel import capabilities
+if int(sys.argv[2]):
+    import threading
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+limit = int(sys.argv[1])
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+found = capabilities._try_rules()
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+print(capabilities.print_findings(found))
+"""
+
+
+@pytest.mark.parametrize("threads", ["0", "1"])
+@pytest.mark.parametrize("descriptors", [3, 4, 6, 8, 10, 12, 14, 18, 22, 26])
+def test_a_shortage_is_no_answer(root: None, descriptors: int, threads: str) -> None:
+    """With too few descriptors it may fail anywhere: in a library, a tool, a socket, or before the first of them."""
+    command = [sys.executable, "-c", PROBE, str(descriptors), threads]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.getcwd())
+    found = capabilities.read_findings(done.stdout.splitlines()[-1])
+    assert set(found) == set(NAMES)
+    missing = {name for name, reason in found.items() if reason and not isinstance(reason, Unanswered)}
+    assert missing <= DISPENSABLE, found
+
+
+def test_findings_are_read_as_they_were_written() -> None:
+    found = {"htb": None, "bpf": "This host has no eBPF.", "ifb": Unanswered("it did not end")}
+    again = capabilities.read_findings(capabilities.print_findings(found))
+    assert again == found
+    assert [type(each) for each in again.values()] == [type(None), str, Unanswered]
+    assert capabilities.keep_answers(again, {"ifb": None, "bpf": None}) == {**found, "ifb": None}

@@ -207,3 +207,73 @@ def test_the_reading_of_members_ends_in_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(membership, "LONGEST_READING", 0.0)
     monkeypatch.setattr(membership, "_CHUNK", 16)
     assert not membership.has_members(1, "look")
+
+
+WATCH = """
+import sys, time
+from netlimit.kernel import holders
+from netlimit.kernel.claim import Claim
+holders.STOPPED_SECONDS, seconds, holders.IDLE_SECONDS = map(float, sys.argv[1:])
+watch, end, said = holders.HolderWatch(Claim.WRITER), time.monotonic() + seconds, None
+while said is None and time.monotonic() < end:
+    said = watch.end_hanging()
+    time.sleep(0.05)
+print(said)
+"""
+WORK = """
+import subprocess
+from netlimit.kernel.linux import LinuxKernel
+with LinuxKernel().exclusive():
+    worker = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    print("held", flush=True)
+    worker.wait()
+"""
+NEVER = "1000"
+
+
+def watch(namespace: str, stopped: str, seconds: str, idle: str, *within: str) -> str:
+    """What one says who looks for a writer that hangs."""
+    command = ("ip", "netns", "exec", namespace, *within, sys.executable, "-c", WATCH, stopped, seconds, idle)
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.getcwd()).stdout.strip()
+
+
+def test_a_writer_that_is_stopped_is_ended(namespace: str) -> None:
+    with started(*hold(namespace, "exclusive")) as first:
+        assert say(first) == "held"
+        assert watch(namespace, "0.1", "1", NEVER) == "None"  # it sleeps, and that is no fault yet
+        first.send_signal(signal.SIGSTOP)
+        said = watch(namespace, "0.3", "60", NEVER)
+        assert f"Process {first.pid} (" in said
+        assert "was stopped for" in said
+        assert first.wait(60) == -signal.SIGKILL
+        with started(*hold(namespace, "exclusive")) as second:
+            assert say(second) == "held"
+
+
+def test_one_that_does_nothing_is_ended_and_one_whose_tool_works_is_not(namespace: str) -> None:
+    with started(*hold(namespace, "exclusive")) as idle:
+        assert say(idle) == "held"
+        assert "did nothing for" in watch(namespace, NEVER, "60", "1")
+        assert idle.wait(60) == -signal.SIGKILL
+    with started("ip", "netns", "exec", namespace, sys.executable, "-c", WORK) as busy:
+        assert say(busy) == "held"
+        try:
+            assert watch(namespace, NEVER, "12", "5") == "None"
+        finally:
+            subprocess.run(["pkill", "-KILL", "-P", str(busy.pid)], check=True)
+
+
+def test_who_is_not_root_ends_nobody_else(namespace: str) -> None:
+    with started(*hold(namespace, "exclusive")) as first:
+        assert say(first) == "held"
+        first.send_signal(signal.SIGSTOP)
+        assert watch(namespace, "0.1", "1", "0.1", *AS_NOBODY) == "None"
+        assert first.poll() is None
+
+
+def test_a_stranger_who_holds_nothing_is_left_alone(namespace: str) -> None:
+    with started(*hold(namespace, "sole")) as controller:
+        assert say(controller) == "held"
+        controller.send_signal(signal.SIGSTOP)
+        assert watch(namespace, "0.1", "1", "0.1") == "None"
+        assert controller.poll() is None

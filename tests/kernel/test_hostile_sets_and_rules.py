@@ -155,7 +155,7 @@ def test_what_rules_of_others_name_is_none_of_ours(limited: RemoteKernel, what: 
 def test_a_rule_of_others_among_ours_goes_whatever_it_names(limited: RemoteKernel) -> None:
     wanted = make_state(*RULES[:1], RULES[3])
     recent = ("-m", "recent", "--name", "x\n*raw", "--set")
-    for words in (("-A", "NL-PREROUTING", *recent), ("-I", "PREROUTING", *recent, "-j", "NL-PREROUTING")):
+    for words in (("-A", "NL-FORWARD", *recent), ("-I", "FORWARD", *recent, "-j", "NL-FORWARD")):
         limited.run(*MANGLE, *words)
         found = observe(limited)
         assert found != wanted
@@ -166,13 +166,13 @@ def test_a_rule_of_others_among_ours_goes_whatever_it_names(limited: RemoteKerne
 
 
 def test_more_ends_of_lines_than_anybody_asks_for(limited: RemoteKernel) -> None:
-    """What is ours is read all the same; what of others concerns marks is said to be unknown."""
+    """What is ours, the first there, is read all the same; what of others concerns marks is said to be unknown."""
     marking = "-j MARK --set-mark 0x7"
     lines = [f"-A INPUT -i x{number}y {marking}" for number in range(300)]
     script = "\n".join(["*mangle", *lines, "COMMIT", ""])
     limited.run("iptables-legacy-restore", "--noflush", stdin=script)
     for number in range(300):
-        limited.run(*MANGLE, "-R", "INPUT", str(number + 1), "-i", f"x\n{number}", *marking.split())
+        limited.run(*MANGLE, "-R", "INPUT", str(number + 2), "-i", f"x\n{number}", *marking.split())
     check(limited)
     assert any("IPv4" in each for each in look_for_marks(limited).unread)
     assert any("the rules of others" in each for each in limited.survey().unknown)

@@ -1,6 +1,7 @@
 """Tools that are not there, may not be run, or hang: a sentence that names tool and package; what only advises is
 told as unknown."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,21 @@ def test_a_tool_that_prints_any_bytes_is_read(bare: Path) -> None:
     (bare / "nft").write_text("#!/bin/sh\nprintf 'a\\377b\\033'\nprintf '\\376' >&2\n")
     (bare / "nft").chmod(0o755)
     assert tools.run("nft") == (0, "a\\xffb\\x1b", "\\xfe")
+
+
+def test_a_tool_that_cannot_be_started_now_is_not_missing(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare / "nft").symlink_to("/bin/true")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(tools.NoAnswer, match=r"`nft` cannot be started at this moment \(Too many open files\)"):
+            tools.run("nft")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def test_a_tool_that_a_signal_ends_has_not_answered(bare: Path) -> None:
+    (bare / "nft").write_text("#!/bin/sh\nkill -9 $$\n")
+    (bare / "nft").chmod(0o755)
+    with pytest.raises(tools.NoAnswer, match="ended by a signal"):
+        tools.run("nft")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from netlimit.kernel import rtnetlink
-from netlimit.kernel.topology import join_objects, read_filters
+from netlimit.kernel.topology import join_objects
 from netlimit.plan import WriteTree
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Tree
 from tests.kernel.worker import RemoteKernel
@@ -275,50 +275,6 @@ def test_odd_nexthops_never_keep_routes_from_being_read() -> None:
     assert found[4] == found[1]
     assert found[5] == (*found[2], *found[1])
     assert found[6] == ()
-
-
-@pytest.mark.parametrize(
-    ("every", "own", "strict"),
-    [(0, 0, False), (0, 1, True), (1, 0, True), (1, 1, True), (2, 1, False), (1, 2, False), (0, 2, False)],
-)
-def test_devices_that_throw_away_what_comes_from_elsewhere(
-    kernel: RemoteKernel, every: int, own: int, strict: bool
-) -> None:
-    """They are followed while we run."""
-    kernel.run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.right.rp_filter=0")
-    assert not kernel.topology().devices["right"].strict
-    kernel.run("sysctl", "-qw", f"net.ipv4.conf.all.rp_filter={every}", f"net.ipv4.conf.right.rp_filter={own}")
-    assert kernel.topology().devices["right"].strict is strict
-
-
-def test_a_device_that_appears_is_strict_as_the_default_is(kernel: RemoteKernel) -> None:
-    kernel.run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=1")
-    kernel.topology()
-    kernel.run("ip", "link", "add", "name", "later", "type", "veth", "peer", "name", "later-end")
-    assert kernel.topology().devices["later"].strict
-    assert not kernel.topology().devices["left"].strict
-
-
-def test_odd_settings_of_devices_never_keep_them_from_being_read() -> None:
-    def encode(*attributes: tuple[int, bytes]) -> bytes:
-        return bytes(4) + b"".join(rtnetlink.encode(*each) for each in attributes)
-
-    def number(value: int) -> bytes:
-        return struct.pack("=i", value)
-
-    bodies = [
-        b"",
-        b"\x02",
-        encode(),
-        encode((1, b""), (3, b"")),
-        encode((1, number(5))),
-        encode((3, number(1))),
-        encode((1, number(6)), (3, number(1)), (4000, b"what is this")),
-        encode((1, number(7)), (3, number(7))),
-        encode((1, number(-2)), (3, number(1))),
-    ]
-    is_strict = read_filters(bodies)
-    assert [is_strict(index) for index in (5, 6, 7, 8)] == [False, True, False, False]
 
 
 MANY = """

@@ -20,6 +20,7 @@ from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
+from netlimit.tunnels import Hop, Tunnels
 from tests import warm
 
 MODULE = "tests.kernel.worker"
@@ -75,6 +76,12 @@ class RemoteKernel:
 
     def addresses(self) -> Addresses:
         return self.call("addresses")
+
+    def tunnels(self) -> Tunnels:
+        return self.call("tunnels")
+
+    def hops(self, addresses: Any) -> Mapping[str, tuple[Hop, ...]]:
+        return self.call("hops", list(addresses))
 
     def connections(self, ports: Any) -> list[Connection]:
         return self.call("connections", list(ports))

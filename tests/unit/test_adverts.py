@@ -72,7 +72,7 @@ def test_what_is_spared_before_its_destination_is_translated_is_asked_again() ->
     limited, clock = Gateway(FACTS), [NOW.timestamp()]
     limited.kernel.now = lambda: clock[0]
     for number, target in enumerate(("10.1.0.0/16", "fd00:1::/112"), 1):
-        fields = {"target": target, "per": "host", "rate": "1 packets/s", "burst": 1}
+        fields = {"target": target, "per": "peer", "rate": "1 packets/s", "burst": 1}
         limited.put(replace(parse_rule(fields, NOW), id=number))
     limited.sync()
     asked = set()

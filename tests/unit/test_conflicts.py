@@ -31,6 +31,17 @@ TWIN = """table ip filter {
 """
 OTHER = "table ip filter {\n\tchain forward {\n\t\ttype filter hook forward priority filter;\n\t}\n}\n"
 PRIORITY = "table ip q {\n\tchain voip {\n\t\ttype filter hook forward priority 0;\n\t\tmeta priority set 0:6\n\t}\n}\n"
+UNTRACKING = """table inet early {{
+	chain entry {{
+		type filter hook prerouting priority {}; policy accept;
+		jump apart
+	}}
+
+	chain apart {{
+		udp dport 53 notrack
+	}}
+}}
+"""
 
 CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(programs=frozenset({"firewalld"})), "firewalld", Severity.NOTE, "FirewallBackend=nftables"),
@@ -44,6 +55,22 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(nftables=FLOWTABLE), "flow offload", Severity.SERIOUS, "on lan, wan"),
     (HostReport(legacy=("-A FORWARD -j FLOWOFFLOAD --hw",)), "flow offload", Severity.SERIOUS, "FLOWOFFLOAD"),
     (HostReport(legacy=("-A POSTROUTING -j CLASSIFY --set-class 0:6",)), "packet priority", Severity.WARNING, "CLASS"),
+    (
+        HostReport(legacy=("-A POSTROUTING -j SET --map-set bulk dst --map-prio",)),
+        "packet priority",
+        Severity.WARNING,
+        "--map-prio",
+    ),
+    (HostReport(legacy=("-A PREROUTING ! -i lo -j NOTRACK",)), "untracked packets", Severity.SERIOUS, "! -i lo"),
+    (HostReport(nftables='\tiifname != "lo" notrack\n'), "untracked packets", Severity.SERIOUS, "notrack"),
+    (
+        HostReport(legacy=('-A PREROUTING -m comment --comment " -i lo " -j NOTRACK',)),
+        "untracked packets",
+        Severity.SERIOUS,
+        "NOTRACK",
+    ),
+    (HostReport(legacy=("-A OUTPUT ! -o lo -j CT --zone 3",)), "connection zones", Severity.SERIOUS, "--zone 3"),
+    (HostReport(legacy=("-A OUTPUT ! -o lo -j TEE --gateway 10.66.0.9",)), "copied packets", Severity.SERIOUS, "TEE"),
     (HostReport(legacy=("-A PREROUTING -j NOTRACK",)), "untracked packets", Severity.SERIOUS, "NOTRACK"),
     (HostReport(legacy=("-A OUTPUT -p udp -j CT --notrack",)), "untracked packets", Severity.SERIOUS, "--notrack"),
     (HostReport(nftables="\tudp dport 53 counter notrack\n"), "untracked packets", Severity.SERIOUS, "dport 53"),
@@ -86,9 +113,23 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         Severity.WARNING,
         "`-A PREROUTING -j REDIRECT`, and 1 more such rules",
     ),
+    (
+        HostReport(mangle=(("-A FORWARD -j ips", "-A ips -j NFQUEUE --queue-num 0"),)),
+        "queued packets",
+        Severity.WARNING,
+        "`-A ips -j NFQUEUE --queue-num 0`)",
+    ),
+    (
+        HostReport(rerouting=("-A OUTPUT -j MARK --set-xmark 0x1/0xff", "meta mark set 0x00000001")),
+        "rerouted packets",
+        Severity.WARNING,
+        "`-A OUTPUT -j MARK --set-xmark 0x1/0xff`, and 1 more such rules",
+    ),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
 QUIET = [
+    HostReport(legacy=("-A PREROUTING -i lo -j NOTRACK", "-A OUTPUT -o lo -j NOTRACK")),
+    HostReport(nftables='\tiif "lo" notrack\n'),
     HostReport(
         legacy=("-A PREROUTING -j CLASSIFY --set-class 0:6",), nftables=PRIORITY.replace("forward", "prerouting")
     ),
@@ -97,6 +138,10 @@ QUIET = [
     HostReport(nftables=FLOWTABLE.replace("@fast", "@other")),
     HostReport(connections=Fill(89, 100), sets={"nl-a": Fill(0, 1)}, buckets={"nl-a": Fill(0, 0)}),
     HostReport(sets={"nl-peer4-a": Fill(4, 9)}),
+    HostReport(
+        mangle=(("-A ips -j NFQUEUE", "-A POSTROUTING -j NFQUEUE", '-A INPUT -m comment --comment "-j NFQUEUE"'),)
+    ),
+    HostReport(joining=("br0", "br1")),
     HostReport(bridged=frozenset({4}), hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
@@ -105,6 +150,7 @@ FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
     (replace(SERVICE, silent=None), "controller", Severity.SERIOUS, "none has reported for gw1"),
     (replace(SERVICE, silent=60.0), "controller", Severity.SERIOUS, "NETLIMIT_HOST"),
     (replace(SERVICE, paused=True), "paused", Severity.SERIOUS, "netlimit apply"),
+    (replace(SERVICE, namesake="Two are gw1."), "two of one name", Severity.SERIOUS, "Two are gw1."),
     (replace(SERVICE, trouble="a fight."), "last error", Severity.SERIOUS, "a fight."),
     (replace(SERVICE, errors=((7, "why"), (9, "no"))), "rules in error", Severity.SERIOUS, "2 rules are not enforced"),
     (replace(SERVICE, buckets=2**29), "memory for buckets", Severity.WARNING, "here could come to 512 MB"),
@@ -112,6 +158,7 @@ FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
     (replace(SERVICE, lost="It is gone.", silent=None), "database", Severity.SERIOUS, "It is gone."),
     (replace(SERVICE, mode=0o664), "file rights", Severity.WARNING, "chmod o= /var/lib/netlimit/netlimit.db"),
     (replace(SERVICE, unreached="No API."), "api", Severity.WARNING, "No API."),
+    (replace(SERVICE, stranger="A user."), "stranger in the API's place", Severity.SERIOUS, "A user."),
     (replace(SERVICE, listen="192.0.2.1"), "no encryption", Severity.WARNING, "NETLIMIT_TLS_CERT"),
     (replace(SERVICE, listen="::"), "no encryption", Severity.WARNING, "NETLIMIT_TLS_CERT"),
 ]
@@ -125,6 +172,18 @@ def test_a_conflict_is_found_with_what_to_do(report: HostReport, name: str, seve
 @pytest.mark.parametrize("report", QUIET)
 def test_what_is_no_conflict_is_not_spoken_of(report: HostReport) -> None:
     assert find_conflicts(report) == []
+
+
+@pytest.mark.parametrize("early", ["-401", "-450"])
+def test_who_leaves_fragments_apart_is_found(early: str) -> None:
+    found = {each.name: str(each) for each in find_conflicts(HostReport(nftables=UNTRACKING.format(early)))}
+    assert "(`udp dport 53 notrack`, at a priority below -400)" in found["fragments apart"]
+
+
+@pytest.mark.parametrize("late", ["raw", "-300", "-400", "-399", "raw - 10", "mangle"])
+def test_where_fragments_were_put_together_it_does_not_matter_what_is_tracked(late: str) -> None:
+    found = {each.name for each in find_conflicts(HostReport(nftables=UNTRACKING.format(late)))}
+    assert "fragments apart" not in found
 
 
 @pytest.mark.parametrize(("report", "name", "severity", "words"), FAULTS, ids=[case[1] for case in FAULTS])
@@ -163,3 +222,21 @@ def test_what_only_speaks_of_untracked_packets_is_none() -> None:
     )
     text = '\tiifname "lo" notrack\n\tct zone 1 accept comment "notrack"\n\tct state untracked accept\n'
     assert find_conflicts(HostReport(legacy=rules, nftables=text)) == []
+
+
+@pytest.mark.parametrize(
+    ("joining", "bridged", "words"),
+    [
+        (("br0", "br1"), {4, 6}, "bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0."),
+        (("br0", "br1"), {6}, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0."),
+        (("br0",), {4, 6}, ""),
+        (("br0", "br1"), set(), ""),
+    ],
+)
+def test_bridges_that_hand_the_same_packet_over_are_several_with_ports(
+    joining: tuple[str, ...], bridged: set[int], words: str
+) -> None:
+    report = HostReport(bridges=("br0", "br1"), joining=joining, bridged=frozenset(bridged))
+    found = [each for each in find_conflicts(report) if each.name == "several bridges"]
+    assert len(found) == bool(words)
+    assert all(words in each.advice for each in found)

@@ -258,36 +258,21 @@ def test_whatever_shape_chains_have_their_bits_change_without_a_gap(shape: str, 
     assert find_former_bits(moved.state.structure, after) == ()
 
 
-STRICT = Topology({"lan": Device(1, True, strict=True), "wan": Device(2, True)})
-
-
-@settings(max_examples=60)
-@given(journeys(), st.booleans())
-def test_nor_when_the_kernel_begins_or_ends_to_filter_sources(
-    journey: tuple[Change, list[Packet]], begins: bool
-) -> None:
-    change, seen = journey
-    strict = replace(facts, topology=STRICT)
-    before, after = (facts, strict) if begins else (strict, facts)
-    compilation, kernel = settled(change.before, before)
-    compilation.protect(after)
-    follow(compilation, kernel, seen)
-    assert observe(kernel) == compilation.state
-    anew = Compilation(after, compilation.numbers.kept)
-    bring(anew, change.before)
-    assert anew.state == compilation.state
-
-
-def test_where_the_kernel_filters_sources_limits_stand_behind_the_routing() -> None:
-    """But for IPv6, for devices, and for ports and peers, which may be translated there."""
+def test_limits_from_somewhere_stand_behind_the_routing_but_for_ports_and_peers() -> None:
+    """Those may be translated there; and what has come in by a port of a VRF has come in by the VRF there."""
     fields: dict[str, dict[str, object]] = {
-        "late": {"target": "10.1.0.2"},
+        "four": {"target": "10.1.0.2"},
         "six": {"target": "fd00:1::2"},
         "device": {"target": "10.1.0.3", "interface": "lan"},
         "port": {"target": "10.1.0.4", "protocol": "udp", "ports": [53]},
         "peer": {"target": "10.1.0.5", "per": "peer"},
+        "slave": {"target": "10.1.0.6", "interface": "slave"},
+        "vrf": {"target": "10.1.0.7", "interface": "red"},
     }
+    devices = {"red": Device(1, True, "vrf"), "slave": Device(2, True, master="red"), "lan": Device(3, True)}
     for name, each in fields.items():
-        compilation, _ = settled(rules({"id": 1, "rate": "5 packets/s", **each}), replace(facts, topology=STRICT))
+        wanted = rules({"id": 1, "rate": "5 packets/s", **each})
+        compilation, _ = settled(wanted, replace(facts, topology=Topology(devices)))
         hooks = {hook.name for hook in compilation.state.structure.hooks if hook.table == "mangle"}
-        assert ("PREROUTING" in hooks, {"FORWARD", "INPUT"} <= hooks) == (name != "late", name == "late"), name
+        early = name in ("port", "peer", "slave")
+        assert ("PREROUTING" in hooks, {"FORWARD", "INPUT"} <= hooks) == (early, not early), name

@@ -11,6 +11,8 @@ from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_SESSIONS_OF_BLOCK
 from netlimit.l7.redis.hosts import name_hosts as name_counters
 from netlimit.records import SafeReason
 from netlimit.safety import (
+    MOST_ENDS,
+    MOST_ENDS_OF_ONE,
     MOST_GATEWAYS,
     MOST_OF_NAME,
     MOST_REACHED,
@@ -22,6 +24,7 @@ from netlimit.safety import (
     name_servers,
 )
 from netlimit.store.engine import name_hosts as name_databases
+from netlimit.tunnels import Passage
 
 NOW = 1_800_000_000.0
 
@@ -280,7 +283,7 @@ def test_the_settings_leave_room_for_the_others(room: int) -> None:
     assert why(safe)["198.51.100.7"] == "SSH session"
     assert why(safe)["203.0.113.1"] == "default gateway"
     settled = sum(reason == "settings" for reason in why(safe).values())
-    assert settled == {8: 6, 1024: 768, 1048576: 65536 - 1152}[room]
+    assert settled == {8: 6, 1024: 768, 1048576: 65536 - 1216}[room]
     assert ["networks of NETLIMIT_SAFE" in note for note in safe.notes] == [True]
 
 
@@ -292,3 +295,45 @@ def test_it_has_no_more_than_there_is_room_for_the_surest_first() -> None:
     safe.update(NOW, [], [], [])
     assert list(safe.reasons) == ["0.0.0.0/0", "2001:db8::1"]
     assert "NETLIMIT_SAFE" in safe.notes[0]
+
+
+def test_the_far_ends_of_tunnels_are_in_it_with_whom_they_lead_to_and_are_remembered() -> None:
+    safe = SafeSet(())
+    ends = {"192.0.2.1": Passage("wg0", "10.8.0.2"), "10.2.0.1": Passage("wg1", "10.8.0.2")}
+    safe.update(NOW, ["10.8.0.2"], ["10.2.0.1"], (), own=["192.0.2.9"], ends={**ends, "192.0.2.9": ends["192.0.2.1"]})
+    assert why(safe) == {
+        "10.8.0.2": "SSH session",
+        "10.2.0.1": "default gateway",
+        "192.0.2.1": "the far end of the tunnel wg0, by which 10.8.0.2 is reached",
+    }, "other reasons come first, and an address of the host's own has none"
+    recalled = SafeSet(())
+    recalled.recall(safe.reasons)
+    recalled.update(NOW + REMEMBERED_SECONDS - 1, (), (), ())
+    assert recalled.reasons == safe.reasons
+    recalled.update(NOW + REMEMBERED_SECONDS, (), (), ())
+    assert why(recalled) == {}
+
+
+def test_who_comes_through_a_tunnel_from_ever_new_addresses_brings_in_few() -> None:
+    safe = SafeSet(())
+    for beat in range(50):
+        safe.update(NOW + 5 * beat, (), (), ["10.8.0.2"], ends={f"192.0.2.{beat}": Passage("wg0", "10.8.0.2")})
+    far = [network for network in safe.reasons if network.startswith("192.0.2.")]
+    assert far == [f"192.0.2.{beat}" for beat in (49, 48, 47, 46)]
+    assert len(far) == MOST_ENDS_OF_ONE
+    many = {far: Passage("wg0", f"10.8.1.{number}") for number, far in enumerate(count_off("10.1", 200))}
+    safe.update(NOW + 300, ["10.8.0.3"], (), (), ends=many)
+    safe.update(NOW + 305, ["10.8.0.3"], (), (), ends={**many, "198.51.100.1": Passage("wg0", "10.8.0.3")})
+    assert sum(text.startswith("the far end") for text in why(safe).values()) == MOST_ENDS
+    assert any("far ends of tunnels" in note for note in safe.notes)
+
+
+def test_a_clock_that_was_ahead_makes_nobody_safe_for_longer() -> None:
+    safe = SafeSet(())
+    safe.update(NOW + 2 * 86400, ["10.0.0.1"], ["10.255.0.1"], ["10.0.1.1"], own=["10.0.0.9"])
+    safe.update(NOW, (), (), ["10.0.0.9"])
+    assert set(why(safe)) == {"10.0.0.1", "10.255.0.1", "10.0.1.1"}
+    safe.update(NOW + REMEMBERED_SECONDS - 1, (), (), ["10.0.0.9"])
+    assert set(why(safe)) == {"10.0.0.1", "10.255.0.1", "10.0.1.1"}
+    safe.update(NOW + REMEMBERED_SECONDS, (), (), ["10.0.0.9"])
+    assert set(why(safe)) == {"10.0.0.9"}, "who was this host itself is a client as any other now"

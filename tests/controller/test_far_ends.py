@@ -1,0 +1,89 @@
+"""The tunnels of a host are read while there are any, and a reading that fails is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from netlimit.controller import Setup
+from netlimit.errors import KernelError
+from netlimit.kernel.base import Addresses
+from netlimit.kernel.fake import FakeKernel
+from netlimit.premises import Premises
+from netlimit.tree import Device, Topology
+from netlimit.tunnels import End, Hop, Tunnel, Tunnels
+
+NOW = 1_800_000_000.0
+INNER, OUTER = "10.8.0.2", "192.0.2.1"
+
+
+@dataclass
+class Host(FakeKernel):
+    """A host whose tunnels may be unreadable."""
+
+    broken: Exception | None = None
+    asked: int = 0
+
+    def tunnels(self) -> Tunnels:
+        self.asked += 1
+        if self.broken is not None:
+            raise self.broken
+        return super().tunnels()
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host(
+        where=Addresses(("192.0.2.9",), (INNER,)),
+        routes=Topology({"wg0": Device(5, True, "wireguard")}),
+        ended=Tunnels({5: Tunnel("wg0", (End(OUTER),))}),
+        ways={INNER: (Hop(5, INNER),)},
+    )
+
+
+def enter(host: Host) -> Premises:
+    premises = Premises(host, Setup("gw1"))
+    premises.probe(())
+    premises.look({})
+    premises.find_safe((), NOW)
+    return premises
+
+
+def find_safe(premises: Premises) -> set[str]:
+    return {str(network.network_address) for network in premises.facts.safe}
+
+
+def test_the_far_end_is_safe_with_who_is_reached_by_it(host: Host) -> None:
+    premises = enter(host)
+    assert find_safe(premises) == {INNER, OUTER}
+    assert premises.notes == ()
+
+
+def test_without_a_tunnel_nothing_is_read(host: Host) -> None:
+    host.routes = Topology({"lan": Device(5, True, "veth")})
+    assert find_safe(enter(host)) == {INNER}
+    assert host.asked == 0
+
+
+@pytest.mark.parametrize("error", [KernelError("read tunnels", "no"), ValueError("odd bytes")])
+def test_where_they_cannot_be_read_that_is_told_and_who_was_safe_stays(host: Host, error: Exception) -> None:
+    premises = enter(host)
+    host.broken = error
+    for beat in range(1, 1000):
+        premises.find_safe((), NOW + 5 * beat)
+    assert find_safe(premises) == {INNER, OUTER}
+    (note,) = premises.notes
+    assert note.startswith("The outer addresses of the far ends of some tunnels are not known")
+    assert "NETLIMIT_SAFE" in note
+    host.broken = None
+    premises.find_safe((), NOW + 5000)
+    assert premises.notes == ()
+
+
+def test_what_is_known_of_the_others_counts_where_one_cannot_be_read(host: Host) -> None:
+    found = {5: Tunnel("wg0", (End(OUTER),)), 6: Tunnel("wg1", (End(None),))}
+    host.ended = Tunnels(found, ("of wg1: not permitted",))
+    premises = enter(host)
+    assert find_safe(premises) == {INNER, OUTER}
+    assert "(of wg1: not permitted)" in premises.notes[0]
