@@ -13,6 +13,7 @@ from scripts.testbed.deadline import Deadline, ready
 from scripts.testbed.mmsg import Column, Messages
 from scripts.testbed.reports import BIN_SECONDS, ReceiveReport
 from scripts.testbed.sender import HEADERS
+from scripts.testbed.stalls import Stall, Watch
 
 # Of Linux, and not in Python's socket module.
 SO_RCVBUFFORCE, SO_TIMESTAMPNS, SO_MEMINFO = 33, 35, 55
@@ -41,13 +42,14 @@ def receive(port: int, *, answer: bool, deadline: Deadline) -> ReceiveReport:
         sock.bind(("::", port))
         ready()
         tally = _Tally(sock, answer)
-        while not deadline.over():
-            if select.select([sock], [], [], 0.01)[0]:
-                tally.drain()
-                time.sleep(REST)
+        with Watch() as watch:
+            while not deadline.over():
+                if select.select([sock], [], [], 0.01)[0]:
+                    tally.drain()
+                    time.sleep(REST)
         tally.drain()
         drops = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 64)
-        return tally.report(lost=struct.unpack_from("=I", drops, 4 * MEMINFO_DROPS)[0])
+        return tally.report(struct.unpack_from("=I", drops, 4 * MEMINFO_DROPS)[0], watch.found)
 
 
 class _Tally:
@@ -90,7 +92,7 @@ class _Tally:
                 self.first = stamp
         self.last = stamp
 
-    def report(self, lost: int) -> ReceiveReport:
+    def report(self, lost: int, stalls: list[Stall]) -> ReceiveReport:
         start = self.first // BIN
         series: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for (packed, number), (packets, payload) in sorted(self.counts.items()):
@@ -105,6 +107,7 @@ class _Tally:
             start=start * BIN_SECONDS,
             lost=lost,
             series=dict(series),
+            stalls=stalls,
         )
 
 

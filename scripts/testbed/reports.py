@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from scripts.testbed.errors import LabError
+from scripts.testbed.stalls import Stall
 
 BIN_SECONDS = 0.01
 ETHERNET = 14  # bytes of header that tc and a device's counters add to each IP packet
@@ -68,6 +69,7 @@ class ReceiveReport:
     series: by source address, the bins that are not empty as (number, packets, bytes); bin 0 begins at `start`,
     and each lasts `bin_seconds`.
     lost: packets that came but found the receiver's buffer full; a count with losses proves nothing.
+    stalls: Unix times, begin and end, in which a core of the machine let nobody run.
     """
 
     packets: int
@@ -78,6 +80,7 @@ class ReceiveReport:
     lost: int
     series: Mapping[str, list[tuple[int, int, int]]] = field(repr=False)
     bin_seconds: float = BIN_SECONDS
+    stalls: Sequence[Stall] = field(default=(), repr=False)
 
     @property
     def by_source(self) -> dict[str, int]:

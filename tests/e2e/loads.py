@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from scripts.testbed import streams
 from scripts.testbed.namespaces import SERVER, SERVER6, SERVER_MAC, Lab, Namespace
 from scripts.testbed.reports import ETHERNET, ReceiveReport, SendReport
+from scripts.testbed.stalls import share
 
 SIZE = 1500
 FRAME = 8 * (SIZE + ETHERNET)
 MEGABIT = 1e6
 MEASURED = 0.05
 """By how much a rate may be off: a packet at the edge of what is watched, and a core that others use too."""
+MOST_STALLED = 0.5
 
 
 def shape(target: str, rate: str = "1 Mbit/s", **fields: object) -> dict[str, object]:
@@ -37,11 +41,32 @@ def offer(
     )
 
 
-def megabits(report: ReceiveReport, *sources: str, after: float, during: float) -> float:
-    """What arrived from some sources together, in megabits a second, from so many seconds after the first packet on."""
+@dataclass(frozen=True)
+class Passed:
+    """What arrived, in megabits a second, while a core of the machine stood still for some share (0 to 1) of the time.
+
+    What a class may send is saved up for some 20 ms only: what longer stalls keep from being sent is gone.
+    """
+
+    megabits: float
+    stalled: float
+
+    def is_about(self, expected: float, rel: float = MEASURED) -> bool:
+        """Whether so many megabits a second passed: never more, and less by no more than what stalls took."""
+        assert self.stalled < MOST_STALLED, "The machine stood still for too long to measure anything."
+        return expected * (1 - self.stalled) * (1 - rel) <= self.megabits <= expected * (1 + rel)
+
+
+def megabits(report: ReceiveReport, *sources: str, after: float, during: float) -> Passed:
+    """What arrived from some sources together, from so many seconds after the first packet on."""
     begin = min(report.began(source) for source in sources) + after
-    rates = (report.rates(source, every=during, begin=begin, end=begin + during) for source in sources)
-    return sum(rate for (rate,) in rates) / MEGABIT
+    return passed(report, *sources, begin=begin, end=begin + during)
+
+
+def passed(report: ReceiveReport, *sources: str, begin: float, end: float) -> Passed:
+    """What arrived from some sources together between two Unix times."""
+    rates = (report.rates(source, every=end - begin, begin=begin, end=end) for source in sources)
+    return Passed(sum(rate for (rate,) in rates) / MEGABIT, share(report.stalls, begin, end))
 
 
 def add_server_addresses(lab: Lab, *addresses: str) -> None:

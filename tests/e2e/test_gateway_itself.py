@@ -7,7 +7,7 @@ import pytest
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, WAN, Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import MEASURED, megabits, offer, shape
+from tests.e2e.loads import megabits, offer, shape
 
 BROAD = (
     {"target": "10.0.0.0/8", "direction": "to", "rate": "1 packets/h", "per": "target"},
@@ -92,7 +92,7 @@ def test_what_ends_on_it_is_shaped(gateway: Gateway, lab: Lab, client: str, own:
     ):
         sender.report()
         sent = passing.report().packets
-    assert megabits(inside.report(), client, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+    assert megabits(inside.report(), client, after=0.6, during=2).is_about(1)
     assert outside.report().packets == sent
 
 
@@ -109,14 +109,14 @@ def test_one_rate_holds_for_each_of_the_ways_that_a_host_s_traffic_can_take(gate
         sender.report()
         passing.report()
     for receiver in (inside, outside):
-        assert megabits(receiver.report(), client, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+        assert megabits(receiver.report(), client, after=0.6, during=2).is_about(1)
 
 
 def test_what_it_sends_is_shaped_when_it_is_named(gateway: Gateway, lab: Lab) -> None:
     gateway.put(shape(WAN, interface="wan"))
     with streams.receive(lab.server) as receiver, offer(lab.gateway, "", WAN, megabits=3, seconds=2.7) as sender:
         sender.report()
-    assert megabits(receiver.report(), WAN, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+    assert megabits(receiver.report(), WAN, after=0.6, during=2).is_about(1)
 
 
 def test_shaping_a_subnet_leaves_what_it_sends_itself_alone(gateway: Gateway, lab: Lab) -> None:
@@ -130,4 +130,4 @@ def test_shaping_a_subnet_leaves_what_it_sends_itself_alone(gateway: Gateway, la
         other.report()
     report = receiver.report()
     assert report.by_source[WAN] == sent
-    assert megabits(report, SERVER, after=0.6, during=2) == pytest.approx(1, rel=MEASURED)
+    assert megabits(report, SERVER, after=0.6, during=2).is_about(1)

@@ -180,4 +180,4 @@ def test_what_the_gateway_sends_who_is_safe_has_a_bound(gateway: Gateway, lab: L
     ):
         sender.report()
         receiver.stop()
-    assert megabits(receiver.report(), LAN, after=0.6, during=2) == pytest.approx(0.25, rel=0.1)
+    assert megabits(receiver.report(), LAN, after=0.6, during=2).is_about(0.25, rel=0.1)

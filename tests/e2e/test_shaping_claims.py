@@ -8,7 +8,7 @@ from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import MEASURED, add_server_addresses, megabits, offer, shape
+from tests.e2e.loads import Passed, add_server_addresses, megabits, offer, shape
 
 HOST, SERVICE = "10.1.90.1", "10.2.90.1"
 
@@ -19,7 +19,7 @@ def addresses(lab: Lab) -> None:
     add_server_addresses(lab, SERVICE)
 
 
-def deliver(lab: Lab) -> float:
+def deliver(lab: Lab) -> Passed:
     """Megabits a second that pass from the host to the service."""
     with streams.receive(lab.server) as receiver, offer(lab.client, SERVICE, HOST, megabits=3, seconds=2) as sender:
         sender.report()
@@ -32,10 +32,10 @@ def test_the_later_of_two_that_claim_a_packet_names_the_other(gateway: Gateway, 
     state, sentence = gateway.state(second)
     assert state is State.ERROR
     assert sentence.startswith(f"On wan a packet would belong to this rule and to office (rule {first.id}), `")
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)
     gateway.remove(first)
     assert gateway.state(second) == (State.APPLIED, "")
-    assert deliver(lab) == pytest.approx(0.5, rel=MEASURED)
+    assert deliver(lab).is_about(0.5)
 
 
 def test_they_live_beside_each_other_on_different_devices(gateway: Gateway, lab: Lab) -> None:
@@ -49,7 +49,7 @@ def test_they_live_beside_each_other_on_different_devices(gateway: Gateway, lab:
     assert state is State.ERROR
     assert "On lan" in sentence
     gateway.replace(second, **shape(SERVICE, "500 kbit/s", interface="wan", direction="from"))
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)
 
 
 def test_ports_that_do_not_meet_keep_them_apart(gateway: Gateway, lab: Lab) -> None:
@@ -57,7 +57,7 @@ def test_ports_that_do_not_meet_keep_them_apart(gateway: Gateway, lab: Lab) -> N
         shape(HOST, protocol="udp", ports="9000-9099"),
         shape(SERVICE, "500 kbit/s", direction="to", protocol="udp", ports="53"),
     )
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)
 
 
 def test_a_budget_that_promised_too_much_says_so_and_holds(gateway: Gateway, lab: Lab) -> None:
@@ -71,7 +71,7 @@ def test_a_budget_that_promised_too_much_says_so_and_holds(gateway: Gateway, lab
     with streams.receive(lab.server) as receiver, offer(lab.client, "", *hosts, megabits=4, seconds=3.7) as sender:
         sender.report()
     report = receiver.report()
-    assert megabits(report, *hosts, after=0.6, during=3) == pytest.approx(2, rel=MEASURED)
+    assert megabits(report, *hosts, after=0.6, during=3).is_about(2)
 
 
 def test_a_class_that_somebody_else_gives_its_packets_is_told(gateway: Gateway, lab: Lab) -> None:
@@ -83,10 +83,10 @@ def test_a_class_that_somebody_else_gives_its_packets_is_told(gateway: Gateway, 
         gateway.start()
         (shaped,) = gateway.add(shape(HOST))
         assert "CLASSIFY" in gateway.wait_for_state(shaped, State.DEGRADED)
-        assert deliver(lab) > 2
+        assert deliver(lab).megabits > 2
     finally:
         lab.gateway.run("iptables-legacy", "-t", "mangle", "-D", *rule)
     gateway.stop()
     gateway.launch()
     gateway.wait_for_state(shaped, State.APPLIED)
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)

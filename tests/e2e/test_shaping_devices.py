@@ -14,7 +14,7 @@ from scripts.testbed import streams
 from scripts.testbed.errors import LabError
 from scripts.testbed.namespaces import SERVER, Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import MEASURED, MEGABIT, megabits, offer, shape
+from tests.e2e.loads import megabits, offer, passed, shape
 
 HOST, OTHER = "10.1.80.1", "10.1.80.2"
 UP, FAR = "10.3.0.1", "10.3.0.2"
@@ -89,10 +89,10 @@ def test_a_cap_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -
         sender.report()
     report = receiver.report()
     both = HOST, OTHER
-    assert megabits(report, *both, after=0.5, during=1.5) == pytest.approx(3, rel=MEASURED)
-    assert megabits(report, HOST, after=joined + 0.3, during=1.8) == pytest.approx(1, rel=MEASURED)
-    assert megabits(report, OTHER, after=joined + 0.3, during=1.8) == pytest.approx(2, rel=MEASURED)
-    assert megabits(report, *both, after=left + 0.5, during=1.5) == pytest.approx(3, rel=MEASURED)
+    assert megabits(report, *both, after=0.5, during=1.5).is_about(3)
+    assert megabits(report, HOST, after=joined + 0.3, during=1.8).is_about(1)
+    assert megabits(report, OTHER, after=joined + 0.3, during=1.8).is_about(2)
+    assert megabits(report, *both, after=left + 0.5, during=1.5).is_about(3)
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["from", "to"])
@@ -143,7 +143,7 @@ def test_each_of_two_uplinks_gives_the_rate(gateway: Gateway, lab: Lab) -> None:
         ):
             sender.report()
         lab.server.ip("addr del 198.51.100.1 dev lo", "addr del 198.51.100.2 dev lo")
-    assert megabits(receiver.report(), HOST, after=0.6, during=2) == pytest.approx(2, rel=MEASURED)
+    assert megabits(receiver.report(), HOST, after=0.6, during=2).is_about(2)
 
 
 def test_a_device_that_is_made_anew_under_load_is_shaped_within_two_seconds(gateway: Gateway, lab: Lab) -> None:
@@ -166,8 +166,7 @@ def test_a_device_that_is_made_anew_under_load_is_shaped_within_two_seconds(gate
         sender.stop()
     report = receiver.report()
     for name, begin in shaped.items():
-        (rate,) = report.rates(HOST, every=1.5, begin=begin, end=begin + 1.5)
-        assert rate / MEGABIT == pytest.approx(1, rel=MEASURED), name
+        assert passed(report, HOST, begin=begin, end=begin + 1.5).is_about(1), name
 
 
 def wait_for_queues(gateway: Gateway) -> None:

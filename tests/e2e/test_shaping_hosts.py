@@ -12,7 +12,7 @@ import pytest
 from scripts.testbed import streams
 from scripts.testbed.namespaces import SERVER, Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import MEASURED, megabits, offer, shape
+from tests.e2e.loads import megabits, offer, shape
 
 NETWORK = "10.1.70.0/24"
 HOSTS = [f"10.1.70.{number}" for number in range(1, 6)]
@@ -46,7 +46,7 @@ def test_each_that_appears_has_its_own_class(gateway: Gateway, lab: Lab) -> None
         sender.report()
     report = receiver.report()
     for host in HOSTS:
-        assert megabits(report, host, after=1, during=2) == pytest.approx(0.5, rel=MEASURED)
+        assert megabits(report, host, after=1, during=2).is_about(0.5)
 
 
 def test_until_then_all_that_are_new_share_what_one_has(gateway: Gateway, lab: Lab) -> None:
@@ -57,7 +57,7 @@ def test_until_then_all_that_are_new_share_what_one_has(gateway: Gateway, lab: L
         sender.report()
     gateway.start()
     report = receiver.report()
-    assert megabits(report, *HOSTS, after=0.5, during=2) == pytest.approx(0.5, rel=MEASURED)
+    assert megabits(report, *HOSTS, after=0.5, during=2).is_about(0.5)
 
 
 def test_thousands_that_appear_at_once_are_remembered(gateway: Gateway, lab: Lab) -> None:
@@ -92,7 +92,7 @@ def test_who_is_idle_goes_and_who_is_not_stays(hasty: Gateway, lab: Lab) -> None
             hasty.wait(lambda: hasty.class_of(QUIET) != 0, "its return")
         seconds = sender.stop().seconds
     report = receiver.report()
-    assert megabits(report, BUSY, after=1, during=seconds - 1.5) == pytest.approx(0.5, rel=MEASURED)
+    assert megabits(report, BUSY, after=1, during=seconds - 1.5).is_about(0.5)
 
 
 def test_who_has_a_class_keeps_it_while_the_controller_starts_anew(gateway: Gateway, lab: Lab) -> None:
@@ -109,4 +109,4 @@ def test_who_has_a_class_keeps_it_while_the_controller_starts_anew(gateway: Gate
     assert not gateway.drift(), str(gateway.drift())
     report = receiver.report()
     for host in HOSTS:
-        assert megabits(report, host, after=1, during=seconds - 1.5) == pytest.approx(0.5, rel=MEASURED)
+        assert megabits(report, host, after=1, during=seconds - 1.5).is_about(0.5)

@@ -13,7 +13,7 @@ from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import MEASURED, megabits, offer, shape
+from tests.e2e.loads import Passed, megabits, offer, shape
 
 TEE = ("-i", "wan", "-j", "TEE", "--gateway", "10.66.0.9")
 PROXY = ("-i", "wan", "-p", "tcp", "-m", "conntrack", "--ctstate", "UNTRACKED", "-j", "SYNPROXY", "--mss", "1460")
@@ -44,19 +44,19 @@ def test_rates_that_count_packets_twice_say_so(gateway: Gateway, lab: Lab, name:
 
 def test_a_filter_before_ours_on_the_ingress_is_told(gateway: Gateway, lab: Lab) -> None:
     client, server = gateway.put(shape(CLIENT), shape(SERVER))
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)
     lab.gateway.run("tc", *FILTER, "flowid", "1:1")
     try:
         with looked_again(gateway):
             assert "lan (u32, pref 10)" in gateway.wait_for_state(client, State.DEGRADED)
         assert gateway.state(server) == (State.APPLIED, ""), "it comes in by another device"
         assert "lan (u32, pref 10)" in gateway.attempt("doctor").stdout
-        assert deliver(lab) > 2
+        assert deliver(lab).megabits > 2
     finally:
         lab.gateway.run("tc", "filter", "del", "dev", "lan", "ingress", "pref", "10")
     with looked_again(gateway):
         gateway.wait_for_state(client, State.APPLIED)
-    assert deliver(lab) == pytest.approx(1, rel=MEASURED)
+    assert deliver(lab).is_about(1)
 
 
 FORWARDED = """table netdev t {
@@ -299,7 +299,7 @@ def looked_again(gateway: Gateway) -> Iterator[None]:
     yield
 
 
-def deliver(lab: Lab) -> float:
+def deliver(lab: Lab) -> Passed:
     """Megabits a second that pass from the client to the gateway itself."""
     with streams.receive(lab.gateway) as receiver, offer(lab.client, LAN, CLIENT, megabits=3, seconds=2) as sender:
         sender.report()
