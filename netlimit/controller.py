@@ -155,7 +155,7 @@ class Controller:
         self._setup = setup
         self._now = now
         self._compilation: Compilation | None = None
-        self._status = HostStatus(host=setup.host, backend=setup.backend, reporter=secrets.token_hex(8))
+        self._status = HostStatus(host=setup.host, backend=setup.backend)
         self._revision = -1
         self._stamp = 0
         self._roster = Roster(setup.host)
@@ -193,7 +193,10 @@ class Controller:
     # -- running
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Serve until `stopped`. Errors of store and kernel are logged, reported and tried again, ever more slowly."""
+        """Serve until `stopped`. Errors of store and kernel are logged, reported and tried again, ever more slowly.
+
+        Only who runs reports by a word of its own: one pass, of a command or of the guard, is no other controller."""
+        self._status = replace(self._status, reporter=secrets.token_hex(8))
         retry = _FIRST_RETRY
         while not stopped():
             try:

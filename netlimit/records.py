@@ -106,7 +106,7 @@ class HostStatus:
     `on_failure: open` and are out of force because the database is gone. `drifted` counts things found changed and not
     yet put right. `faults` are errors that nobody expected, since the controller began. `networks` are the prefixes
     that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
-    `reporter` is another word for each run of a controller.
+    `reporter` is another word for each run of a controller, and None for a pass alone.
     """
 
     host: str

@@ -27,9 +27,8 @@ class Gateway:
         self.store = Store(url)
         self.kernel = FakeKernel(now=time.time)
         self.stopping = threading.Event()
-        controller = Controller(self.store, self.kernel, Setup(host, "fake"))
-        self.reporter = controller._status.reporter
-        self.thread = threading.Thread(target=controller.run, args=(self.stopping.is_set,))
+        self.controller = Controller(self.store, self.kernel, Setup(host, "fake"))
+        self.thread = threading.Thread(target=self.controller.run, args=(self.stopping.is_set,))
         self.thread.start()
 
     def blocks(self, source: str) -> bool:
@@ -40,7 +39,8 @@ class Gateway:
         seen = set[datetime | None]()
 
         def look() -> bool:
-            seen.update(host.seen_at for host in store.hosts() if host.reporter == self.reporter)
+            reporter = self.controller._status.reporter
+            seen.update(host.seen_at for host in store.hosts() if reporter and host.reporter == reporter)
             return len(seen) >= times
 
         until(look)
@@ -127,3 +127,15 @@ def test_two_of_one_name_are_told_and_one_that_is_started_again_is_not(
     clones.pop().close()
     monkeypatch.setattr("netlimit.namesakes.WITHIN", 0.2)
     until(lambda: "name gw1" not in notes_of(store))
+
+
+def test_passes_of_other_commands_beside_the_controller_are_no_controller_of_its_name(
+    store: Store, clones: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.controller.HEARTBEAT_SECONDS", 0.05)
+    running = clones[0]
+    for _ in range(5):
+        running.await_reports(store, times=2)
+        Controller(store, running.kernel, Setup("gw1", "fake")).sync()
+    running.await_reports(store, times=2)
+    assert "name gw1" not in notes_of(store)
