@@ -11,8 +11,10 @@ import logging
 import sys
 from collections.abc import Collection, MutableMapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+from netlimit.cli.patience import ImpatientStream, make_impatient, tell_loss
 from netlimit.cli.secrecy import Secrecy, list_secrets
 from netlimit.plain import show_line
 from netlimit.settings import LogFormat, Settings
@@ -28,7 +30,8 @@ _FIRST = ("time", "level", "part", "host", "event")
 
 
 def log_to_stderr(part: str, settings: Settings) -> None:
-    """Log as this part of netlimit, the way the settings say."""
+    """Log as this part of netlimit, the way the settings say. Nobody waits for stderr to be read any more, whatever is
+    written there."""
     # Most commands log nothing; they are not to wait for what only this needs.
     from structlog.stdlib import ExtraAdder, ProcessorFormatter
 
@@ -43,11 +46,27 @@ def log_to_stderr(part: str, settings: Settings) -> None:
             render,
         ],
     )
-    handler = logging.StreamHandler(sys.stderr)
+    sys.stderr = make_impatient(sys.stderr, partial(_word_loss, formatter, part))
+    handler = _Handler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Tells at the end, or when another takes its place, what could not be told yet."""
+
+    def close(self) -> None:
+        if isinstance(self.stream, ImpatientStream):
+            self.stream.close()
+        super().close()
+
+
+def _word_loss(formatter: logging.Formatter, part: str, lines: int) -> str:
+    """Tell of lost lines as a line like others."""
+    said = {"msg": tell_loss(lines, f"`netlimit {part}`"), "levelno": logging.WARNING, "levelname": "WARNING"}
+    return formatter.format(logging.makeLogRecord({**said, "lost": lines}))
 
 
 class _Headings:

@@ -57,6 +57,7 @@ def serve(
     place.leave()
     _stop([part for part in parts if part is not guard], guard)
     if guard.exitcode is None:
+        logging.shutdown()
         os._exit(1 if ended else 0)  # Python would wait for the guard
     raise typer.Exit(1 if ended else 0)
 
@@ -126,6 +127,8 @@ def _run(run: Callable[[], None], parent: int) -> None:
     except Exception:
         log.exception("This is a fault of netlimit's own.")
         sys.exit(1)
+    finally:
+        logging.shutdown()  # Python leaves that out where a process is a fork
 
 
 def _run_guard(settings: Settings) -> None:

@@ -70,18 +70,21 @@ class Netlimit:
         """The command line by which a program runs here."""
         return [*(("ip", "netns", "exec", self.namespace) if self.namespace else ()), *self.before, *command]
 
-    def start(self, *arguments: str) -> Server:
-        """Start a command that goes on, and imports what it needs."""
+    def start(self, *arguments: str, stderr: int | None = None) -> Server:
+        """Start a command that goes on, and imports what it needs. Its log is a file, unless `stderr` is given."""
         log = Path(self.environment["LOG"])
         with log.open("ab") as output:
             process = subprocess.Popen(
-                self.within(*PROGRAM, *arguments), stderr=output, cwd=warm.ROOT, env=dict(self.environment)
+                self.within(*PROGRAM, *arguments),
+                stderr=output if stderr is None else stderr,
+                cwd=warm.ROOT,
+                env=dict(self.environment),
             )
         return Server(process, log)
 
-    def serve(self) -> Server:
+    def serve(self, stderr: int | None = None) -> Server:
         """Start `netlimit serve`; it answers when this returns. Root lets the API be nobody's."""
-        server = self.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()))
+        server = self.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()), stderr=stderr)
         until(lambda: server.ended or not self.run("status").returncode, server.said)
         assert not server.ended, server.said()
         return server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from netlimit.cli.logs import MOST_RULES, log_to_stderr
 from netlimit.settings import LogFormat, LogLevel, Settings
+from tests.unread import opened
 
 log = logging.getLogger("netlimit.some.module")
 TOKEN = "nl_3Jx7Yk0aVt-Qd_f9PzL2bN8mWcR5sHgU"
@@ -94,6 +96,32 @@ def test_what_was_raised_is_in_the_line(said: Callable[[], str]) -> None:
     assert line["error"] == "no such thing"
     assert line["trace"].startswith("Traceback")
     assert line["trace"].endswith("ValueError: no such thing")
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_lost_lines_are_told_in_a_line_like_others(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch, form: LogFormat
+) -> None:
+    with opened("pipe") as outlet, open(outlet.write_end, "w", closefd=False) as stderr:
+        outlet.fill()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        begin(log_format=form)
+        for _ in range(200):
+            log.warning("Something %s has happened.", "long" * 900)
+        text = b""
+        while more := outlet.read():
+            text += more
+            sys.stderr.flush()
+        outlet.leave()
+        logging.getLogger().handlers[0].close()
+    last = text.decode().splitlines()[-1]
+    sentence = r"(\d+) lines were lost here: nobody read what `netlimit controller` said\."
+    if form is LogFormat.JSON:
+        line = json.loads(last)
+        found = re.fullmatch(sentence, line["event"])
+        assert (line["level"], line["part"], line["lost"]) == ("warning", "controller", int(found[1] if found else 0))
+    else:
+        assert re.fullmatch(rf"\S+ WARNING controller: {sentence} \[lost=\1\]", last)
 
 
 def test_the_level_is_a_setting(said: Callable[[], str]) -> None:
