@@ -411,10 +411,12 @@ class _Family:
         found = [group for group in self._groups.get("mangle", ()) if group.selector.protocol in named]
         early = [group for group in found if group.direction is Direction.FROM]
         moved = [group for group in early if not self._meets(group, "mangle", "PREROUTING")]
-        late = [group for group in moved if group.selector.ports or group.scope == PEER]
+        late = {group for group in moved if group.selector.ports or group.scope == PEER}
         allowed = (verdict.selector for verdict in self._allows_in("mangle") if verdict.direction is Direction.FROM)
         waits = any(selector.ports and selector.protocol is Protocol.UDP for selector in allowed)
-        return [group for group in early if group not in late] if self.flooding and moved != late and not waits else []
+        if not self.flooding or waits or len(moved) == len(late):
+            return []
+        return [group for group in early if group not in late]
 
     def _tells_flooded(self, table: Table, hook: Hook) -> bool:
         return table == "mangle" and hook != "OUTPUT" and bool(self._charged_early)
@@ -456,7 +458,8 @@ class _Family:
         yield from self._look_closely("mangle", hook, exact, general, self._blocks("mangle", hook), _late_name(hook))
 
     def _met_late(self, hook: Hook) -> list[Group]:
-        return [group for group in self._groups_at("mangle", hook) if group not in self._charged_early]
+        early = set(self._charged_early)
+        return [group for group in self._groups_at("mangle", hook) if group not in early]
 
     def _charge_flooded(self) -> Iterator[ChainRule]:
         """No destination spares a datagram that goes to all: it may be translated to one that does not."""

@@ -35,6 +35,7 @@ def bridge(lab: Lab) -> Iterator[None]:
     """The client's device is a port of a bridge that has the gateway's address there, and four ports more."""
     gateway, client = lab.gateway, lab.client
     mac = gateway.run("cat", "/sys/class/net/lan/address").stdout.strip()
+    gateway.run("sysctl", "-qw", *HANDED["on"])  # which by itself would be seen half a minute later
     gateway.ip("link add br0 type bridge mcast_snooping 0")
     gateway.ip(*(f"link add {port} type veth peer name {port}-end netns {client.name}" for port in PORTS))
     client.ip(*(f"link set {port}-end up" for port in PORTS))
@@ -43,12 +44,19 @@ def bridge(lab: Lab) -> Iterator[None]:
     gateway.ip(f"addr del {LAN6}/64 dev lan")
     gateway.ip(*(f"link set {device} up" for device in ("br0", *PORTS)), f"addr add {LAN}/16 dev br0")
     gateway.ip(f"addr add {LAN6}/64 dev br0 nodad")
-    gateway.run("sysctl", "-qw", *HANDED["on"])
     yield
     gateway.run("sysctl", "-qw", *HANDED["off"])
     gateway.ip("link del br0", *(f"link del {port}" for port in PORTS))
     gateway.ip(f"link set lan address {mac}", f"addr add {LAN}/16 dev lan")
     gateway.ip(f"addr add {LAN6}/64 dev lan nodad")
+
+
+def put(gateway: Gateway, lab: Lab, *wanted: dict[str, object]) -> list[Rule]:
+    """Put rules, and wait until the controller knows of the bridge."""
+    made = gateway.put(*wanted)
+    told = ("sh", "-c", "iptables-legacy-save -t mangle; ip6tables-legacy-save -t mangle")
+    gateway.wait(lambda: "-g NL-PREROUTING-FLOOD" in lab.gateway.run(*told).stdout, "the bridge is seen")
+    return made
 
 
 def flood(lab: Lab, to: str, destination: str, port: int = 5353, source: str = CLIENT) -> None:
@@ -70,7 +78,7 @@ def finish(gateway: Gateway, lab: Lab, rule: Rule, source: str = CLIENT) -> int:
 def test_a_frame_for_many_is_charged_once(bridge: None, gateway: Gateway, lab: Lab, kind: str) -> None:
     to, destination = KINDS[kind]
     source = CLIENT if "." in destination else CLIENT6
-    (rule,) = gateway.put({"target": source, **RATE})
+    (rule,) = put(gateway, lab, {"target": source, **RATE})
     before = lab.client.received_packets("p4-end")
     flood(lab, to, destination, source=source)
     assert finish(gateway, lab, rule, source) == SENT
@@ -83,7 +91,7 @@ def test_what_is_over_the_rate_goes_nowhere(bridge: None, gateway: Gateway, lab:
     """Neither to the ports nor to the gateway; nor where it would be rejected, which the kernel does to nobody who
     sends to many."""
     to, destination = KINDS["a group"]
-    (rule,) = gateway.put({"target": CLIENT, "action": action, **FEW})
+    (rule,) = put(gateway, lab, {"target": CLIENT, "action": action, **FEW})
     before = lab.client.received_packets("p4-end")
     flood(lab, to, destination)
     assert finish(gateway, lab, rule) == SENT
@@ -115,7 +123,7 @@ def test_frames_for_many_to_who_is_spared_are_charged_where_they_are_led_elsewhe
 ) -> None:
     """A sender chooses both destinations, that of the frame and that of the packet."""
     spared: list[dict[str, object]] = [{"target": HIDDEN, "action": "allow", "direction": "to"}] if allowed else []
-    rule, *_ = gateway.put({"target": CLIENT, **RATE}, *spared)
+    rule, *_ = put(gateway, lab, {"target": CLIENT, **RATE}, *spared)
     flood(lab, to, HIDDEN, port=9000)
     assert finish(gateway, lab, rule) >= SENT
 
@@ -125,7 +133,7 @@ def test_what_may_be_spared_as_it_comes_in_is_charged_where_it_goes(
     bridge: None, gateway: Gateway, lab: Lab, to: str, destination: str, port: int
 ) -> None:
     """RIP keeps routers alive, so that nothing of it is charged before it is known that it goes on."""
-    (rule,) = gateway.put({"target": CLIENT, **RATE})
+    (rule,) = put(gateway, lab, {"target": CLIENT, **RATE})
     flood(lab, to, destination, port)
     assert finish(gateway, lab, rule) >= SENT
 
@@ -148,7 +156,7 @@ def test_limits_that_are_asked_where_packets_go_and_blocks_hold_what_is_flooded(
     bridge: None, gateway: Gateway, lab: Lab
 ) -> None:
     to, destination = KINDS["a group"]
-    came, went = gateway.put({"target": CLIENT, **RATE}, {"target": destination, "direction": "to", **FEW})
+    came, went = put(gateway, lab, {"target": CLIENT, **RATE}, {"target": destination, "direction": "to", **FEW})
     flood(lab, to, destination)
     assert finish(gateway, lab, came) == SENT
     assert gateway.count(went).matched_packets == SENT * len(PORTS)
