@@ -4,6 +4,7 @@ each port; and there is no way to have it charged never."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.e2e.test_told_of_neighbours import HANDED
 PORTS = ("p1", "p2", "p3", "p4")
 """Devices of the bridge besides that of the client: of each frame that is for many, each gets one."""
 SENT, ROOM = 20, 30
+SOURCE_PORTS = count(20000)
 RATE: dict[str, object] = {"rate": f"{ROOM} packets/day", "burst": ROOM}
 FEW: dict[str, object] = {"rate": "1 packets/h", "burst": 5}
 NEIGHBOUR, HIDDEN = "10.1.0.70", "10.1.0.71"
@@ -60,8 +62,8 @@ def put(gateway: Gateway, lab: Lab, *wanted: dict[str, object]) -> list[Rule]:
 
 
 def flood(lab: Lab, to: str, destination: str, port: int = 5353, source: str = CLIENT) -> None:
-    """Frames for many, each a datagram."""
-    datagram = ip(source, destination, UDP, udp(source, destination, port, 1000, b"x"), hops=255)
+    """Frames for many, each a datagram of one flow that nobody has translated yet."""
+    datagram = ip(source, destination, UDP, udp(source, destination, port, next(SOURCE_PORTS), b"x"), hops=255)
     send(lab.client, [frame(datagram, to)] * SENT)
 
 
