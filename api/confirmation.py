@@ -58,7 +58,7 @@ def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerO
     """From now on every change of a rule, whoever makes it, is undone by the gateways' guards unless it is confirmed in
     time. There is one window at a time. What was forced comes back into force only if who has opened it may force."""
     now = datetime.now(UTC)
-    guards = store.guards(now)
+    guards = store.guards()
     if not guards:
         raise Problem(503, _NO_GUARD)
     window = store.open_window(seconds, caller.actor, now, forces=caller.may(Act.FORCE))
@@ -77,7 +77,7 @@ def get_window(store: StoreOf) -> dict[str, Any]:
     window = store.window()
     if window is None:
         raise Problem(404, "No window of confirmation is open, and none has been.")
-    return write_window(window, store.guards(now), now)
+    return write_window(window, store.guards(), now)
 
 
 @router.put(
@@ -89,7 +89,7 @@ def get_window(store: StoreOf) -> dict[str, Any]:
 def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
     """End the open window, and keep what was changed in it."""
     now = datetime.now(UTC)
-    return write_window(store.confirm(caller.actor, now), store.guards(now), now)
+    return write_window(store.confirm(caller.actor, now), store.guards(), now)
 
 
 @router.delete(
@@ -109,7 +109,7 @@ async def abandon(caller: CallerOf, lockout: LockoutOf, store: StoreOf, waiting:
         raise Problem(409, f"Only an admin can abandon this window, for that would need force. {error}") from None
     if wait is not None and window.revision is not None:
         await waiting.applied(window.revision, wait)
-    guards = await run_in_turn(store.guards, now)
+    guards = await run_in_turn(store.guards)
     return JSONResponse(write_window(window, guards, now), headers=preference_applied(wait))
 
 

@@ -82,7 +82,7 @@ def _write_many(
 async def _read_afresh(rules: Iterable[Rule], store: Store, waiting: Waiting) -> None:
     """Let the gateways that can say something new about rules do so."""
     now = datetime.now(UTC)
-    live = [host.host for host in await run_in_turn(store.hosts) if is_live(host, now)]
+    live = [host.host for host in await run_in_turn(store.hosts) if is_live(host)]
     asked = {host: [rule.id for rule in rules if rule.in_force(now, host)] for host in live}
     hosts = [host for host, here in asked.items() if here]
     every = sorted({rule_id for here in asked.values() for rule_id in here})

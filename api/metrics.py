@@ -115,8 +115,8 @@ class StoreMetrics(Collector):
         yield _gauge("rules", "Rules by state.", ["state"], {(state,): n for state, n in states.items()})
         revision = self._store.revision()
         yield GaugeMetricFamily("netlimit_wanted_revision", "The revision of the rule set.", value=revision)
-        yield from _tell_hosts(hosts, now)
-        guards = set(self._store.guards(now))
+        yield from _tell_hosts(hosts)
+        guards = set(self._store.guards())
         yield _gauge(
             "guard_live",
             "Whether a gateway has a guard that reported lately.",
@@ -135,20 +135,20 @@ class StoreMetrics(Collector):
         yield from _count_rules(self._store.named_counters(MOST_COUNTERS))
 
 
-_OF_HOST: tuple[tuple[str, str, Callable[[HostStatus, datetime], float]], ...] = (
-    ("applied_revision", "The revision that a gateway's kernel holds.", lambda host, now: host.applied_revision),
+_OF_HOST: tuple[tuple[str, str, Callable[[HostStatus], float]], ...] = (
+    ("applied_revision", "The revision that a gateway's kernel holds.", lambda host: host.applied_revision),
     ("host_live", "Whether a gateway's controller has reported lately.", is_live),
-    ("host_paused", "Whether a gateway is paused by a teardown.", lambda host, now: host.paused),
+    ("host_paused", "Whether a gateway is paused by a teardown.", lambda host: host.paused),
     (
         "host_seen_timestamp_seconds",
         "When a gateway's controller reported last.",
-        lambda host, now: host.seen_at.timestamp() if host.seen_at else 0.0,
+        lambda host: host.seen_at.timestamp() if host.seen_at else 0.0,
     ),
-    ("host_error", "Whether a gateway has an error to tell, such as a fight.", lambda host, now: bool(host.last_error)),
+    ("host_error", "Whether a gateway has an error to tell, such as a fight.", lambda host: bool(host.last_error)),
     (
         "host_missing_capabilities",
         "What a gateway lacks that rules may need.",
-        lambda host, now: sum(bool(why) for what, why in host.capabilities.items() if what not in DISPENSABLE),
+        lambda host: sum(bool(why) for what, why in host.capabilities.items() if what not in DISPENSABLE),
     ),
 )
 _KINDS: tuple[tuple[str, Callable[[HostStatus], int]], ...] = (
@@ -160,10 +160,10 @@ _KINDS: tuple[tuple[str, Callable[[HostStatus], int]], ...] = (
 )
 
 
-def _tell_hosts(hosts: Iterable[HostStatus], now: datetime) -> Iterator[Metric]:
+def _tell_hosts(hosts: Iterable[HostStatus]) -> Iterator[Metric]:
     """What gateways said last."""
     for name, meaning, find in _OF_HOST:
-        yield _gauge(name, meaning, ["host"], {(host.host,): find(host, now) for host in hosts})
+        yield _gauge(name, meaning, ["host"], {(host.host,): find(host) for host in hosts})
     yield _gauge(
         "host_rules",
         "Rules of a gateway: desired, enforced, degraded, lifted; and what was found drifted and is not yet repaired.",

@@ -23,7 +23,7 @@ async def preview(rule: Rule, store: Store, waiting: Waiting, now: datetime) -> 
     """
     await run_in_turn(store.check, rule, now)
     hosts = await run_in_turn(store.hosts)
-    live = [host.host for host in hosts if is_live(host, now) and (not rule.hosts or host.host in rule.hosts)]
+    live = [host.host for host in hosts if is_live(host) and (not rule.hosts or host.host in rule.hosts)]
     answers = await waiting.ask(live, "preview", {"rule": write_input(rule), "id": rule.id}, ANSWER_SECONDS)
     told = {host: _read(answer) for host, answer in answers.items()}
     found: dict[str, object] = {

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from api.representation import write_time
+from netlimit.liveness import is_recent, say_ahead
 from netlimit.malformed import Malformed
 from netlimit.records import Exceptional, HostStatus, State
 from netlimit.rules import Action, Rule
@@ -19,9 +20,14 @@ _LAYERS = {"fake": "iptables"}
 Standing = dict[str, object]
 
 
-def is_live(host: HostStatus, now: datetime) -> bool:
-    """Whether a gateway's controller has reported lately."""
-    return host.seen_at is not None and now - host.seen_at <= SILENCE
+def is_live(host: HostStatus) -> bool:
+    """Whether a gateway's controller had reported lately when its report was read."""
+    return is_recent(host.silence, SILENCE)
+
+
+def describe_last(host: HostStatus) -> str:
+    """When a gateway's controller was last heard of, to end a sentence."""
+    return f"was last heard of at {write_time(host.seen_at)}{say_ahead(host.silence)}."
 
 
 def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> Standing:
@@ -72,7 +78,7 @@ def find_worst(
 def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | None, now: datetime) -> Standing:
     if host is None:
         return _say(State.PENDING, "No controller has reported yet from this gateway.")
-    silence = "" if is_live(host, now) else f"Its controller was last heard of at {write_time(host.seen_at)}."
+    silence = "" if is_live(host) else f"Its controller {describe_last(host)}"
     if host.paused:
         return _say(State.PENDING, "A teardown has paused the controller; `netlimit apply` goes on.", silence)
     if host.applied_revision < rule.revision:

@@ -13,7 +13,7 @@ from api.confirmation import write_window
 from api.context import StoreOf, no_query
 from api.problems import responses
 from api.representation import write_time
-from api.standing import is_live
+from api.standing import describe_last, is_live
 from api.tally import count_states
 from api.turns import InTurn
 from netlimit.records import DISPENSABLE, HostStatus, Repair
@@ -33,7 +33,7 @@ REPAIRS = 5
 def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
     now, hosts = datetime.now(UTC), store.hosts()
-    window, guards = store.window(), store.guards(now)
+    window, guards = store.window(), store.guards()
     backends = {host.backend for host in hosts}
     return {
         "backend": backends.pop() if len(backends) == 1 else None,
@@ -44,8 +44,8 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "window": write_window(window, guards, now) if window and window.outcome is None else None,
         "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
         "rules": count_states(store, hosts, now),
-        "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS), now) for host in hosts],
-        "notes": [*request.app.state.notes, *_collect_notes(hosts, now)],
+        "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS)) for host in hosts],
+        "notes": [*request.app.state.notes, *_collect_notes(hosts)],
     }
 
 
@@ -65,7 +65,7 @@ def _write_capabilities(reasons: Mapping[str, str | None]) -> dict[str, dict[str
     }
 
 
-def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair], now: datetime) -> dict[str, Any]:
+def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair]) -> dict[str, Any]:
     return {
         "host": host.host,
         "backend": host.backend,
@@ -91,18 +91,14 @@ def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair], now:
         "guarded": guarded,
         "last_error": host.last_error,
         "seen_at": write_time(host.seen_at),
-        "live": is_live(host, now),
+        "live": is_live(host),
     }
 
 
-def _collect_notes(hosts: Sequence[HostStatus], now: datetime) -> list[str]:
+def _collect_notes(hosts: Sequence[HostStatus]) -> list[str]:
     notes = [_title(host, hosts) + note for host in hosts for note in host.notes]
     notes += [f"The controller of {host.host} is paused by a teardown." for host in hosts if host.paused]
-    notes += [
-        f"The controller of {host.host} was last heard of at {write_time(host.seen_at)}."
-        for host in hosts
-        if not is_live(host, now)
-    ]
+    notes += [f"The controller of {host.host} {describe_last(host)}" for host in hosts if not is_live(host)]
     return notes if hosts else ["No controller has reported yet; run `netlimit serve` on a gateway."]
 
 

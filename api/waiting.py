@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
@@ -112,9 +111,9 @@ class Waiting:
 
     async def live_hosts(self, host: str | None = None) -> list[str]:
         """The gateways whose controllers have reported lately, or only this one. Raises Problem 404 and 503."""
-        now, hosts = datetime.now(UTC), await run_in_turn(self._store.hosts)
+        hosts = await run_in_turn(self._store.hosts)
         wanted = choose_hosts(hosts, host)
-        live = [each.host for each in wanted if is_live(each, now)]
+        live = [each.host for each in wanted if is_live(each)]
         if not live:
             whose = f"of {host!r} " if host is not None else ""
             raise Problem(503, f"No controller {whose}has reported lately; run `netlimit serve` on the gateway.")
@@ -145,8 +144,7 @@ class Waiting:
 
 
 def _have_applied(hosts: Sequence[HostStatus], revision: int) -> bool:
-    now = datetime.now(UTC)
-    live = [host for host in hosts if is_live(host, now)]
+    live = [host for host in hosts if is_live(host)]
     return bool(live) and all(host.paused or host.applied_revision >= revision for host in live)
 
 

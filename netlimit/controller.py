@@ -162,7 +162,7 @@ class Controller:
         self._clock_offset: float | None = None
         self._round = 0.0
         self._repairs = Repairs()
-        self._telling = Telling(setup.host)
+        self._telling = Telling(setup.host, now)
         self._left: set[str] = set()
         self._passes = Histogram()
         self._tally = Tally()
@@ -1167,7 +1167,7 @@ class Controller:
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
-            told = filter(None, (*warnings, self._telling.warning))
+            told = filter(None, (*warnings, *self._telling.warnings))
             changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 from netlimit.conflicts import Finding, Severity
+from netlimit.liveness import is_recent, say_ahead
 from netlimit.memory import MUCH_MEMORY, say_much, show_size
 from netlimit.tunnels import Passage
 
 _SHARE = 4
 """Where packets alone can take such a part of a host's memory, it is told."""
-SILENT_SECONDS = 30.0
+SILENT = timedelta(seconds=30)
 """A controller reports every five seconds; one that has not for so long is taken for dead."""
 
 
@@ -22,13 +24,13 @@ class ServiceReport:
     """What was found of netlimit itself.
 
     `listen` is where the API listens (host), `unreached` why it does not answer (None: it does), `stranger` who else
-    listens in its place. `database` is the
-    SQLite file with its `mode`, if it is one; `lost` why the database cannot be read. `controlled` says whether a
-    controller runs here, `silent` how many seconds ago one has reported to this database for this `host` (None: never).
-    `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last, `crowd` that there
-    are many kinds of limits, `namesake` that another reports by this name. `buckets` is how many bytes the buckets of
-    limits can come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of
-    SSH and clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
+    listens in its place. `database` is the SQLite file with its `mode`, if it is one; `lost` why the database cannot be
+    read. `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
+    this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
+    last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
+    clock is not the database's. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this
+    host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and
+    whose far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -41,11 +43,12 @@ class ServiceReport:
     lost: str | None = None
     controlled: bool = True
     paused: bool = False
-    silent: float | None = 0.0
+    silent: timedelta | None = timedelta(0)
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
     crowd: str | None = None
     namesake: str | None = None
+    skew: str | None = None
     buckets: int = 0
     memory: int | None = None
     hidden: tuple[Passage, ...] = ()
@@ -66,12 +69,12 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             "No controller runs here: changes of rules do not reach the kernel, and what others break stays broken.",
             "Start it: `systemctl start netlimit-controller`, or `netlimit serve` where there are no units.",
         )
-    elif report.lost is None and (report.silent is None or report.silent > SILENT_SECONDS):
+    elif report.lost is None and not is_recent(report.silent, SILENT):
         yield Finding(
             "controller",
             Severity.SERIOUS,
             f"A controller runs here, but none has reported for {report.host} to this database lately: it may serve "
-            "another database or go by another name, or not reach the database.",
+            f"another database or go by another name, or not reach the database.{_tell_last(report.silent)}",
             "Compare NETLIMIT_DATABASE_URL and NETLIMIT_HOST of both, and read what the controller logs.",
         )
     if report.paused:
@@ -85,6 +88,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
     if report.namesake:
         yield Finding("two of one name", Severity.SERIOUS, report.namesake, "")
+    if report.skew:
+        yield Finding("clocks apart", Severity.WARNING, report.skew, "")
     if report.crowd:
         yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")
     if report.buckets >= (MUCH_MEMORY if report.memory is None else report.memory // _SHARE):
@@ -99,6 +104,11 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             f"{count} not enforced here. Rule {number}: {reason}",
             "See `netlimit rule list`.",
         )
+
+
+def _tell_last(silent: timedelta | None) -> str:
+    ahead = say_ahead(silent)
+    return f" The last report was at a time{ahead}." if ahead else ""
 
 
 def _find_database(report: ServiceReport) -> Iterator[Finding]:

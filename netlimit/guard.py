@@ -302,7 +302,7 @@ class Guard:
 
     def _beat(self) -> None:
         if _now() >= self._beat_at:
-            self._store.guarded(self._host, datetime.now(UTC))
+            self._store.guarded(self._host)
             self._beat_at = _now() + HEARTBEAT_SECONDS
 
     def _try(self, ask: Callable[[], T]) -> T | None:

@@ -7,11 +7,12 @@ it is kept, for the kernel lets pass who is safe. What closes a whole gateway is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from netlimit.addresses import read_network
 from netlimit.closure import MANAGED_BY, Closed, Site, find_closed
+from netlimit.liveness import is_recent
 from netlimit.openings import find_lost
 from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
@@ -58,7 +59,7 @@ class Havens:
         """`caller` is the address that asks, and the gateway of which. Of a gateway not heard of for longer than it
         remembers who is safe, nothing is known."""
         self._now = now
-        self._hosts = [host for host in hosts if _is_known(host, now)]
+        self._hosts = [host for host in hosts if _is_known(host)]
         self._havens = [*_read_caller(caller), *(haven for host in self._hosts for haven in _read(host))]
         self._index: dict[tuple[int, int, int], list[Haven]] = {}
         for haven in self._havens:
@@ -173,8 +174,8 @@ def _is_around(target: Target, network: Target) -> bool:
     return network.prefixlen > length and _key(network, length) == _key(target, length)
 
 
-def _is_known(host: HostStatus, now: datetime) -> bool:
-    return host.seen_at is not None and (now - host.seen_at).total_seconds() <= REMEMBERED_SECONDS
+def _is_known(host: HostStatus) -> bool:
+    return is_recent(host.silence, timedelta(seconds=REMEMBERED_SECONDS))
 
 
 def _read(host: HostStatus) -> Iterator[Haven]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from netlimit.errors import Busy
 from netlimit.namesakes import Namesakes
 from netlimit.records import HostStatus, Repair, RuleCounters
+from netlimit.skew import Skew
 
 if TYPE_CHECKING:  # for the types alone: a store is handed over
     from netlimit.store import Store
@@ -28,18 +30,20 @@ class Telling:
     """The status, the counters and the repairs of one gateway that were not told yet. Of a status, and of the counters
     of a rule, only the newest is kept."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._host = host
+        self._now = now
         self._status: HostStatus | None = None
         self._counts: dict[int, RuleCounters] = {}
         self._repairs: deque[Repair] = deque(maxlen=MOST_REPAIRS)
         self._rests_until = 0.0
         self._namesakes = Namesakes(host)
+        self._skew = Skew()
 
     @property
-    def warning(self) -> str | None:
-        """What is wrong with how this gateway is told of, if something is."""
-        return self._namesakes.warning
+    def warnings(self) -> tuple[str | None, ...]:
+        """What is wrong with how this gateway is told of, where something is."""
+        return self._namesakes.warning, self._skew.warning
 
     @property
     def waits(self) -> bool:
@@ -87,5 +91,8 @@ class Telling:
             store.count(self._host, list(self._counts.values()))
             self._counts.clear()
         if self._status is not None:
-            self._namesakes.note(store.report(self._status), self._status.reporter)
+            sent = self._now()
+            received = store.report(self._status)
+            self._skew.note(sent, received.at, self._now())
+            self._namesakes.note(received.before, self._status.reporter)
             self._status = None

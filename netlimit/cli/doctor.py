@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit import crowding, namesakes
+from netlimit import crowding, namesakes, skew
 from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
@@ -105,17 +105,17 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
             buckets = Demand(store.sample_meters(datetime.now(UTC)), settings.set_size).estimate(settings.host)
     except NetlimitError as error:
         return replace(report, lost=str(error))
-    seen = status.seen_at if status else None
     report = _follow_tunnels(report, kernel, status)
     return replace(
         report,
         paused=status is not None and status.paused,
-        silent=None if seen is None else (datetime.now(UTC) - seen).total_seconds(),
+        silent=status.silence if status else None,
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
         trouble=status.last_error if status else None,
         buckets=buckets,
         crowd=_find_note(status, crowding.PREFIX),
         namesake=_find_note(status, namesakes.PREFIX),
+        skew=_find_note(status, skew.PREFIX),
     )
 
 

@@ -17,6 +17,7 @@ from netlimit.cli.guard import ensure_guard
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
+from netlimit.liveness import is_recent
 from netlimit.lockout import Havens
 from netlimit.records import Difference, Revision, Window
 from netlimit.settings import Backend, Settings
@@ -239,8 +240,8 @@ def _is_controlled(settings: Settings, store: Store, kernel: Kernel) -> bool:
     """Whether a controller runs here; of one with a kernel in memory only the database tells."""
     if settings.backend is not Backend.FAKE:
         return kernel.controlled()
-    lately = datetime.now(UTC) - timedelta(seconds=LIVE_SECONDS)
-    return any(each.host == settings.host and each.seen_at and each.seen_at > lately for each in store.hosts())
+    live = timedelta(seconds=LIVE_SECONDS)
+    return any(each.host == settings.host and is_recent(each.silence, live) for each in store.hosts())
 
 
 def _word_applied(applied: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import Connection, delete, select
 
+from netlimit.store import moments
 from netlimit.store.tables import guards
 from netlimit.store.upsert import upsert
 
@@ -13,9 +14,9 @@ ALIVE = timedelta(seconds=15)
 """A guard that was not seen for so long is none; it says every five seconds that it is there."""
 
 
-def seen(connection: Connection, host: str, now: datetime) -> None:
+def seen(connection: Connection, host: str) -> None:
     """Keep that a gateway's guard is there."""
-    connection.execute(upsert(connection, guards), [{"host": host, "seen_at": now}])
+    connection.execute(upsert(connection, guards), [{"host": host, "seen_at": moments.read(connection)}])
 
 
 def gone(connection: Connection, host: str) -> None:
@@ -23,7 +24,7 @@ def gone(connection: Connection, host: str) -> None:
     connection.execute(delete(guards).where(guards.c.host == host))
 
 
-def alive(connection: Connection, now: datetime) -> list[str]:
+def alive(connection: Connection) -> list[str]:
     """The gateways that have a guard, by name."""
-    lately = guards.c.seen_at > now - ALIVE
+    lately = moments.is_recent(guards.c.seen_at, ALIVE)
     return list(connection.scalars(select(guards.c.host).where(lately).order_by(guards.c.host)))

@@ -7,16 +7,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select
 
-from netlimit.records import HostStatus, SafeReason
+from netlimit.records import HostStatus, Reception, SafeReason
 from netlimit.rules import is_network
+from netlimit.store import moments
 from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
 
-def report(connection: Connection, status: HostStatus, now: datetime) -> str | None:
-    """Keep what a gateway says of itself, all but `paused`, which is not the controller's to say. Who reported before,
-    if it is known."""
-    before = connection.execute(select(hosts.c.reporter).where(hosts.c.host == status.host)).scalar()
+def report(connection: Connection, status: HostStatus, at: datetime | None = None) -> Reception:
+    """Keep what a gateway says of itself, now or `at` a time, all but `paused`, which is not the controller's to
+    say."""
+    reporter = select(hosts.c.reporter).where(hosts.c.host == status.host).scalar_subquery()
+    moment, before = connection.execute(select(moments.now(), reporter)).one()
+    received = Reception(at or moment, before if isinstance(before, str) else None)
     row = {
         "host": status.host,
         "backend": status.backend,
@@ -28,7 +31,7 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> str | N
         "notes": list(status.notes),
         "drift": status.drift,
         "last_error": status.last_error,
-        "seen_at": now,
+        "seen_at": received.at,
         "repairs": dict(status.repairs),
         "applying": dict(status.applying),
         "desired": status.desired,
@@ -43,13 +46,13 @@ def report(connection: Connection, status: HostStatus, now: datetime) -> str | N
         "reporter": status.reporter,
     }
     connection.execute(upsert(connection, hosts), [row])
-    return before if isinstance(before, str) else None
+    return received
 
 
 def statuses(connection: Connection) -> list[HostStatus]:
     """What every gateway said last, by name."""
     rows = connection.execute(
-        select(hosts, pauses.c.host.label("pause"))
+        select(hosts, pauses.c.host.label("pause"), moments.now().label("now"))
         .join(pauses, pauses.c.host == hosts.c.host, isouter=True)
         .order_by(hosts.c.host)
     )
@@ -83,6 +86,7 @@ def _read(row: Row[Any]) -> HostStatus:
         faults=row.faults,
         networks=_read_networks(row.networks),
         reporter=row.reporter,
+        silence=row.now - row.seen_at,
     )
 
 

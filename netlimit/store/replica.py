@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, delete, select, update
 
 from netlimit.errors import StoreError
-from netlimit.records import Exceptional, HostStatus, Request, RuleCounters, Window
+from netlimit.records import Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
 from netlimit.store.faults import Damaged, TooNew
@@ -128,7 +128,7 @@ class Replica(Store):
         """Keep whose copy it is: a machine that starts may not have its name yet."""
         connection.execute(delete(tables.hosts).where(tables.hosts.c.host != self._host))
         if connection.execute(select(tables.hosts.c.host)).first() is None:
-            hosts.report(connection, HostStatus(self._host, ""), datetime.now(UTC))
+            hosts.report(connection, HostStatus(self._host, ""))
 
     @property
     def owner(self) -> str | None:
@@ -164,9 +164,9 @@ class Replica(Store):
         """What the controller said of itself last."""
         return _try(super().hosts, [])
 
-    def report(self, status: HostStatus, now: datetime | None = None) -> None:
+    def report(self, status: HostStatus, at: datetime | None = None) -> Reception:
         """Keep what the controller says of itself."""
-        _try(partial(super().report, status, now or datetime.now(UTC)), None)
+        return _try(partial(super().report, status, at), Reception(at or datetime.now(UTC), None))
 
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
         """Keep the states of rules."""

@@ -21,6 +21,7 @@ from netlimit.records import (
     Exceptional,
     HostStatus,
     LimiterReport,
+    Reception,
     Repair,
     Request,
     Revision,
@@ -394,20 +395,20 @@ class Store:
         with self._changing() as connection:
             return windows.expire(connection, window.opened_at, as_actor(actor), now)
 
-    def guarded(self, host: str, now: datetime) -> None:
+    def guarded(self, host: str) -> None:
         """Keep that a gateway has a guard."""
         with self._database.writing(wake=False) as connection:
-            guards.seen(connection, host, now)
+            guards.seen(connection, host)
 
     def unguarded(self, host: str) -> None:
         """A gateway's guard has ended."""
         with self._database.writing(wake=False) as connection:
             guards.gone(connection, host)
 
-    def guards(self, now: datetime) -> list[str]:
+    def guards(self) -> list[str]:
         """The gateways that have a guard, by name."""
         with self._database.reading() as connection:
-            return guards.alive(connection, now)
+            return guards.alive(connection)
 
     # What the controller reads and keeps
 
@@ -534,11 +535,11 @@ class Store:
 
     # Gateways
 
-    def report(self, status: HostStatus, now: datetime | None = None) -> str | None:
-        """Keep what a gateway says of itself, seen now; who reported of it before. Its `paused` is left aside: `pause`
-        alone decides that."""
+    def report(self, status: HostStatus, at: datetime | None = None) -> Reception:
+        """Keep what a gateway says of itself, seen now by the database's clock, or `at` another time. Its `paused` is
+        left aside: `pause` alone decides that."""
         with self._database.writing() as connection:
-            return hosts.report(connection, status, now or datetime.now(UTC))
+            return hosts.report(connection, status, at)
 
     def try_host(self, status: HostStatus) -> None:
         """See whether the database does all that a controller asks of it, and keep what that says of itself."""
@@ -666,12 +667,12 @@ class Store:
     def ask(self, host: str, kind: str, argument: Mapping[str, object]) -> int:
         """Ask a gateway's controller; the id to look for the answer with. Questions live for a minute."""
         with self._database.writing() as connection:
-            return requests.ask(connection, host, kind, argument, datetime.now(UTC))
+            return requests.ask(connection, host, kind, argument)
 
     def questions(self, host: str) -> list[Request]:
         """The open questions to a gateway, oldest first."""
         with self._database.reading() as connection:
-            return requests.unanswered(connection, host, datetime.now(UTC))
+            return requests.unanswered(connection, host)
 
     def answer(self, request_id: int, answer: Mapping[str, object]) -> None:
         """Answer a question; one that is gone already is no error."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -107,11 +106,11 @@ class Controller:
     def _run(self) -> None:
         watch = self.store.watch()
         told = time.monotonic()
-        self.store.guarded(self.status.host, datetime.now(UTC))
+        self.store.guarded(self.status.host)
         while not self._stopping.is_set():
             if time.monotonic() > told + 5:
                 self.store.report(self.status)
-                self.store.guarded(self.status.host, datetime.now(UTC))
+                self.store.guarded(self.status.host)
                 told = time.monotonic()
             self._apply()
             for question in self.store.questions(self.status.host):

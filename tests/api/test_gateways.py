@@ -222,6 +222,24 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
     assert [host["live"] for host in status["hosts"]] == [True, False]
 
 
+def test_a_gateway_that_reported_by_a_clock_that_was_ahead_is_not_live(
+    url: str, client: httpx.Client, store: Store
+) -> None:
+    client.post("/rules", json=RULE)
+    store.report(HostStatus("gw1", "iptables", applied_revision=1), datetime.now(UTC) + timedelta(hours=1, minutes=5))
+    status = client.get("/status").json()
+    assert not status["hosts"][0]["live"]
+    said = ", which is yet to come: it was written by a clock that was 1 h "
+    assert said in status["notes"][0]
+    assert said in client.get("/rules/1").json()["status"]["message"]
+    assert 'netlimit_host_live{host="gw1"} 0.0' in get(f"{url}/metrics").text.splitlines()
+    assert client.post("/rules?dry_run=true", json=RULE | {"target": "10.1.2.4"}).json()["preview"]["silent"] == []
+    store.report(HostStatus("gw1", "iptables", applied_revision=1))
+    status = client.get("/status").json()
+    assert status["hosts"][0]["live"]
+    assert status["notes"] == []
+
+
 def test_metrics_say_how_rules_stand(url: str, client: httpx.Client, controller: Controller) -> None:
     controller.start()
     client.post("/rules", json=RULE, headers={"Prefer": "wait=60"})

@@ -298,7 +298,7 @@ def test_who_asks_is_safe_before_any_controller_knows() -> None:
 
 
 def test_a_gateway_s_own_address_is_not_closed_to_those_who_manage_it() -> None:
-    gateway = HostStatus("gw1", "iptables", own=("10.1.0.1",), management=(22,), seen_at=NOW)
+    gateway = HostStatus("gw1", "iptables", own=("10.1.0.1",), management=(22,), silence=timedelta(0))
     own: dict[str, Any] = {"target": "10.1.0.1", "direction": "to", "action": "block"}
     for rule in (own, {**own, "protocol": "tcp", "ports": "1-1023"}, {**own, "direction": "from"}):
         sentence = Havens([gateway], NOW).refuse(parse_rule(rule, NOW))
@@ -317,7 +317,13 @@ def test_a_gateway_s_own_address_is_not_closed_to_those_who_manage_it() -> None:
 
 def test_of_a_gateway_that_is_long_gone_nothing_is_known() -> None:
     rule = parse_rule(BLOCK, NOW)
-    status = HostStatus("gw1", "iptables", safe=("198.51.100.7",), seen_at=NOW - timedelta(hours=1))
+    status = HostStatus("gw1", "iptables", safe=("198.51.100.7",), silence=timedelta(hours=1))
+    assert Havens([status], NOW).refuse(rule) is None
+
+
+def test_of_a_gateway_that_is_heard_of_in_times_to_come_nothing_is_known() -> None:
+    rule = parse_rule(BLOCK, NOW)
+    status = HostStatus("gw1", "iptables", safe=("198.51.100.7",), silence=timedelta(minutes=-10))
     assert Havens([status], NOW).refuse(rule) is None
 
 

@@ -48,7 +48,7 @@ def full(client: httpx.Client, store: Store) -> None:
     now = datetime.now(UTC)
     store.report(STATUS, now)
     store.count("gw1", [RuleCounters(n, Counts(10 * n, 100 * n, n, 5 * n, 3), Counts(), now, now) for n in (1, 2)])
-    store.guarded("gw1", now)
+    store.guarded("gw1")
     store.open_window(60, "test", now)
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from netlimit.records import Actor
-from netlimit.store import Store
+from netlimit.store import Store, guards
 from tests.api.server import Controller, connect
 
 RULE = {"name": "one", "target": "10.0.0.1", "rate": "100 packets/s", "per": "host"}
@@ -16,8 +16,9 @@ OTHER = {"name": "other", "target": "10.0.0.2", "action": "block"}
 
 
 @pytest.fixture
-def guarded(store: Store) -> None:
-    store.guarded("gw1", datetime.now(UTC) + timedelta(hours=1))  # however long a test takes
+def guarded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "ALIVE", timedelta(hours=1))  # however long a test takes
+    store.guarded("gw1")
 
 
 @pytest.fixture

@@ -122,12 +122,12 @@ class Now(Clock):
 def guarded(site: Site, tmp_path: Path, elapsed: Elapsed) -> Iterator[Guarded]:
     guarded = Guarded(site, tmp_path, elapsed)
     guarded.thread.start()
-    wait(lambda: site.store.guards(datetime.now(UTC)) == ["gw"])
+    wait(lambda: site.store.guards() == ["gw"])
     yield guarded
     guarded.stopping.set()
     guarded.thread.join(PATIENCE)
     assert not guarded.thread.is_alive()
-    assert site.store.guards(datetime.now(UTC)) == []
+    assert site.store.guards() == []
 
 
 def wait(come: Callable[[], bool]) -> None:

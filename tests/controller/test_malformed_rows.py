@@ -6,7 +6,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -143,7 +142,7 @@ def fill(site: Site) -> None:
     store.ask("gw", "counters", {"rules": []})
     store.add_token("t", "hash", "operator", now)
     store.open_window(600, "test", now)
-    store.guarded("gw", datetime.now(UTC))
+    store.guarded("gw")
     store.repaired("gw", "chains", "found", 0.1, now)
     store.saw_client("gw", "192.0.2.7", now)
     store.put_limits("d", "{}", "application/json", "test", now)
@@ -151,7 +150,7 @@ def fill(site: Site) -> None:
 
 def use(site: Site) -> None:
     """Everything that reads rows. What raises says so as netlimit does."""
-    store, now = site.store, datetime.now(UTC)
+    store = site.store
     asks = (
         lambda: store.hosts(),
         lambda: store.window(),
@@ -167,7 +166,7 @@ def use(site: Site) -> None:
         lambda: store.questions("gw"),
         lambda: store.limits(),
         lambda: store.repairs("gw", 10),
-        lambda: store.guards(now),
+        lambda: store.guards(),
         lambda: store.limiters("gw"),
         lambda: store.select(),
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 import pytest
 
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.fake import FakeKernel
+from netlimit.liveness import is_recent
 from netlimit.packet import Packet
 from netlimit.rules import parse_rule
 from netlimit.store import Store
@@ -23,11 +24,11 @@ SECONDS = 120.0
 class Gateway:
     """A controller that runs, with a kernel in memory."""
 
-    def __init__(self, host: str, url: str) -> None:
+    def __init__(self, host: str, url: str, ahead: timedelta = timedelta(0)) -> None:
         self.store = Store(url)
         self.kernel = FakeKernel(now=time.time)
         self.stopping = threading.Event()
-        self.controller = Controller(self.store, self.kernel, Setup(host, "fake"))
+        self.controller = Controller(self.store, self.kernel, Setup(host, "fake"), lambda: datetime.now(UTC) + ahead)
         self.thread = threading.Thread(target=self.controller.run, args=(self.stopping.is_set,))
         self.thread.start()
 
@@ -139,3 +140,17 @@ def test_passes_of_other_commands_beside_the_controller_are_no_controller_of_its
         Controller(store, running.kernel, Setup("gw1", "fake")).sync()
     running.await_reports(store, times=2)
     assert "name gw1" not in notes_of(store)
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(1, "ahead of"), (-1, "behind")])
+def test_one_whose_clock_is_not_the_databases_is_alive_and_says_so(
+    postgres_url: str, store: Store, ahead: int, said: str
+) -> None:
+    gateway = Gateway("gw1", postgres_url, timedelta(hours=ahead))
+    try:
+        until(lambda: f"The clock of this gateway is 1 h {said} the database's" in notes_of(store))
+        assert is_recent(store.hosts()[0].silence, timedelta(seconds=SECONDS))
+        asked = store.ask("gw1", "plan", {})
+        until(lambda: store.answered(asked) is not None)
+    finally:
+        gateway.close()

@@ -321,7 +321,7 @@ def test_who_must_not_be_locked_out_is_logged_and_not_blocked(
     }
     safe = tuple(reasons)
     status = HostStatus("gw", "iptables", own=("10.1.0.1", "127.0.0.1"), safe=safe, safe_reasons=reasons)
-    place.store.report(status, place.moment)
+    place.store.report(status)
     assert not place.block(address)
     assert place.rules() == []
     assert why in caplog.text

@@ -39,7 +39,22 @@ def test_a_report_without_a_time_is_of_now(store: Store) -> None:
     store.report(STATUS)
     seen = store.hosts()[0].seen_at
     assert seen is not None
-    assert before <= seen <= datetime.now(UTC)
+    assert before - timedelta(milliseconds=1) <= seen <= datetime.now(UTC), "SQLite knows no less than that"
+
+
+def test_how_long_ago_a_report_came_is_by_the_clock_of_the_database(store: Store) -> None:
+    before = datetime.now(UTC)
+    received = store.report(STATUS)
+    assert before - timedelta(milliseconds=1) <= received.at <= datetime.now(UTC)
+    (status,) = store.hosts()
+    assert status.seen_at == received.at
+    assert status.silence is not None
+    assert timedelta(0) <= status.silence <= datetime.now(UTC) - before
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    store.report(STATUS, ahead)
+    (status,) = store.hosts()
+    assert status.silence is not None
+    assert -timedelta(hours=1, seconds=1) < status.silence <= datetime.now(UTC) - ahead
 
 
 def test_the_next_report_takes_the_place_of_the_last(store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import update
@@ -15,7 +15,7 @@ from netlimit.rates import parse_rate
 from netlimit.records import Actor, Outcome, Window
 from netlimit.rules import Action, Direction
 from netlimit.store import NoSuchRevision, NoWindow, Store, WindowOpen
-from netlimit.store.tables import windows
+from netlimit.store.tables import guards, windows
 from tests.store.examples import NOW, keep, rule
 
 SOON = NOW + timedelta(seconds=60)
@@ -304,10 +304,26 @@ def test_the_time_left_is_never_more_than_the_window(store: Store) -> None:
 
 
 def test_guards_are_known_while_they_are_seen(store: Store) -> None:
-    assert store.guards(NOW) == []
-    store.guarded("gw2", NOW)
-    store.guarded("gw1", NOW - timedelta(seconds=14))
-    assert store.guards(NOW) == ["gw1", "gw2"]
-    assert store.guards(NOW + timedelta(seconds=2)) == ["gw2"]
+    assert store.guards() == []
+    store.guarded("gw2")
+    store.guarded("gw1")
+    assert store.guards() == ["gw1", "gw2"]
+    set_back(store, "gw1", timedelta(seconds=-16))
+    assert store.guards() == ["gw2"]
+    store.guarded("gw1")
     store.unguarded("gw2")
-    assert store.guards(NOW) == ["gw1"]
+    assert store.guards() == ["gw1"]
+
+
+def test_a_guard_that_was_seen_by_a_clock_since_set_back_is_none(store: Store) -> None:
+    store.guarded("gw1")
+    set_back(store, "gw1", timedelta(hours=1))
+    assert store.guards() == []
+    store.guarded("gw1")
+    assert store.guards() == ["gw1"]
+
+
+def set_back(store: Store, host: str, ahead: timedelta) -> None:
+    """Have a guard been seen by a clock that was ahead."""
+    with store._database.writing() as connection:
+        connection.execute(update(guards).where(guards.c.host == host).values(seen_at=datetime.now(UTC) + ahead))

@@ -17,7 +17,7 @@ from tests.unit.test_judgement import Kept
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 OWN = "10.1.0.1"
 PRIVATE = HostStatus(
-    "gw1", "iptables", own=(OWN, "10.2.0.1", "fd00:1::1", "fe80::1"), management=(22, 8750), seen_at=NOW,
+    "gw1", "iptables", own=(OWN, "10.2.0.1", "fd00:1::1", "fe80::1"), management=(22, 8750), silence=timedelta(0),
     networks={
         "10.1.0.0/16": ("lan",), "10.2.0.0/24": ("wan",), "0.0.0.0/0": ("wan",), "fd00:1::/64": ("lan",),
     },

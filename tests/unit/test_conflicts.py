@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,9 @@ SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), m
 FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
     (replace(SERVICE, controlled=False), "controller", Severity.SERIOUS, "No controller runs"),
     (replace(SERVICE, silent=None), "controller", Severity.SERIOUS, "none has reported for gw1"),
-    (replace(SERVICE, silent=60.0), "controller", Severity.SERIOUS, "NETLIMIT_HOST"),
+    (replace(SERVICE, silent=timedelta(minutes=1)), "controller", Severity.SERIOUS, "NETLIMIT_HOST"),
+    (replace(SERVICE, silent=timedelta(hours=-1)), "controller", Severity.SERIOUS, "by a clock that was 1 h ahead"),
+    (replace(SERVICE, skew="It is ahead."), "clocks apart", Severity.WARNING, "It is ahead."),
     (replace(SERVICE, paused=True), "paused", Severity.SERIOUS, "netlimit apply"),
     (replace(SERVICE, namesake="Two are gw1."), "two of one name", Severity.SERIOUS, "Two are gw1."),
     (replace(SERVICE, trouble="a fight."), "last error", Severity.SERIOUS, "a fight."),

@@ -22,7 +22,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ADMIN, OWN = "198.51.100.7", "10.1.0.1"
 GATEWAY = HostStatus(
     "gw1", "iptables", own=(OWN,), safe=(ADMIN,), safe_reasons={ADMIN: SafeReason("SSH session", NOW.timestamp())},
-    management=(22, 8750), seen_at=NOW,
+    management=(22, 8750), silence=timedelta(0),
 )  # fmt: skip
 HAVENS = Havens([GATEWAY], NOW)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from ipaddress import ip_address
 
 import pytest
@@ -45,7 +46,7 @@ def test_nor_does_anything_on_the_way_from_one_rule_set_to_the_next(history: lis
 
 
 STATUS = HostStatus(
-    "gw1", "iptables", own=OWN_ADDRESSES[4], management=MANAGEMENT, seen_at=NOW,
+    "gw1", "iptables", own=OWN_ADDRESSES[4], management=MANAGEMENT, silence=timedelta(0),
     networks={"10.1.0.0/16": ("lan",), "10.2.0.0/16": ("wan",), "0.0.0.0/0": ("wan",)},
 )  # fmt: skip
 EVERYWHERE = [f"{16 * part + 9}.8.7.6" for part in range(14)]
