@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 from netlimit.errors import say_fault
 from netlimit.questions import Questions
 from netlimit.records import Request
+from netlimit.spool import open_spool
 
 LONGEST = 30.0
 """Seconds after which an answer is given up."""
@@ -40,7 +40,7 @@ class Errand:
     def __init__(self, work: Callable[[], Mapping[str, object]]) -> None:
         """Raises OSError where no copy can be made."""
         self.began = time.monotonic()
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  it is closed when the answer is read
+        self._answer = open_spool()  # it is closed when the answer is read
         here = os.getpid()
         try:
             self._process = os.fork()

@@ -16,7 +16,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from netlimit.errors import KernelError, say_fault
 from netlimit.kernel import iptables_marks, nft_marks, rtnetlink
 from netlimit.kernel.tools import ask, own_module
 from netlimit.marks import EVERY, Bits, MarkUse, Read, Use, Write
+from netlimit.spool import open_spool
 
 if TYPE_CHECKING:  # the process that looks needs none of it
     from netlimit.kernel.iptables import TableReader
@@ -104,10 +104,10 @@ class _Look:
         self._began = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._failed = ""
-        with tempfile.TemporaryFile() as given:
+        with open_spool() as given:
             pickle.dump((lines, unread), given)
             given.seek(0)
-            self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the answer is read
+            self._answer = open_spool()  # it is closed when the answer is read
             try:
                 command = own_module("netlimit.kernel.marks")
                 self._process = subprocess.Popen(

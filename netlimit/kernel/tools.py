@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import IO, NamedTuple
 
 from netlimit.errors import KernelError
 from netlimit.plain import decode
+from netlimit.spool import open_spool
 
 _MOMENT = 0.0005
 _PACKAGES = {
@@ -170,8 +170,8 @@ class Listing:
             self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A pipe that nobody reads would hold it up.
-        self._answers = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115  closed in `_end`
+        # A pipe that nobody reads would hold it up. On a disk that is full, nft lists nothing and ends with status 0.
+        self._answers = [open_spool(), open_spool()]
         output, errors = self._answers
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)

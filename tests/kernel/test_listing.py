@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,26 @@ def test_what_nobody_will_hear_does_not_go_on() -> None:
     assert process is not None
     del listing
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for temporary files that somebody has filled."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path], check=True)
+    try:
+        with suppress(OSError), (tmp_path / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"x" * 4096):
+                pass
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.usefixtures("root", "full")
+def test_where_there_is_no_room_for_files_a_listing_is_whole() -> None:
+    careless = Listing("sh", "-c", "seq 10000 2>/dev/null; exit 0", longest=60)  # as nft and iptables-nft-save are
+    assert careless.read(60).splitlines()[-1:] == ["10000"]
 
 
 def test_a_survey_does_not_wait_for_a_large_ruleset(root: None, tmp_path: Path) -> None:
