@@ -20,8 +20,6 @@ Network = IPv4Network | IPv6Network
 MAPPED = IPv6Network("::ffff:0:0/96")
 """IPv4 addresses written as those of IPv6."""
 _COMPATIBLE = IPv6Network("::/96")
-_FIRST_OF_MANY = {4: 224, 6: 0xFF}
-"""The first byte of the lowest address that is for many: of 224.0.0.0/4, and of ff00::/8."""
 _SHORTEST = 10
 """Prefixes of ::/9 and shorter hold addresses in use besides (64:ff9b::, of translators)."""
 
@@ -58,14 +56,3 @@ def explain_unused(network: Network) -> str | None:
         plain = str(four.network_address) if four.prefixlen == 32 else str(four)
         return f"{network} is an IPv4 address written in a way that is out of use; write {plain}."
     return None
-
-
-def reaches_many(key: str) -> bool:
-    """Whether a packet for an address or network, as a set has it, may be for many: multicast, or the broadcast address
-    of IPv4 (the class that holds it is in use for nothing else). Of an IPv4 network's own broadcast address nobody here
-    knows."""
-    address, _, length = key.partition("/")
-    six = ":" in address
-    first = int(address.partition(":")[0] or "0", 16) >> 8 if six else int(address.partition(".")[0])
-    free = max(0, 8 - int(length)) if length else 0
-    return first | ((1 << free) - 1) >= _FIRST_OF_MANY[6 if six else 4]

@@ -30,7 +30,6 @@ from netlimit.state import (
     Jump,
     Match,
     Ports,
-    SentTo,
     SetClass,
     Verdict,
     chain_rule,
@@ -89,15 +88,6 @@ def ask_again(family: int, facts: Facts) -> Iterator[ChainRule]:
     if family == 6:
         for number in NEIGHBOUR_DISCOVERY:
             yield chain_rule(near, Is("ipv6-icmp"), HopLimit(NEVER_FORWARDED - 1), Icmp6(number))
-
-
-def set_apart(family: int, hook: Hook, facts: Facts, effect: Effect) -> Iterator[ChainRule]:
-    """The rules that give an effect to datagrams for many that PREROUTING spares, and behind it to those that it may
-    have spared."""
-    if not _find_lack(family, facts):
-        on_link = [Has("dst", LINK[family])] if hook == "PREROUTING" else []
-        yield chain_rule(effect, *on_link, Is("udp"), SentTo("multicast"), _ports(*HELLO_PORTS[family]))
-        yield from (chain_rule(effect, Has("src", peer)) for peer in _find_peers(family, facts))
 
 
 def spare(family: int, hook: Hook, facts: Facts, close: str) -> Iterator[ChainRule]:

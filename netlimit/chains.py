@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import get_args
 
 from netlimit import adverts, dying, management
 from netlimit.dispatch import Ask, Dispatch
@@ -38,7 +37,7 @@ from netlimit.limits import (
     safe_set,
     side_of,
 )
-from netlimit.packet import Receivers, Side
+from netlimit.packet import Side
 from netlimit.peers import block_of, find_peer_slots, fit_peer_bucket, peer_set
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
@@ -71,7 +70,6 @@ from netlimit.state import (
     Opens,
     Ports,
     Reject,
-    SentTo,
     SetMark,
     Structure,
     Syn,
@@ -115,19 +113,17 @@ def assemble(
     capped: bool = False,
     slots: Mapping[Group, int] | None = None,
     former: tuple[int, ...] = (),
-    sparing_many: frozenset[int] = frozenset(),
 ) -> Structure:
     """Build sets, chains and hooks for the limits in use (each profile with its number), the verdicts, and the lanes of
     what is shaped; and, where a device is `capped`, for what stands beside the cap. `slots` are the sizes of tables of
     buckets (of groups `per: peer`, of sets of peers), by group, where they are not the usual ones; `former` are bits of
-    the packet mark that chains and entries of ours may still write, besides those that are ours now; `sparing_many` are
-    the families in which what is sent to many at once may be spared by its destination."""
+    the packet mark that chains and entries of ours may still write, besides those that are ours now."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
     hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
     ordered = sorted(verdicts, key=lambda verdict: verdict.key)
     leaving = [each for each in lanes if not each.lane.incoming]
-    for family, lacking in ((4, "pkttype"), (6, "pkttype6")):
+    for family in (4, 6):
         part = _Family(
             family,
             {group: profiles for group, profiles in limits.items() if group.family == family and profiles},
@@ -137,7 +133,6 @@ def assemble(
             few,
             slots or {},
             former,
-            () if family in sparing_many or facts.capabilities.get(lacking) else facts.find_flooding(family),
         )
         if part.limits or part.verdicts or part.lanes:
             part.build(sets, chains, hooks)
@@ -151,8 +146,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class _Family:
-    """One address family's share: what to build from, and the steps of building it. `flooding` are bridges of which
-    what they flood is charged as it comes to them."""
+    """One address family's share: what to build from, and the steps of building it."""
 
     family: int
     limits: Numbers
@@ -162,7 +156,6 @@ class _Family:
     few: Few
     slots: Mapping[Group, int]
     former: tuple[int, ...] = ()
-    flooding: tuple[str, ...] = ()
     trees: dict[Table, Dispatch] = field(default_factory=dict)
 
     def build(
@@ -184,11 +177,6 @@ class _Family:
                 near = ChainId(self.family, table, adverts.near_name(hook))
                 if any(isinstance(rule.effect, Jump) and rule.effect.chain == near.name for rule in base):
                     chains[near] = tuple(self._near(table, hook))
-            if self._tells_flooded(table, hook):
-                chains[ChainId(self.family, table, _many_name(hook))] = tuple(self._tell_flooded(hook))
-                chains[ChainId(self.family, table, _flood_name(hook))] = tuple(self._meet_flooded(hook))
-                if self._groups_at(table, hook):
-                    chains[ChainId(self.family, table, _usual_name(hook))] = tuple(self._go_on(hook))
         if self._hears_ends and any(dying.lead(self.family, self.facts)):
             chains[ChainId(self.family, "raw", dying.CHAIN)] = tuple(dying.silence(self.family, self.facts))
         for table, dispatch in self.trees.items():
@@ -243,30 +231,23 @@ class _Family:
         general = [group for group in groups if not group.exact]
         lanes = self._lanes_at(table, hook)
         blocks = self._blocks(table, hook)
-        again = hook == "FORWARD" and any(self._lead_near(table, hook))
+        early = self._asked_early(table) if hook == "FORWARD" else []
+        again = list(adverts.ask_again(self.family, self.facts)) if early else []
         limited = bool(exact or general or lanes)
         untracked = (table, hook) == ("raw", "PREROUTING")
         unheard = list(dying.lead(self.family, self.facts)) if untracked and self._hears_ends else []
-        many = list(self._lead_many(table, hook))
         if not (limited or blocks or again):
-            return [*unheard, *many], []
+            return unheard, []
         looks = any(group.marked for group in groups) or any(each.newcomers for each in lanes)
         base = [self._clear] if looks else []
         base += unheard
         base += spare(self.family, hook, self.facts, opening=table in _COUNTING)
-        base += many
-        base += self._lead_near(table, hook)
+        base += adverts.lead(self.family, hook, self.facts)
+        base += again
         base += self._find_special(table, hook, limited, blocks)
         base += self._ask([*exact, *general], table, hook)
         base += self._queue(lanes)
         return base, list(self._look_closely(table, hook, exact, general, blocks))
-
-    def _lead_near(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
-        """Send what may be spared, and in FORWARD what may have been, to a chain of its own."""
-        if hook != "FORWARD":
-            yield from adverts.lead(self.family, hook, self.facts)
-        elif self._asked_early(table):
-            yield from adverts.ask_again(self.family, self.facts)
 
     def _near(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
         """The rules for what may be spared; and for what was in PREROUTING and is forwarded now all the same, for its
@@ -300,20 +281,14 @@ class _Family:
                 yield from (chain_rule(Jump(_close_name(hook), goto=True), match) for match in matches)
 
     def _look_closely(
-        self,
-        table: Table,
-        hook: Hook,
-        exact: list[Group],
-        general: list[Group],
-        blocks: list[VerdictGroup],
-        exact_name: str = "",
+        self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]
     ) -> Iterator[ChainRule]:
         broad = [block for block in blocks if not block.exact]
         lanes = self._lanes_at(table, hook)
         named = [each for each in lanes if each.lane.exact]
         yield from self._levels(table, [block for block in blocks if block.exact], hook, self._longest)
         if exact or named:
-            yield chain_rule(Jump(exact_name or _exact_name(hook)))
+            yield chain_rule(Jump(_exact_name(hook)))
         if general or broad or len(named) < len(lanes):
             yield from self._spare_safe(hook)
             limited = general or lanes
@@ -396,82 +371,6 @@ class _Family:
             if block.direction is Direction.FROM and hook in ("FORWARD", "INPUT"):
                 here.append(block)
         return here
-
-    # -- what bridges flood
-
-    @cached_property
-    def _charged_early(self) -> list[Group]:
-        """The limits that a datagram meets as it comes to a bridge that floods it; none where that would be no
-        earlier than otherwise.
-
-        Those that wait for ports and peers as they are behind the translation of addresses wait here, too; and all do
-        where an `allow` depends on such a port.
-        """
-        named = Protocol.ANY, Protocol.UDP
-        found = [group for group in self._groups.get("mangle", ()) if group.selector.protocol in named]
-        early = [group for group in found if group.direction is Direction.FROM]
-        moved = [group for group in early if not self._meets(group, "mangle", "PREROUTING")]
-        late = {group for group in moved if group.selector.ports or group.scope == PEER}
-        allowed = (verdict.selector for verdict in self._allows_in("mangle") if verdict.direction is Direction.FROM)
-        waits = any(selector.ports and selector.protocol is Protocol.UDP for selector in allowed)
-        if not self.flooding or waits or len(moved) == len(late):
-            return []
-        return [group for group in early if group not in late]
-
-    def _tells_flooded(self, table: Table, hook: Hook) -> bool:
-        return table == "mangle" and hook != "OUTPUT" and bool(self._charged_early)
-
-    def _lead_many(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
-        """Lead datagrams in frames for many to a chain of their own. Nothing else is charged early: of all that is
-        spared in PREROUTING only UDP is flooded much, and told well from what is not spared.
-
-        What does tell them must be the same until FORWARD, or such that more is charged here than is let pass there: a
-        frame for a group holds no packet for one receiver there that was for a group here.
-        """
-        if self._tells_flooded(table, hook):
-            many = Jump(_many_name(hook), goto=True)
-            group = [Has("dst", adverts.MULTICAST[self.family])] if hook != "PREROUTING" else []
-            yield chain_rule(many, Is("udp"), SentTo("broadcast"))
-            yield chain_rule(many, *group, Is("udp"), SentTo("multicast"))
-
-    def _tell_flooded(self, hook: Hook) -> Iterator[ChainRule]:
-        """Tell what is charged early from all else that is for many."""
-        usual = Jump(_usual_name(hook), goto=True) if self._groups_at("mangle", hook) else RETURN
-        yield from adverts.set_apart(self.family, hook, self.facts, usual)
-        flooded = Jump(_flood_name(hook), goto=True)
-        yield from (chain_rule(flooded, Enters(bridge)) for bridge in self.flooding)
-        yield chain_rule(usual)
-
-    def _go_on(self, hook: Hook) -> Iterator[ChainRule]:
-        """What a packet for many meets that is not charged early: the same as all others."""
-        yield from self._lead_near("mangle", hook)
-        yield chain_rule(Jump(_close_name(hook), goto=True))
-
-    def _meet_flooded(self, hook: Hook) -> Iterator[ChainRule]:
-        """What a flooded datagram meets: limits `from` before there are many of it, all else where it goes."""
-        if hook == "PREROUTING":
-            yield from self._charge_flooded()
-            return
-        groups = self._met_late(hook)
-        exact = [group for group in groups if group.exact]
-        general = [group for group in groups if not group.exact]
-        yield from self._look_closely("mangle", hook, exact, general, self._blocks("mangle", hook), _late_name(hook))
-
-    def _met_late(self, hook: Hook) -> list[Group]:
-        early = set(self._charged_early)
-        return [group for group in self._groups_at("mangle", hook) if group not in early]
-
-    def _charge_flooded(self) -> Iterator[ChainRule]:
-        """No destination spares a datagram that goes to all: it may be translated to one that does not."""
-        if any(group.marked for group in self._charged_early):
-            yield self._clear
-        allows = (verdict for verdict in self._allows_in("mangle") if verdict.direction is Direction.FROM)
-        for verdict in sorted(allows, key=_by_weight):
-            for where in _conditions(verdict.selector, verdict.direction, "PREROUTING", self.family):
-                yield chain_rule(RETURN, *where, InSet(matched_set(verdict, self.facts).name, verdict.side))
-        yield from self._ask([group for group in self._charged_early if group.exact], "mangle", "PREROUTING")
-        yield chain_rule(RETURN, InSet(safe_set(self.family, self.facts).name, "src"), IsOwn("src", inverted=True))
-        yield from self._ask([group for group in self._charged_early if not group.exact], "mangle", "PREROUTING")
 
     # -- limits
 
@@ -592,8 +491,7 @@ class _Family:
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
             table, slots = self._table(group), self._slots_of(group)
-            flooding = self.flooding if self._rejects([group]) else ()
-            about = tuple(profiles.items()), slots, self.facts.mark_mask, self.facts.set_size, flooding
+            about = tuple(profiles.items()), slots, self.facts.mark_mask, self.facts.set_size
             yield from ((table, name, rules) for name, rules in _chains_of(group, *about))
         for each in self.lanes:
             if each.newcomers:
@@ -604,10 +502,6 @@ class _Family:
             if exact or named:
                 rules = [*self._levels(table, [], hook, 0), *self._ask(exact, table, hook), *self._queue(named)]
                 yield table, _exact_name(hook), rules
-            late = [group for group in self._met_late(hook) if group.exact] if self._tells_flooded(table, hook) else []
-            if late or (named and self._tells_flooded(table, hook)):
-                rules = [*self._levels(table, [], hook, 0), *self._ask(late, table, hook), *self._queue(named)]
-                yield table, _late_name(hook), rules
 
     def group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:
@@ -658,9 +552,6 @@ class _Family:
     def _end(self, limit: Limit) -> Iterator[ChainRule]:
         """What happens to a packet over its limit: counted by rule, its address remembered, then dropped."""
         yield self._remember(limit)
-        if limit.profile.action is Action.REJECT and self.flooding:
-            # The kernel answers nothing that was sent to many; and before the routing nobody would see the mark.
-            yield from (chain_rule(DROP, SentTo(receivers)) for receivers in get_args(Receivers))
         if limit.profile.action is Action.REJECT and limit.group.kind is not Kind.CONCURRENT:
             yield chain_rule(SetMark(self.facts.mark_mask, self.facts.mark_mask))
             yield chain_rule(ACCEPT)
@@ -773,16 +664,11 @@ class _Family:
 
 @lru_cache(maxsize=16_384)
 def _chains_of(
-    group: Group,
-    profiles: tuple[tuple[Profile, int], ...],
-    slots: int,
-    mark_mask: int,
-    set_size: int,
-    flooding: tuple[str, ...],
+    group: Group, profiles: tuple[tuple[Profile, int], ...], slots: int, mark_mask: int, set_size: int
 ) -> tuple[tuple[str, tuple[ChainRule, ...]], ...]:
     """The chains of a group: most stay as they are when something changes."""
     numbers, facts = {group: dict(profiles)}, Facts(mark_mask=mark_mask, set_size=set_size)
-    alone = _Family(group.family, numbers, [], [], facts, {}, {group: slots}, flooding=flooding)
+    alone = _Family(group.family, numbers, [], [], facts, {}, {group: slots})
     return tuple((name, tuple(rules)) for name, rules in alone.group_chains(group, numbers[group]))
 
 
@@ -817,22 +703,6 @@ def _close_name(hook: Hook) -> str:
 
 def _base_name(hook: Hook) -> str:
     return CHAIN_PREFIX + hook
-
-
-def _many_name(hook: Hook) -> str:
-    return f"{CHAIN_PREFIX}{hook}-MANY"
-
-
-def _usual_name(hook: Hook) -> str:
-    return f"{CHAIN_PREFIX}{hook}-USUAL"
-
-
-def _flood_name(hook: Hook) -> str:
-    return f"{CHAIN_PREFIX}{hook}-FLOOD"
-
-
-def _late_name(hook: Hook) -> str:
-    return f"{CHAIN_PREFIX}{hook}-FLOOD-EXACT"
 
 
 def _exact_name(hook: Hook) -> str:

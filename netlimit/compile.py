@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from netlimit.addresses import explain_unused, reaches_many, read_network, unmap
+from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
@@ -130,7 +130,6 @@ class Compilation:
         self.owners: dict[tuple[str, ...], dict[str, int]] = {}
         self._slots: dict[Purpose, _Slot] = {}
         self._special: dict[str, Counter[str]] = {}
-        self._many: dict[str, set[str]] = {}
         self._left_out: dict[int, int] = {}
         self._freed = False
         self._rooms: dict[Group, int] = {}
@@ -230,9 +229,7 @@ class Compilation:
         if self._structure is None:
             limits, verdicts = self._limits(), self._verdicts()
             slots, few = self._slots_of(), self._few()
-            self._structure = assemble(
-                limits, verdicts, self.facts, few, self._lanes, self._capped, slots, (), self._find_sparing_many()
-            )
+            self._structure = assemble(limits, verdicts, self.facts, few, self._lanes, self._capped, slots)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
         return self._structure
@@ -299,8 +296,7 @@ class Compilation:
             return self.structure
         lanes, slots = [*self._lanes, *leaving], self._slots_of()
         limits, verdicts = self._limits(retired), self._verdicts(retired)
-        sparing_many = self._find_sparing_many()
-        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, slots, former, sparing_many)
+        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, slots, former)
         return keep_rejecting(between, known) if former else between
 
     def settle(self) -> set[PurposeKey]:
@@ -520,9 +516,6 @@ class Compilation:
         counts = self._special.setdefault(name, Counter())
         before = len(counts)
         for key in keys:
-            if not counts[key] and reaches_many(key):
-                self._many.setdefault(name, set()).add(key)
-                self._structure = None
             counts[key] += 1
             self._set(name, key, _PLAIN)
         self._heed(before, len(counts))
@@ -534,18 +527,10 @@ class Compilation:
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]
-                if reaches_many(key):
-                    self._many[name].discard(key)
-                    self._structure = None
                 self.entries[name].pop(key, None)
                 self.touched.setdefault(name, set()).add(key)
                 self._freed = True
         self._heed(before, len(counts))
-
-    def _find_sparing_many(self) -> frozenset[int]:
-        """The families in which what is sent to many at once may be spared by its destination."""
-        spared = {family: exempt_set(family, Direction.TO, self.facts).name for family in (4, 6)}
-        return frozenset(family for family, name in spared.items() if self._many.get(name))
 
     def _heed(self, before: int, after: int) -> None:
         """Few keys stand in the chains themselves."""
@@ -696,7 +681,7 @@ class Compilation:
 
 def _place(facts: Facts) -> tuple[object, ...]:
     """What decides, of what changes while rules stay the same, which chains stand where."""
-    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs, *map(facts.find_flooding, (4, 6))
+    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs
 
 
 def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:

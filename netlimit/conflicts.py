@@ -647,10 +647,9 @@ def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
         yield Finding(
             "bridge",
             Severity.WARNING,
-            f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it (what it "
-            "floods once for each port, unless it is UDP for all or for a group); but not frames with a VLAN tag or of "
-            "PPPoE: a host on the bridge that is blocked reaches others on it by tagging its frames with VLAN 0, once "
-            "or twice.",
+            f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it, what it "
+            "floods (broadcast, multicast) once for each port; but not frames with a VLAN tag or of PPPoE: a host on "
+            "the bridge that is blocked reaches others on it by tagging its frames with VLAN 0, once or twice.",
             "Where no VLAN passes the bridge, drop them: nft add table bridge tags; nft 'add chain bridge tags bare "
             "{ type filter hook prerouting priority -300; }'; nft 'add rule bridge tags bare ether type "
             "{ 8021q, 8021ad } drop'. If it shall not be limited: sysctl -w "

@@ -73,12 +73,6 @@ class Facts:
         """The devices by which packets have come in only in PREROUTING, the first time: behind it, by the VRF."""
         return frozenset(name for name, device in self.topology.devices.items() if device.master in self.vrfs)
 
-    def find_flooding(self, family: int) -> tuple[str, ...]:
-        """The bridges that hand what they flood to iptables, by name. Not those in a VRF, by which packets have come in
-        behind PREROUTING."""
-        devices = self.topology.devices.items()
-        return tuple(sorted(n for n, each in devices if family in each.filtered and n not in self.ports_of_vrfs))
-
     def is_own(self, target: Target) -> bool:
         """Whether the target is one address of the host itself."""
         return target.prefixlen == target.max_prefixlen and str(target.network_address) in self.own

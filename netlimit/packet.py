@@ -8,8 +8,6 @@ from typing import Literal
 
 Side = Literal["src", "dst"]
 """Where an address stands in a packet."""
-Receivers = Literal["broadcast", "multicast"]
-"""To whom a frame is sent, if not to one receiver."""
 Address = IPv4Address | IPv6Address
 
 
@@ -22,7 +20,6 @@ class Packet:
     that has an end on this host; `icmp_type` matters for ICMPv6 only, `hop_limit` for what finds neighbours, for what
     routers say to each other, and for what goes no further. `in_interface` is None for what this host sends,
     `out_interface` for what ends on it.
-    `sent_to` is told by the frame in which it comes: None where that is for one receiver.
     `mark` is what others have written on it (SO_MARK, iptables, nftables) before it meets a chain of ours.
     """
 
@@ -40,4 +37,3 @@ class Packet:
     hop_limit: int = 64
     ends: bool = False
     mark: int = 0
-    sent_to: Receivers | None = None

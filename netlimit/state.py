@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from netlimit.ingress import Ingress
-from netlimit.packet import Receivers, Side
+from netlimit.packet import Side
 from netlimit.tree import Tree
 
 SET_PREFIX = "nl-"
@@ -249,18 +249,6 @@ class IsOwn:
 
 
 @dataclass(frozen=True, slots=True)
-class SentTo:
-    """The frame was for all on its link, or for a group, by its Ethernet destination: whatever address the packet is
-    for, and whatever that is translated to on its way over a bridge."""
-
-    receivers: Receivers
-
-    def args(self) -> tuple[str, ...]:
-        """As iptables prints it."""
-        return "-m", "pkttype", "--pkt-type", self.receivers
-
-
-@dataclass(frozen=True, slots=True)
 class Opens:
     """The first packet of a flow of anything but TCP, where a SYN tells: NEW, or RELATED where a helper of connection
     tracking expects it, and not yet in the connection table. Of what the kernel does not track, because somebody's rule
@@ -393,7 +381,6 @@ Match = (
     | Connected
     | HopLimit
     | IsOwn
-    | SentTo
     | Opens
     | Ended
     | Icmp6

@@ -159,14 +159,12 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A network device: its index, whether it is up, the kind of link ("" for a card), and the device that it belongs
-    to as a port or a slave, if any. `filtered`: the address families of which a bridge hands what it forwards to
-    iptables (br_netfilter)."""
+    to as a port or a slave, if any."""
 
     index: int
     up: bool
     kind: str = ""
     master: str = ""
-    filtered: tuple[int, ...] = ()
 
 
 class Route(NamedTuple):

@@ -56,7 +56,6 @@ TRIALS: dict[str, tuple[str, str]] = {
     "ttl": ("mangle", "-m ttl --ttl-eq 255 -j RETURN"),
     "classify": ("mangle", "-j CLASSIFY --set-class 6e00:1"),
     "multiport": ("mangle", "-p tcp -m multiport --dports 80 -j RETURN"),
-    "pkttype": ("mangle", "-m pkttype --pkt-type multicast -j RETURN"),
     "ipset": ("mangle", "-j SET --map-set nl-probe src --map-mark"),
     "reject": ("filter", "-p tcp -j REJECT --reject-with tcp-reset"),
 }

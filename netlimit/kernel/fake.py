@@ -53,7 +53,6 @@ from netlimit.state import (
     Opens,
     Ports,
     Reject,
-    SentTo,
     SetClass,
     SetMark,
     Structure,
@@ -665,8 +664,6 @@ def _selects(packet: Packet, match: Match) -> bool:
         return packet.protocol == "tcp" and not packet.opens
     if isinstance(match, EndsNothing):
         return packet.protocol == "tcp" and not packet.ends
-    if isinstance(match, SentTo):
-        return packet.sent_to == match.receivers
     if isinstance(match, HopLimit):
         return packet.hop_limit < match.value if match.below else packet.hop_limit == match.value
     if isinstance(match, HasSocket):

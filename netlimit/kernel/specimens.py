@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from netlimit.packet import Receivers, Side
+from netlimit.packet import Side
 from netlimit.state import (
     CHAIN_PREFIX,
     SET_PREFIX,
@@ -35,7 +35,6 @@ from netlimit.state import (
     Opens,
     Ports,
     Reject,
-    SentTo,
     SetClass,
     SetMark,
     Syn,
@@ -81,7 +80,6 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield from ((IsOwn(side),) for side in get_args(Side))
     yield from ((IsOwn(side, inverted=True),) for side in get_args(Side))
     yield (IsOwn("dst", broadcast=True),) if family == 4 else (HopLimit(255),)
-    yield from ((SentTo(receivers),) for receivers in get_args(Receivers))
     yield (HopLimit(1, family),)
     yield (HopLimit(2, family, below=True),)
     yield InSet(name, "src"), InSet(name, "dst", inverted=True), InSet(name, "src", quiet=True)

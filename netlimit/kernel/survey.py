@@ -16,7 +16,6 @@ from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_own
-from netlimit.kernel.bridges import find_filtered
 from netlimit.kernel.ingress import find_ahead, find_redirecting, read_ifbs
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
@@ -41,6 +40,7 @@ _PART, _LONGEST_COUNT = 2**20, 0.5
 """Bytes that are read at once of a table of hashlimit, and seconds after which the rest of it is not."""
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
+_BRIDGE = "/proc/sys/net/bridge/"
 _NOTHING: tuple[str, ...] = ()
 _NO_RULES: tuple[tuple[str, tuple[str, ...]], ...] = ()
 _NO_TABLES: tuple[tuple[str, ...], ...] = ()
@@ -108,7 +108,7 @@ def look_round(
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
         joining=look.at("the ports of bridges", lambda: tuple(_find_joining()), _NOTHING) if bridges else (),
-        bridged=look.at("whether bridges pass iptables", find_filtered, None) if bridges else None,
+        bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         segments=look.at("which routes end tunnels", find_segments, _NOTHING),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
@@ -265,6 +265,15 @@ def _find_offloading() -> Iterator[str]:
         device = path.parent.name  # as Python reads it: so it is given back
         if re.search(r"^hw-tc-offload: on", run("ethtool", "-k", device, patience=_PATIENCE).output, re.MULTILINE):
             yield name_of(device)
+
+
+def _find_bridged() -> frozenset[int]:
+    """Of which address families what bridges forward passes iptables; without the module it does of none."""
+    asked = {4: "bridge-nf-call-iptables", 6: "bridge-nf-call-ip6tables"}
+    try:
+        return frozenset(family for family in asked if read_text(_BRIDGE + asked[family]).strip() == "1")
+    except FileNotFoundError:
+        return frozenset()
 
 
 def _is_source_routed() -> bool:

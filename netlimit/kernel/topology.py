@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pyroute2 import IPRoute
 
-from netlimit.kernel import bridges, rtnetlink
+from netlimit.kernel import rtnetlink
 from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
 from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
@@ -128,8 +128,7 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
             kind = (about.get_attr("IFLA_INFO_KIND") if about else None) or ""
             above = message.get_attr("IFLA_MASTER")
             master = names.get(above, f"device {above}") if above else ""
-            filtered = bridges.read_filtered(about) if kind == "bridge" else ()
-            yield name, Device(message["index"], bool(message["flags"] & _UP), kind, master, filtered)
+            yield name, Device(message["index"], bool(message["flags"] & _UP), kind, master)
 
 
 class _Hop(NamedTuple):

@@ -320,19 +320,3 @@ def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
         Route("fc00::/7", ("left", "right")),
         Route("10.7.0.0/16", ("right",), connected=True),
     }
-
-
-def test_the_families_of_which_bridges_hand_over_what_they_forward(kernel: RemoteKernel) -> None:
-    """All of them are told to at once, or each by itself."""
-    for name, own in (("told", ("type", "bridge", "nf_call_ip6tables", "1")), ("plain", ("type", "bridge"))):
-        kernel.run("ip", "link", "add", name, *own)
-
-    def look() -> dict[str, tuple[int, ...]]:
-        devices = kernel.topology().devices
-        return {name: devices[name].filtered for name in ("told", "plain", "left")}
-
-    kernel.run("sysctl", "-qw", "net.bridge.bridge-nf-call-iptables=1", "net.bridge.bridge-nf-call-ip6tables=0")
-    assert look() == {"told": (4, 6), "plain": (4,), "left": ()}
-    kernel.run("sysctl", "-qw", "net.bridge.bridge-nf-call-iptables=0")
-    kernel.run("ip", "link", "set", "plain", "up")
-    assert look() == {"told": (6,), "plain": (), "left": ()}

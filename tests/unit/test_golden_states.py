@@ -13,7 +13,6 @@ import pytest
 
 from netlimit.compile import compile_rules
 from netlimit.limits import Facts
-from netlimit.tree import Device, Topology
 from tests.forcing import make_rule
 from tests.unit.shapes import gateway_facts
 from tests.unit.strategies import NOW, facts
@@ -48,17 +47,6 @@ STATES: dict[str, tuple[Facts, list[dict[str, object]]]] = {
             {"target": "10.1.0.0/24", "action": "allow", "protocol": "udp", "ports": 53},
             {"target": "10.1.0.1", "direction": "to", "rate": "100 packets/s", "forced_by": "root"},
             {"target": "10.1.9.9", "action": "block", "forced_by": "root"},
-        ],
-    ),
-    "what_a_bridge_floods": (
-        replace(
-            facts, topology=Topology({"br0": Device(1, True, "bridge", filtered=(4,))}), peers=frozenset({"10.1.0.3"})
-        ),
-        [
-            {"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "host"},
-            {"target": "10.1.0.5", "rate": "100 packets/s", "action": "reject"},
-            {"target": "10.1.0.0/24", "action": "allow", "protocol": "udp"},
-            {"target": "224.0.0.251", "direction": "to", "rate": "5 packets/s"},
         ],
     ),
     "connections": (
