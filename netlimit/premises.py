@@ -16,7 +16,7 @@ from netlimit.neighbours import Neighbours
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.safety import SafeSet
 from netlimit.tree import Queues, SavedRoot, Topology
-from netlimit.tunnels import TUNNELS, Passage, follow
+from netlimit.tunnels import TUNNELS, Passage, follow_on
 
 if TYPE_CHECKING:  # for the types alone
     from netlimit.controller import Setup
@@ -167,11 +167,11 @@ class Premises:
         ports by which it is managed, and the addresses of other gateways, of what they have `reported`. Returns the
         addresses that have joined or left; None if nothing has changed."""
         where, clients = self._read_addresses(), tuple(clients)
-        self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
+        self._doors.update(where.doors)
+        self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
         self._where = where
-        self._doors.update(where.doors)
         changed = before ^ {*self._where.own, *self._safe.reasons}
         self._peers = find_peers(reported, self._setup.host, where.own)
         return changed if changed or others != (self._management, self._peers) else None
@@ -199,8 +199,8 @@ class Premises:
             self._unfollowed = None
             return {}
         try:
-            tunnels = self._kernel.tunnels()
-            ends, problem = follow(reached, tunnels.found, self._kernel.hops).ends, "; ".join(tunnels.problems)
+            followed, problem = follow_on(self._kernel, reached, self._management)
+            ends = followed.ends
         except Exception as error:
             log.debug("Tunnels cannot be followed.", exc_info=True)
             ends, problem = self._ends, say_fault(error)

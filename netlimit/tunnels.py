@@ -3,9 +3,13 @@ come through it, whatever their own addresses are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # for the types alone
+    from netlimit.kernel.base import Connection, Kernel
 
 EVERYWHERE = ("0.0.0.0/0", "::/0")
 TUNNELS = frozenset(
@@ -17,6 +21,8 @@ TUNNELS = frozenset(
 """The kinds of link that are tunnels, as rtnetlink names them; `tun` is tap, too."""
 FAR_END = "the far end of the tunnel "
 """How the reason of such an outer address begins."""
+MOST_NEAR = 4
+"""So many of the host's own addresses count with which somebody talks."""
 _DEEPEST = 4
 """So many tunnels in each other are followed."""
 
@@ -70,6 +76,24 @@ class Followed(NamedTuple):
 
     ends: Mapping[str, Passage]
     hidden: tuple[Passage, ...] = ()
+
+
+def follow_on(kernel: Kernel, reached: Iterable[str], ports: Iterable[int]) -> tuple[Followed, str | None]:
+    """By which far ends these addresses are `reached` from a host that is managed by these `ports`, also where its
+    answers are routed by the address that they talk with; and what could not be read. Raises KernelError."""
+    reached = tuple(reached)
+    tunnels = kernel.tunnels()
+    near = find_near(kernel.connections(ports), frozenset(reached))
+    return follow(reached, tunnels.found, partial(kernel.hops, near=near)), "; ".join(tunnels.problems) or None
+
+
+def find_near(connections: Iterable[Connection], reached: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """A few of the host's own addresses with which each of those `reached` talks."""
+    found: dict[str, dict[str, None]] = {}
+    for each in connections:
+        if each.far in reached and len(near := found.setdefault(each.far, {})) < MOST_NEAR:
+            near[each.near] = None
+    return {far: tuple(near) for far, near in found.items()}
 
 
 def follow(reached: Iterable[str], tunnels: Mapping[int, Tunnel], find_hops: FindHops) -> Followed:

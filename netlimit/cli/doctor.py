@@ -27,7 +27,7 @@ from netlimit.plain import read_text
 from netlimit.records import DISPENSABLE, HostStatus, State
 from netlimit.safety import CLIENT, SESSION
 from netlimit.settings import Backend, Settings
-from netlimit.tunnels import follow
+from netlimit.tunnels import follow_on
 
 if TYPE_CHECKING:
     from netlimit.kernel.base import HostFacts, Kernel
@@ -123,12 +123,13 @@ def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | 
     """With the tunnels by which sessions and clients are reached, and of which too little is known."""
     known = status.safe_reasons if status else {}
     try:
-        found = kernel.tunnels()
-        reached = [*kernel.addresses().peers, *(each for each, why in known.items() if why.text in (SESSION, CLIENT))]
-        hidden = follow(dict.fromkeys(reached), found.found, kernel.hops).hidden
+        where = kernel.addresses()
+        reached = [*where.peers, *(each for each, why in known.items() if why.text in (SESSION, CLIENT))]
+        ports = {*(status.management if status else ()), *(door.port for door in where.doors)}
+        found, problem = follow_on(kernel, dict.fromkeys(reached), ports)
     except Exception as error:  # it only advises
         return replace(report, unfollowed=say_fault(error))
-    return replace(report, hidden=hidden, unfollowed="; ".join(found.problems) or None)
+    return replace(report, hidden=found.hidden, unfollowed=problem)
 
 
 def _find_note(status: HostStatus | None, prefix: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -115,8 +115,12 @@ class Kernel(Protocol):
         """Read the tunnels that end on this host, with the outer addresses of their far ends. Raises KernelError."""
         ...
 
-    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
-        """Find out where packets to some addresses go next; nothing for what leads nowhere. Raises KernelError."""
+    def hops(
+        self, addresses: Iterable[str], near: Mapping[str, Collection[str]] | None = None
+    ) -> Mapping[str, tuple[Hop, ...]]:
+        """Find out where packets to some addresses go next; nothing for what leads nowhere. `near` are this host's own
+        addresses with which each of them talks: ways that routing rules have for these count too, and those for packet
+        marks. Raises KernelError."""
         ...
 
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:

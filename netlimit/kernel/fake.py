@@ -8,7 +8,7 @@ by the clock that it is given. One conformance suite runs over both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -126,6 +126,7 @@ class FakeKernel:
     opened: tuple[Connection, ...] = ()
     ended: Tunnels = field(default_factory=Tunnels)
     ways: dict[str, tuple[Hop, ...]] = field(default_factory=dict)
+    ways_from: dict[tuple[str, str], tuple[Hop, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets: dict[str, IpSet] = {}
@@ -167,9 +168,17 @@ class FakeKernel:
         """Answer with `ended`."""
         return self.ended
 
-    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
-        """Answer with `ways`."""
-        return {address: self.ways[address] for address in addresses if address in self.ways}
+    def hops(
+        self, addresses: Iterable[str], near: Mapping[str, Collection[str]] | None = None
+    ) -> Mapping[str, tuple[Hop, ...]]:
+        """Answer with `ways`, and with those `ways_from` the own addresses that are near."""
+        return {
+            address: (
+                *self.ways.get(address, ()),
+                *(hop for each in (near or {}).get(address, ()) for hop in self.ways_from.get((each, address), ())),
+            )
+            for address in addresses
+        }
 
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
         """Answer with `opened`."""

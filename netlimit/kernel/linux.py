@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -99,10 +99,12 @@ class LinuxKernel:
         with _translated("read tunnels"):
             return self._tunnels.read()
 
-    def hops(self, addresses: Iterable[str]) -> dict[str, tuple[Hop, ...]]:
+    def hops(
+        self, addresses: Iterable[str], near: Mapping[str, Collection[str]] | None = None
+    ) -> dict[str, tuple[Hop, ...]]:
         """Find out where packets to some addresses go next; nothing for what leads nowhere."""
         with _translated("look up routes"):
-            return find_hops(addresses)
+            return find_hops(addresses, near)
 
     def connections(self, ports: Iterable[int]) -> list[Connection]:
         """Read the TCP connections to some of this host's ports that both ends have agreed to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -56,9 +56,11 @@ class NoKernel:
         """None: nothing here hits an address that is not one of a client's."""
         return Tunnels()
 
-    def hops(self, addresses: Iterable[str]) -> Mapping[str, tuple[Hop, ...]]:
+    def hops(
+        self, addresses: Iterable[str], near: Mapping[str, Collection[str]] | None = None
+    ) -> Mapping[str, tuple[Hop, ...]]:
         """Nobody asks."""
-        del addresses
+        del addresses, near
         return {}
 
     def connections(self, ports: Iterable[int]) -> Iterable[Connection]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
+from itertools import islice
 from typing import NamedTuple
 
 from netlimit.kernel import rtnetlink, wireguard
+from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.names import read_name
 from netlimit.tunnels import TUNNELS, End, Hop, Tunnel, Tunnels
 
@@ -29,7 +31,7 @@ _STANDING = frozenset(("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"))
 """Kinds of link of which all goes by the one that they stand on."""
 _MATCH = 0x2000
 """RTM_F_FIB_MATCH: the route itself is wanted, with all of its next hops."""
-_DESTINATION, _DEVICE, _GATEWAY, _MULTIPATH, _VIA = 1, 4, 5, 9, 18
+_DESTINATION, _SOURCE, _DEVICE, _GATEWAY, _MULTIPATH, _MARK, _VIA = 1, 2, 4, 5, 9, 16, 18
 _HOP = struct.Struct("=HBxi")
 _NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC, _NEIGHBOUR_MASTER = 1, 2, 9
 _PERMANENT = 0x80
@@ -39,6 +41,8 @@ _TAUGHT = 0x10
 _NOBODY = bytes(6)
 _UNREACHED = frozenset((13, 22, 101, 113))
 """EACCES, EINVAL, ENETUNREACH, EHOSTUNREACH: what a lookup says of prohibited, blackholed and unknown destinations."""
+_MOST_ASKS = 2048
+"""So many lookups are made for all addresses together, or one of each."""
 _SHORT, _SHARE = 0.05, 50
 """A reading that takes more processor time is followed by so many times that of rest: there may be many peers."""
 
@@ -60,24 +64,59 @@ class TunnelReader:
         return self._kept
 
 
-def find_hops(addresses: Iterable[str]) -> dict[str, tuple[Hop, ...]]:
+class Ask(NamedTuple):
+    """How a way is asked for: from which of this host's own addresses (None: whichever it takes), and with which packet
+    mark (0: none)."""
+
+    source: str | None = None
+    mark: int = 0
+
+
+def find_hops(
+    addresses: Iterable[str], near: Mapping[str, Collection[str]] | None = None
+) -> dict[str, tuple[Hop, ...]]:
     """Where packets to these addresses go next, as the routing of this host has it; nothing for what it does not lead
-    anywhere. Raises OSError."""
-    return {address: tuple(_find_hops(address)) for address in addresses}
+    anywhere. `near` are this host's own addresses with which each of them talks: what leaves from there, and what bears
+    a mark for which routing rules ask, may go another way, which counts too. Raises OSError."""
+    wanted = list(addresses)
+    marks = list_marks(read_routing_marks()) if wanted else []
+    most = max(1, _MOST_ASKS // max(1, len(wanted)))
+    found = {}
+    for address in wanted:
+        asks = list_asks((near or {}).get(address, ()), marks, most)
+        found[address] = tuple(dict.fromkeys(hop for ask in asks for hop in _find_hops(address, ask)))
+    return found
 
 
-def _find_hops(address: str) -> Iterator[Hop]:
-    packed = ip_address(address).packed
-    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, _MATCH) + rtnetlink.encode(_DESTINATION, packed)
+def list_marks(asked: Iterable[tuple[int, int]]) -> list[int]:
+    """A mark for each of those (value, mask) that routing rules ask for."""
+    return [mark for mark in dict.fromkeys(value & mask for value, mask in asked) if mark]
+
+
+def list_asks(near: Iterable[str], marks: Iterable[int], most: int) -> list[Ask]:
+    """How the ways to somebody are asked for, `most` times: first without a mark, as most packets are sent."""
+    sources = [None, *near]
+    return list(islice((Ask(source, mark) for mark in (0, *marks) for source in sources), most))
+
+
+def _find_hops(address: str, ask: Ask) -> Iterator[Hop]:
     try:
-        bodies = rtnetlink.ask(_GET_ROUTE, body)
+        bodies = rtnetlink.ask(_GET_ROUTE, _write_ask(address, ask))
     except OSError as error:
         if error.errno not in _UNREACHED:
             raise
         return
     for found in bodies:
         yield from read_hops(found, address)
+
+
+def _write_ask(address: str, ask: Ask) -> bytes:
+    packed, source = ip_address(address).packed, ip_address(ask.source).packed if ask.source else b""
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    body = _ROUTE.pack(family, 8 * len(packed), 8 * len(source), 0, 0, 0, 0, 0, _MATCH)
+    body += rtnetlink.encode(_DESTINATION, packed)
+    body += rtnetlink.encode(_SOURCE, source) if source else b""
+    return body + (rtnetlink.encode(_MARK, struct.pack("=I", ask.mark)) if ask.mark else b"")
 
 
 def read_hops(body: bytes, address: str) -> Iterator[Hop]:

@@ -8,11 +8,11 @@ import pytest
 
 from netlimit.controller import Setup
 from netlimit.errors import KernelError
-from netlimit.kernel.base import Addresses
+from netlimit.kernel.base import Addresses, Connection, Door
 from netlimit.kernel.fake import FakeKernel
 from netlimit.premises import Premises
 from netlimit.tree import Device, Topology
-from netlimit.tunnels import End, Hop, Tunnel, Tunnels
+from netlimit.tunnels import MOST_NEAR, End, Hop, Tunnel, Tunnels, find_near
 
 NOW = 1_800_000_000.0
 INNER, OUTER = "10.8.0.2", "192.0.2.1"
@@ -64,6 +64,24 @@ def test_without_a_tunnel_nothing_is_read(host: Host) -> None:
     host.routes = Topology({"lan": Device(5, True, "veth")})
     assert find_safe(enter(host)) == {INNER}
     assert host.asked == 0
+
+
+def test_the_way_back_to_who_is_logged_in_may_go_by_the_address_he_talks_with(host: Host) -> None:
+    """As routing rules have it (`ip rule from`): other ways from there make nobody else safe."""
+    host.where = Addresses(("192.0.2.9", "10.8.0.1"), ("203.0.113.5", "203.0.113.6"), (Door(22),))
+    host.ways = {}
+    host.ways_from = {("10.8.0.1", "203.0.113.5"): (Hop(5, "203.0.113.5"),)}
+    logged_in = Connection(4, "203.0.113.5", 50_000, "10.8.0.1", 22, 0)
+    host.opened = (logged_in._replace(far="203.0.113.7", near="192.0.2.9"), logged_in)
+    assert find_safe(enter(host)) == {"203.0.113.5", "203.0.113.6", OUTER}
+    host.opened = (logged_in._replace(far="203.0.113.7"),)
+    assert find_safe(enter(host)) == {"203.0.113.5", "203.0.113.6"}
+
+
+def test_few_of_the_addresses_count_with_which_somebody_talks() -> None:
+    talks = [Connection(4, INNER, port, f"192.0.2.{port % 50}", 22) for port in range(200)]
+    assert len(find_near(talks, {INNER})[INNER]) == MOST_NEAR
+    assert find_near(talks, {OUTER}) == {}
 
 
 @pytest.mark.parametrize("error", [KernelError("read tunnels", "no"), ValueError("odd bytes")])

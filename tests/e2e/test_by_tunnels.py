@@ -123,3 +123,43 @@ def test_doctor_warns_of_a_tunnel_whose_far_end_is_not_known(managed: Gateway, l
     assert "By vpn0, a tunnel of which the outer address of the far end is not known, comes who is safe" in said
     assert f"({INNER})" in said
     assert "Put the outer address into NETLIMIT_SAFE" in said
+
+
+ADMIN, ENTRY, FAR_ENTRY = "203.0.113.50", "10.7.0.1", "10.7.0.2"
+BY_RULE = {
+    "10.1.66.7": (("from", ENTRY, "lookup", "100"), ()),
+    "10.1.66.8": (("from", ENTRY, "fwmark", "0x7", "lookup", "100"), ("-s", ENTRY, "-j", "MARK", "--set-mark", "0x7")),
+}
+"""Outer addresses of a tunnel, with the routing rule that leads into it what has the gateway's address there, and what
+marks it for that."""
+
+
+@pytest.fixture(params=BY_RULE)
+def outer(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The outer address of a tunnel by which routing rules alone lead to who comes through it."""
+    address: str = request.param
+    rule, marking = BY_RULE[address]
+    lab.add_client_addresses(address)
+    join(lab, lab.client, "policed", 9, (LAN, address), (ENTRY, FAR_ENTRY))
+    lab.client.ip(f"addr add {ADMIN}/32 dev lo")
+    lab.gateway.ip(f"route add default via {SERVER}", "route add default dev policed table 100")
+    lab.gateway.run("ip", "rule", "add", *rule)
+    if marking:
+        lab.gateway.run("iptables-legacy", "-t", "mangle", "-A", "OUTPUT", *marking)
+    yield address
+    if marking:
+        lab.gateway.run("iptables-legacy", "-t", "mangle", "-D", "OUTPUT", *marking)
+    lab.gateway.run("ip", "rule", "del", *rule)
+    lab.gateway.ip("route del default", "link del policed")
+    lab.client.ip(f"addr del {ADMIN}/32 dev lo", "link del policed")
+
+
+def test_the_far_end_is_safe_where_routing_rules_lead_back_to_him(gateway: Gateway, lab: Lab, outer: str) -> None:
+    with Visitor(lab.client, ENTRY, source=ADMIN) as visitor:
+        assert visitor.say("login")
+        gateway.wait(lambda: outer in reasons(gateway), f"{outer} to be safe")
+        assert reasons(gateway)[outer] == f"{FAR_END}policed, by which {ADMIN} is reached"
+        gateway.put({"target": "10.1.0.0/16", "action": "block"})
+        assert visitor.say("again")
+    with Visitor(lab.client, ENTRY, source=ADMIN) as late:
+        assert late.connected

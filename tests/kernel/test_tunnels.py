@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,57 @@ def check_remote(kernel: RemoteKernel, kind: str, words: str, remote: str) -> No
 
 def test_the_far_end_that_a_link_tells(kernel: RemoteKernel) -> None:
     check_remote(kernel, "vxlan", "id 7 dstport 4789", FAR)
+
+
+ADMIN = "203.0.113.50"
+"""Who the main table does not lead to by a tunnel."""
+
+
+@pytest.fixture
+def policed(kernel: RemoteKernel) -> RemoteKernel:
+    """A tunnel that table 100 leads into, and no routing rule that leads there yet."""
+    add(kernel, "vxlan", f"id 7 dstport 4789 remote {FAR}")
+    kernel.run("ip", "route", "add", "default", "dev", "left")
+    kernel.run("ip", "route", "add", "default", "dev", "tunnel", "table", "100")
+    return kernel
+
+
+def find_policed(kernel: RemoteKernel, *near: str) -> set[str]:
+    return set(follow([ADMIN], kernel.tunnels().found, partial(kernel.hops, near={ADMIN: near})).ends)
+
+
+def test_what_a_routing_rule_leads_by_its_source_is_found(policed: RemoteKernel) -> None:
+    policed.run("ip", "rule", "add", "from", "10.8.0.1", "lookup", "100")
+    assert find_policed(policed, "10.8.0.1") == {FAR}
+    assert find_policed(policed, "10.5.0.1", "10.8.0.1") == {FAR}, "each address of this host counts"
+    assert find_policed(policed, "10.5.0.1") == set(), "his answers have another source"
+    assert find_policed(policed) == set()
+    assert find_policed(policed, "10.9.9.9", "10.8.0.1") == {FAR}, "one that this host does not have leads nowhere"
+
+
+@pytest.mark.parametrize("mark", ["0x7", "0x700/0xff00"])
+def test_what_a_routing_rule_leads_by_its_mark_is_found(policed: RemoteKernel, mark: str) -> None:
+    policed.run("ip", "rule", "add", "fwmark", "0x1", "lookup", "main")
+    policed.run("ip", "rule", "add", "fwmark", mark, "lookup", "100")
+    assert find_policed(policed) == {FAR}
+
+
+def test_a_source_and_a_mark_are_asked_for_together(policed: RemoteKernel) -> None:
+    policed.run("ip", "rule", "add", "from", "10.8.0.1", "fwmark", "0x7", "lookup", "100")
+    assert find_policed(policed, "10.8.0.1") == {FAR}
+    assert find_policed(policed, "10.5.0.1") == set()
+
+
+def test_a_source_counts_in_ipv6_routes_by_themselves(policed: RemoteKernel) -> None:
+    policed.run("ip", "-6", "addr", "add", "fd08::1/64", "dev", "tunnel", "nodad")
+    policed.run("ip", "-6", "route", "add", "default", "from", "fd08::/64", "dev", "tunnel")
+    policed.run("ip", "-6", "route", "add", "default", "dev", "left")
+    tunnels = policed.tunnels().found
+    found = (
+        follow(["2001:db8::9"], tunnels, partial(policed.hops, near={"2001:db8::9": (near,)}))
+        for near in ("fd08::1", "fd05::1")
+    )
+    assert [set(each.ends) for each in found] == [{FAR}, set()]
 
 
 def test_where_nothing_leads_there_is_no_next_hop(kernel: RemoteKernel) -> None:

@@ -80,8 +80,8 @@ class RemoteKernel:
     def tunnels(self) -> Tunnels:
         return self.call("tunnels")
 
-    def hops(self, addresses: Any) -> Mapping[str, tuple[Hop, ...]]:
-        return self.call("hops", list(addresses))
+    def hops(self, addresses: Any, near: Any = {}) -> Mapping[str, tuple[Hop, ...]]:  # noqa: B006 - it is only read
+        return self.call("hops", list(addresses), dict(near))
 
     def connections(self, ports: Any) -> list[Connection]:
         return self.call("connections", list(ports))
