@@ -176,18 +176,33 @@ class Route(NamedTuple):
     connected: bool = False
 
 
+class Diversion(NamedTuple):
+    """A route whose encapsulation takes what comes in before it is forwarded (a lightweight tunnel that redirects
+    input): the prefix, and the encapsulation as `ip route` names it."""
+
+    prefix: str
+    encapsulation: str
+
+    @property
+    def hides(self) -> bool:
+        """Whether another packet may be forwarded in place of the one that came in; else its destination is another."""
+        return self.encapsulation not in ("seg6 mode inline", "rpl", "ila")
+
+
 @dataclass(frozen=True, eq=False)
 class Topology:
     """Devices by name (without loopback and ours), routes of all tables but the local one, the addresses of the default
     gateways, and the networks of which every address ends on this host by its routes: its own addresses, what is local
     by a route (`ip route add local`), broadcast and anycast; `segments` are the destinations of which packets are taken
-    out of their tunnel by the route itself (seg6local). One reading of them: compared by identity."""
+    out of their tunnel by the route itself (seg6local), `diversions` those of which they are put into one before they
+    are forwarded. One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
     gateways: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
+    diversions: tuple[Diversion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import Any, NamedTuple
 from pyroute2 import IPRoute
 
 from netlimit.kernel import rtnetlink
+from netlimit.kernel.encapsulation import SEG6LOCAL, read_encapsulation
 from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
-from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
+from netlimit.tree import INGRESS_DEVICE, Device, Diversion, Route, Topology
 
 _GROUPS = LINKS | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 """These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
@@ -36,11 +36,11 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 """struct rtmsg: family, length of the prefix, that of the source, TOS, table, protocol, scope, type, flags."""
 _NEXT_HOP, _NUMBER = struct.Struct("=HBxi"), struct.Struct("=I")
 _DESTINATION, _DEVICE, _GATEWAY, _MULTIPATH, _TABLE, _VIA, _OBJECT = 1, 4, 5, 9, 15, 18, 30
-_ENCAPSULATION, _SEGMENT = 21, 7
-"""RTA_ENCAP_TYPE, LWTUNNEL_ENCAP_SEG6_LOCAL."""
+_ENCAPSULATION, _ENCAPSULATED = 21, 22
 _NEXTHOP, _MEMBER = struct.Struct("=4xI"), struct.Struct("=I4x")
 """What is wanted of struct nhmsg (the flags) and of struct nexthop_grp (the number of an object)."""
 _OBJECT_NUMBER, _OBJECT_GROUP, _OBJECT_DEVICE, _OBJECT_GATEWAY = 1, 2, 5, 6
+_OBJECT_ENCAPSULATION, _OBJECT_ENCAPSULATED = 7, 8
 _SHORT_READING = 0.05
 _READING_SHARE = 50
 """A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
@@ -77,12 +77,13 @@ class TopologyWatch:
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
-    return (one.devices, one.routes, one.gateways, one.local, one.segments) == (
+    return (one.devices, one.routes, one.gateways, one.local, one.segments, one.diversions) == (
         other.devices,
         other.routes,
         other.gateways,
         other.local,
         other.segments,
+        other.diversions,
     )
 
 
@@ -98,8 +99,11 @@ def read_topology() -> Topology:
     messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
     names = {device.index: name for name, device in devices.items()}
     gateways, local = sorted(_read_gateways(messages)), sorted(set(_read_local(bodies)))
-    segments = sorted(_write_prefix(each) for each in messages if each.segment)
-    return Topology(devices, tuple(_read_routes(messages, names)), tuple(gateways), tuple(local), tuple(segments))
+    led = sorted({Diversion(_write_prefix(each), tunnel) for each in messages for tunnel in each.tunnels})
+    segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
+    diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
+    routes = tuple(_read_routes(messages, names))
+    return Topology(devices, routes, tuple(gateways), tuple(local), segments, diversions)
 
 
 def _read_links() -> dict[str, Device]:
@@ -132,10 +136,12 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
 
 
 class _Hop(NamedTuple):
-    """A next hop: the index of its device (0 for none), and the address of its gateway (None for none)."""
+    """A next hop: the index of its device (0 for none), the address of its gateway (None for none), and the
+    encapsulation that takes what comes in (empty for none)."""
 
     device: int
     gateway: str | None
+    tunnel: str = ""
 
 
 _Hops = Sequence[tuple[int, _Hop]]
@@ -144,8 +150,8 @@ _Hops = Sequence[tuple[int, _Hop]]
 
 class _Message(NamedTuple):
     """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
-    hundred thousand. `hops` are those that packets can go by, `gateways` those of all; `segment`: what comes there is
-    taken out of its tunnel (seg6local)."""
+    hundred thousand. `hops` are those that packets can go by, `gateways` those of all, `tunnels` the encapsulations
+    that take what comes in."""
 
     family: int
     length: int
@@ -153,7 +159,7 @@ class _Message(NamedTuple):
     local: bool
     hops: tuple[_Hop, ...]
     gateways: tuple[str, ...]
-    segment: bool = False
+    tunnels: tuple[str, ...] = ()
 
 
 def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
@@ -174,8 +180,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
         (table,) = _NUMBER.unpack_from(said[_TABLE])
     usable = tuple(hop for state, hop in hops if not state & _DEAD)
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
-    segment = said.get(_ENCAPSULATION, b"")[:2] == _SEGMENT.to_bytes(2, sys.byteorder)
-    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways, segment)
+    tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
+    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways, tunnels)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -187,7 +193,7 @@ def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
         if length < _NEXT_HOP.size:
             return
         said = rtnetlink.decode(data[start + _NEXT_HOP.size : start + length])
-        yield flags, _Hop(device, _read_gateway(said))
+        yield flags, _Hop(device, _read_gateway(said), _read_tunnel(said))
         start += (length + 3) & ~3
 
 
@@ -208,7 +214,9 @@ def join_objects(bodies: Iterable[bytes]) -> dict[int, _Hops]:
         if _OBJECT_GROUP in said:
             groups[number] = said[_OBJECT_GROUP]
         else:
-            hop = _Hop(_read_number(said.get(_OBJECT_DEVICE, b"")), _read_address(said.get(_OBJECT_GATEWAY, b"")))
+            tunnel = read_encapsulation(said.get(_OBJECT_ENCAPSULATION, b""), said.get(_OBJECT_ENCAPSULATED, b""))
+            gateway = _read_address(said.get(_OBJECT_GATEWAY, b""))
+            hop = _Hop(_read_number(said.get(_OBJECT_DEVICE, b"")), gateway, tunnel)
             single[number] = ((*_NEXTHOP.unpack_from(body), hop),)
     return single | {number: _find_members(data, single) for number, data in groups.items()}
 
@@ -226,7 +234,14 @@ def _read_number(data: bytes) -> int:
 
 
 def _read_hop(said: Mapping[int, bytes]) -> _Hop:
-    return _Hop(_NUMBER.unpack_from(said[_DEVICE])[0] if _DEVICE in said else 0, _read_gateway(said))
+    device = _NUMBER.unpack_from(said[_DEVICE])[0] if _DEVICE in said else 0
+    return _Hop(device, _read_gateway(said), _read_tunnel(said))
+
+
+def _read_tunnel(said: Mapping[int, bytes]) -> str:
+    if _ENCAPSULATION not in said:
+        return ""
+    return read_encapsulation(said[_ENCAPSULATION], said.get(_ENCAPSULATED, b""))
 
 
 def _read_gateway(said: Mapping[int, bytes]) -> str | None:

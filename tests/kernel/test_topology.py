@@ -235,6 +235,40 @@ def test_the_default_gateways(kernel: RemoteKernel) -> None:
     assert kernel.topology().gateways == ("10.5.0.9", "fd05::8", "fd06::9")
 
 
+INTO = "encap seg6 mode encap segs fd05::9"
+LED = {
+    "encap seg6 mode encap segs fd05::9 dev left": ("seg6 mode encap", True),
+    "encap seg6 mode inline segs fd05::9 dev left": ("seg6 mode inline", False),
+    "encap seg6 mode encap.red segs fd05::9 via fd06::9": ("seg6 mode encap.red", True),
+    "nexthop encap seg6 mode l2encap segs fd05::9 via fd06::9 nexthop via fd05::9": ("seg6 mode l2encap", True),
+    "nhid 7": ("seg6 mode encap", True),
+    "nhid 8": ("seg6 mode encap", True),
+}
+
+
+@pytest.mark.parametrize("route", LED)
+def test_routes_that_lead_what_comes_in_into_tunnels(kernel: RemoteKernel, route: str) -> None:
+    encapsulation, hides = LED[route]
+    kernel.run("ip", "-6", *f"nexthop add id 7 {INTO} dev left".split())
+    kernel.run("ip", "nexthop", "add", "id", "8", "group", "7")
+    kernel.run("ip", "-6", "route", "add", "fd07::/64", *route.split())
+    (found,) = kernel.topology().diversions
+    assert (found.prefix, found.encapsulation, found.hides) == ("fd07::/64", encapsulation, hides)
+    assert kernel.topology().segments == ()
+    kernel.run("ip", "-6", "route", "del", "fd07::/64")
+    assert kernel.topology().diversions == ()
+
+
+def test_routes_that_put_what_is_forwarded_into_tunnels_lead_nothing_away(kernel: RemoteKernel) -> None:
+    outward, inward = "encap ip id 7 dst 10.5.0.9 via 10.5.0.9 dev left", "encap seg6local action End dev left"
+    kernel.run("ip", "route", "add", "10.7.0.0/16", *outward.split())
+    kernel.run("ip", "-6", "route", "add", "fd07::1/128", *inward.split())
+    assert kernel.topology().diversions == ()
+    assert kernel.topology().segments == ("fd07::1/128",)
+    kernel.run("ip", "route", "add", "10.8.0.0/16", *f"{INTO} dev left".split())
+    assert [each.prefix for each in kernel.topology().diversions] == ["10.8.0.0/16"]
+
+
 def test_the_bridge_that_a_device_belongs_to(kernel: RemoteKernel) -> None:
     kernel.run("ip", "link", "add", "name", "upper", "index", "30", "type", "bridge")
     before = kernel.topology()
@@ -269,9 +303,9 @@ def test_odd_nexthops_never_keep_routes_from_being_read() -> None:
         encode((1, number(6)), (2, b"")),
     ]
     found = join_objects(bodies)
-    assert found[1] == ((0, (10, None)),)
-    assert found[2] == ((1, (10, "::")),)
-    assert found[3] == ((0, (0, None)),)
+    assert found[1] == ((0, (10, None, "")),)
+    assert found[2] == ((1, (10, "::", "")),)
+    assert found[3] == ((0, (0, None, "")),)
     assert found[4] == found[1]
     assert found[5] == (*found[2], *found[1])
     assert found[6] == ()
