@@ -16,7 +16,7 @@ from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
-from netlimit.detours import read_areas
+from netlimit.detours import Areas, read_areas
 from netlimit.fragments import find_leak
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
@@ -55,13 +55,15 @@ from netlimit.untouched import open_set
 MOST_FEW = 16
 """Up to so many exempt or blocked targets are asked for one by one: at about 5 ns each against 170 for a look into a
 set (measured)."""
+_PLACED = Spoiled.TRANSLATED, Spoiled.MASKED, Spoiled.HIDDEN, Spoiled.GUIDED
+"""What concerns rules by where packets go."""
 _RESERVE, _RESERVE_SHARE = 4096, 8
 """The room that rules leave in the set of what is spared to those who will be safe: so much, or this share of it."""
 
 
 class _Way(NamedTuple):
     """The packets that a rule speaks of. `own`: it names the host itself; `late`: they are asked about only once they
-    have been translated."""
+    have been translated; `early`: where they come in; `opens`: what opens connections is."""
 
     rule_id: int
     direction: Direction
@@ -71,11 +73,22 @@ class _Way(NamedTuple):
     own: bool = False
     late: bool = False
     has_ports: bool = False
+    early: bool = False
+    opens: bool = False
 
     @property
-    def is_asked_before_nat(self) -> bool:
-        """Whether what this host sends is asked about while it may still be given another destination."""
-        return self.direction is Direction.TO and not self.late
+    def family(self) -> int:
+        """The address family."""
+        return 6 if ":" in self.target else 4
+
+    def is_led_past(self, cause: Spoiled, places: Areas, families: Collection[int]) -> bool:
+        """Whether such packets may be others where they are asked about, for they go to, or are answers to, one of the
+        places, which are of these families."""
+        if self.direction is Direction.TO:
+            before_nat = cause in (Spoiled.TRANSLATED, Spoiled.MASKED)
+            return not (before_nat and self.late) and places.meet(self.target)
+        hidden = cause is Spoiled.HIDDEN or (cause is Spoiled.GUIDED and self.opens)
+        return hidden and not (self.early or self.own) and self.family in families
 
     @property
     def looks_where_it_leaves(self) -> bool:
@@ -89,6 +102,14 @@ class _Way(NamedTuple):
         if self.interface:
             return self.interface in devices
         return leads_towards(read_network(self.target), devices, facts.topology)
+
+
+class _Waiting(NamedTuple):
+    """What has rules wait until it is known who a packet is for: the longest prefix `to` which is allowed (-1: none),
+    and whether a limit rejects."""
+
+    longest: int
+    rejects: bool
 
 
 @dataclass(slots=True)
@@ -366,15 +387,17 @@ class Compilation:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
         if Spoiled.TAKEN in spoiled:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TAKEN) for rule_id in self.shaping.find_incoming()}
-        asked = {Spoiled.ENTERING, Spoiled.TRANSLATED, Spoiled.REROUTED}
+        asked = {Spoiled.ENTERING, Spoiled.REROUTED, *_PLACED}
         ways = list(self._list_ways()) if spoiled.keys() & asked else []
         if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
-        if (translated := spoiled.get(Spoiled.TRANSLATED)) is not None:
-            areas = {protocol: read_areas(translated.places, protocol.value) for protocol in Protocol}
-            led = {way.rule_id for way in ways if way.is_asked_before_nat and areas[way.protocol].meet(way.target)}
-            kinds |= {rule_id: (*kinds[rule_id], Spoiled.TRANSLATED) for rule_id in led}
+        for cause in _PLACED:
+            if (finding := spoiled.get(cause)) is not None:
+                areas = {protocol: read_areas(finding.places, protocol.value) for protocol in Protocol}
+                families = {6 if ":" in place else 4 for _, place in finding.places}
+                led = {way.rule_id for way in ways if way.is_led_past(cause, areas[way.protocol], families)}
+                kinds |= {rule_id: (*kinds[rule_id], cause) for rule_id in led}
         if Spoiled.APART in spoiled:
             apart = {way.rule_id for way in self._list_ways() if way.has_ports}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.APART) for rule_id in apart}
@@ -389,19 +412,42 @@ class Compilation:
 
     def _list_ways(self) -> Iterator[_Way]:
         """What rules block, limit or shape, one for each part of a target."""
+        waiting = {family: self._find_waiting(family) for family in (4, 6)}
         for rule_id, fragment in self.fragments.items():
             each = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
             if isinstance(each, VerdictGroup) and each.action is Action.ALLOW:
                 continue
             late = isinstance(each, Group) and each.kind is Kind.CONCURRENT
+            opens = late or (isinstance(each, Group) and each.kind is Kind.CONNECTIONS)
+            early = self._is_asked_early(each, waiting[each.family])
             for key in fragment.keys:
                 where = each.selector
                 about = each.direction, key, where.interface, where.protocol
-                yield _Way(rule_id, *about, each.own, late, bool(where.ports or where.source_ports))
+                yield _Way(rule_id, *about, each.own, late, bool(where.ports or where.source_ports), early, opens)
         for rule in self.shaping.list_rules():
             where = rule.selector
             about = rule.direction, str(rule.target), where.interface, where.protocol
             yield _Way(rule.id, *about, has_ports=bool(where.ports or where.source_ports))
+
+    def _find_waiting(self, family: int) -> _Waiting:
+        """What in a family has rules wait that would be asked where packets come in."""
+        longest, rejects = -1, False
+        for purpose in (each.purpose for each in self.fragments.values()):
+            if isinstance(purpose, Limit):
+                rejects |= purpose.group.family == family and purpose.profile.action is Action.REJECT
+            elif (purpose.family, purpose.direction, purpose.action) == (family, Direction.TO, Action.ALLOW):
+                longest = max(longest, purpose.length)
+        return _Waiting(longest, rejects)
+
+    def _is_asked_early(self, each: Group | VerdictGroup, waiting: _Waiting) -> bool:
+        """Whether packets are asked about where they come in, and nowhere else; see `chains`."""
+        if each.direction is Direction.TO or each.selector.interface in self.facts.vrfs:
+            return False
+        if isinstance(each, VerdictGroup):
+            return each.length > waiting.longest
+        translated = bool(each.selector.ports) or each.scope == PEER
+        waits = each.kind is Kind.CONCURRENT or waiting.longest >= 0 or waiting.rejects
+        return (translated or each.selector.interface in self.facts.ports_of_vrfs) and not waits
 
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address which ends on this host now and did not before, or the other way round."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_network
 from typing import NamedTuple
 
 from netlimit.detours import (
+    ANY,
     Translation,
     find_forwards,
+    find_masked,
     find_queued,
     find_taking,
     find_translations,
     find_untracked_early,
 )
 from netlimit.state import PEER_PREFIX
+from netlimit.tree import Diversion
 
 UNKNOWN = "unknown"
 """The name of the finding that tells what could not be found out."""
@@ -53,7 +57,8 @@ _FLOWTABLE = re.compile(r"^\s*flowtable (\S+) \{(.*?)^\s*\}", re.MULTILINE | re.
 _DEVICES = re.compile(r"devices = \{ (.*?) \}")
 
 
-_SHOWN = 120
+_SHOWN, _NAMED = 120, 8
+"""So many letters of a rule are shown, and so many devices are named where there may be thousands."""
 
 
 class Severity(StrEnum):
@@ -78,6 +83,9 @@ class Spoiled(StrEnum):
     APART = "rules with ports"
     REROUTED = "blocks and limits to what leaves by a device"
     TAKEN = "rules that shape what is for this host, by whatever device"
+    HIDDEN = "rules that are asked only once packets are in a tunnel"
+    GUIDED = "rules that are asked only once packets have another destination"
+    MASKED = "rules to those whom this host knows by another address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +167,8 @@ class HostReport:
     (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware may
     forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit.
     `groups` are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6
-    on this host. `unknown` is what could not be read, with the reason.
+    on this host, `diversions` routes that put what comes in into tunnels before it is forwarded, `waypoints` the
+    devices by which IPv6 packets may come that name their way. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -187,6 +196,8 @@ class HostReport:
     bridged: frozenset[int] | None = None
     source_routed: bool = False
     segments: tuple[str, ...] = ()
+    diversions: tuple[Diversion, ...] = ()
+    waypoints: tuple[str, ...] = ()
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
     unknown: tuple[str, ...] = ()
@@ -209,7 +220,11 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_translated,
         _find_rerouted,
         _find_taken,
+        _find_masked,
         _find_segments,
+        _find_hidden,
+        _find_guided,
+        _find_waypoints,
         _find_full,
         _find_queues,
         _find_ground,
@@ -550,6 +565,90 @@ def _find_segments(report: HostReport) -> Iterator[Finding]:
             "`per: peer`. All others do, and blocks.",
             "sysctl -w net.netfilter.nf_hooks_lwtunnel=1, which helps for End.DX4 and End.DX6, but not for End.DT6; or "
             "limit with `to`, or where it goes in.",
+        )
+
+
+def _find_masked(report: HostReport) -> Iterator[Finding]:
+    """Who has this host answer to another address than to that from which somebody comes."""
+    found = [*find_masked(report.nftables, report.nat)]
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Finding(
+            "translated sources",
+            Severity.WARNING,
+            "Who comes to this gateway is given another source address in nat INPUT "
+            f"(`{found[0].rule[:_SHOWN]}`: {found[0]}{more}): blocks and limits `to` him do not hold for what it "
+            "answers (for what is forwarded they do), and who is logged in or speaks to the API is known by that "
+            "address: his own is not safe, nor are his open connections spared.",
+            "Let that rule leave out who manages this gateway, or put the addresses from which that is done into "
+            "NETLIMIT_SAFE.",
+            Spoiled.MASKED,
+            (),
+            tuple(dict.fromkeys((each.protocol, str(each)) for each in found)),
+        )
+
+
+def _find_hidden(report: HostReport) -> Iterator[Finding]:
+    """Who has other packets forwarded than came in: those around them."""
+    hidden = [each for each in report.diversions if each.hides]
+    if hidden:
+        yield Finding(
+            "encapsulated packets",
+            Severity.WARNING,
+            f"Routes put what comes in into tunnels before it is forwarded ({_name_routes(hidden)}), and FORWARD sees "
+            "the outer packet alone: limits `from` without `ports` and `per: peer`, connections at once, what shapes, "
+            "and all rules `to` what lies there do not hold for it.",
+            "Limit `from` with `ports` or `per: peer`, or block `from`: these are asked where packets come in, unless "
+            "they wait for a rule that allows `to` somebody, or limits for one that rejects. Or limit before this "
+            "gateway, or behind it.",
+            Spoiled.HIDDEN,
+            (),
+            _list_places(hidden),
+        )
+
+
+def _find_guided(report: HostReport) -> Iterator[Finding]:
+    """Who has packets forwarded to another destination than they came in with."""
+    guided = [each for each in report.diversions if not each.hides]
+    if guided:
+        yield Finding(
+            "encapsulated destinations",
+            Severity.WARNING,
+            f"Routes give what comes in another destination before it is forwarded ({_name_routes(guided)}): rules "
+            "`to` what lies there do not see it, nor do limits of connections.",
+            "Limit `from`, or limit `to` the address that it is given.",
+            Spoiled.GUIDED,
+            (),
+            _list_places(guided),
+        )
+
+
+def _name_routes(routes: Sequence[Diversion]) -> str:
+    more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
+    return f"`encap {routes[0].encapsulation}`, {routes[0].prefix}{more}"
+
+
+def _list_places(routes: Iterable[Diversion]) -> tuple[tuple[str, str], ...]:
+    """Their destinations, of any protocol, from the first address to the last."""
+    networks = (ip_network(each.prefix) for each in routes)
+    return tuple(dict.fromkeys((ANY, f"{each[0]}-{each[-1]}") for each in networks))
+
+
+def _find_waypoints(report: HostReport) -> Iterator[Finding]:
+    """Who leads on what was for this host until its routing header was read. Such packets cannot be left out where they
+    end here: a header may as well lead from one address of this host to another."""
+    if report.waypoints:
+        more = f" and {len(report.waypoints) - _NAMED} more" if len(report.waypoints) > _NAMED else ""
+        where = ", ".join(report.waypoints[:_NAMED]) + more
+        yield Finding(
+            "segment routing",
+            Severity.WARNING,
+            f"IPv6 packets may name this gateway as a part of their way on {where} (seg6_enabled "
+            "or rpl_seg_enabled of net.ipv6.conf): they pass INPUT and then FORWARD, and limits `from` without `ports` "
+            "and `per: peer` charge each of them twice.",
+            "If it shall be no part of them: sysctl -w net.ipv6.conf.all.seg6_enabled=0 "
+            "net.ipv6.conf.all.rpl_seg_enabled=0. Else limit with `ports` or `per: peer`, or give limits of who sends "
+            "such packets twice as much.",
         )
 
 

@@ -33,12 +33,15 @@ _PUT_TOGETHER = -400
 """NF_IP_PRI_CONNTRACK_DEFRAG (linux/netfilter_ipv4.h), that of IPv6 too."""
 _SENT = re.compile(r"type nat hook output\b")
 _RECEIVED = re.compile(r"type nat hook prerouting\b")
+_ACCEPTED = re.compile(r"type nat hook input\b")
 _REROUTED = re.compile(r"type route hook output\b")
 _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""
 _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
 _TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
+_MASKS = re.compile(r"(?<!\S)(?:snat (?:ip6? )?(?:prefix )?to|-j SNAT|-j NETMAP)(?!\S)")
+_OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
 _PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -130,6 +133,21 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
         ends = _read_places(place, families)
         if _PORT_ALONE.match(place) or any(_is_taking(first, last, addresses) for first, last in ends):
             yield rule
+
+
+def find_masked(ruleset: str, tables: Iterable[Sequence[str]]) -> Iterator[Translation]:
+    """What gives those who come to this host another source behind its rules, so that it answers to that one: the rules
+    of nat INPUT, each with the addresses that it is about. Read from what `find_translations` reads."""
+    listed = (
+        (rule, {"ip": (4,), "ip6": (6,)}.get(family, (4, 6))) for family, rule in _follow_hooked(ruleset, _ACCEPTED)
+    )
+    saved = ((rule, (4, 6)) for rule in follow_tables(tables, "INPUT"))
+    for rule, families in (*listed, *saved):
+        bare = _STRING.sub('""', rule)
+        if _MASKS.search(bare):
+            source = _OF_SOURCE.search(bare)
+            for first, last in _read_places(source[1] if source else "", families):
+                yield Translation(rule, first, last, _read_protocol(rule))
 
 
 def find_queued(tables: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -81,7 +81,7 @@ class LinuxKernel:
             return look_round(
                 *(capabilities.read_hz(), foreign, Path("/"), thorough, listing),
                 lambda table: self._twins[table].read(patience),
-                lambda: self.topology().segments,
+                self.topology,
             )
 
     def marks(self, patience: float = 0.0) -> MarkUse:

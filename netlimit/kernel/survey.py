@@ -22,6 +22,7 @@ from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
 from netlimit.plain import decode_name, name_of, read_text
 from netlimit.state import CHAIN_PREFIX
+from netlimit.tree import Topology
 
 _RULE_FILES = ("etc/nftables.conf", "etc/sysconfig/nftables.conf", "etc/nftables/*.nft", "etc/nftables.d/*.nft")
 _SAVED_FILES = (
@@ -41,6 +42,8 @@ _PART, _LONGEST_COUNT = 2**20, 0.5
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
 _BRIDGE = "/proc/sys/net/bridge/"
+_NO_DEVICES = frozenset(("all", "default", "lo"))
+"""What stands among devices in /proc/sys/net/ipv6/conf, and loopback."""
 _NOTHING: tuple[str, ...] = ()
 _NO_RULES: tuple[tuple[str, tuple[str, ...]], ...] = ()
 _NO_TABLES: tuple[tuple[str, ...], ...] = ()
@@ -66,12 +69,12 @@ def look_round(
     thorough: bool = True,
     list_nftables: Callable[[], str] | None = None,
     list_twin: Callable[[str], str] | None = None,
-    find_segments: Callable[[], tuple[str, ...]] = tuple,
+    read_topology: Callable[[], Topology] = Topology,
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
     `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables`, and
-    `list_twin` for a table of TWINS, are for who does not want to wait for the end of it; `find_segments` is what
-    routes tell that are read anyway.
+    `list_twin` for a table of TWINS, are for who does not want to wait for the end of it; `read_topology` tells
+    of routes that are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
@@ -79,7 +82,11 @@ def look_round(
     nftables = look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), "")
     rules = look.at("the rules of others", lambda: tuple(_read_foreign_rules()), _NO_RULES)
     ask_twin = list_twin or (lambda table: ask(*TWINS[table], patience=_PATIENCE))
-    twins = look.at("the nat tables of iptables-nft", lambda: tuple(_read_twins(nftables, ask_twin, "nat")), _NO_TABLES)
+    twins = look.at(
+        "the nat tables of iptables-nft",
+        lambda: tuple(_read_twins(nftables, ask_twin, "nat", "OUTPUT|INPUT")),
+        _NO_TABLES,
+    )
     mangle = tuple(printed for table, printed in rules if table == "mangle")
     return HostReport(
         hz=hz,
@@ -110,7 +117,11 @@ def look_round(
         joining=look.at("the ports of bridges", lambda: tuple(_find_joining()), _NOTHING) if bridges else (),
         bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
-        segments=look.at("which routes end tunnels", find_segments, _NOTHING),
+        segments=look.at("which routes end tunnels", lambda: read_topology().segments, _NOTHING),
+        diversions=look.at("which routes lead into tunnels", lambda: read_topology().diversions, ()),
+        waypoints=look.at(
+            "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING
+        ),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset()),
         unknown=tuple(look.unknown),
@@ -195,10 +206,12 @@ def _read_foreign_rules() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield table, tuple(rules)
 
 
-def _read_twins(nftables: str, ask_twin: Callable[[str], str], table: str) -> Iterator[tuple[str, ...]]:
-    """The rules of a table of iptables-nft, of each family, where it has them at what this host sends."""
+def _read_twins(
+    nftables: str, ask_twin: Callable[[str], str], table: str, chains: str = "OUTPUT"
+) -> Iterator[tuple[str, ...]]:
+    """The rules of a table of iptables-nft, of each family, where it has one of these chains."""
     for name in (name for name in TWINS if name.endswith(f" {table}")):
-        if re.search(rf"^table {name} \{{\n(?:\t.*\n|\n)*?\tchain OUTPUT \{{", nftables, re.MULTILINE):
+        if re.search(rf"^table {name} \{{\n(?:\t.*\n|\n)*?\tchain (?:{chains}) \{{", nftables, re.MULTILINE):
             yield tuple(line for line in ask_twin(name).splitlines() if line.startswith("-A "))
 
 
@@ -281,6 +294,22 @@ def _is_source_routed() -> bool:
     try:
         return read_text("/proc/sys/net/ipv4/conf/all/accept_source_route").strip() != "0"
     except FileNotFoundError:
+        return False
+
+
+def _find_waypoints() -> Iterator[str]:
+    """The devices by which IPv6 packets may come of which a routing header leads on from here."""
+    place = Path("/proc/sys/net/ipv6/conf")
+    for key in ("seg6_enabled", "rpl_seg_enabled"):
+        if _is_on(place / "all" / key):
+            paths = sorted(place.glob(f"*/{key}"))
+            yield from (name_of(path.parent) for path in paths if path.parent.name not in _NO_DEVICES and _is_on(path))
+
+
+def _is_on(path: Path) -> bool:
+    try:
+        return read_text(path).strip() != "0"
+    except FileNotFoundError:  # the device has gone
         return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import pytest
 from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab
+from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import Passed, megabits, offer, shape
 
@@ -242,6 +245,114 @@ def test_what_routes_take_out_of_tunnels_is_told(gateway: Gateway, lab: Lab) -> 
     finally:
         lab.gateway.run("ip", "-6", "route", "del", "fd05::6/128")
     assert "SRv6" not in gateway.attempt("doctor").stdout
+
+
+INTO = {"seg6 mode encap": True, "seg6 mode inline": False}
+"""Encapsulations of routes, and whether FORWARD sees the outer packet alone."""
+
+
+@pytest.mark.parametrize("encapsulation", INTO)
+def test_what_routes_put_into_tunnels_before_it_is_forwarded_is_told(
+    gateway: Gateway, lab: Lab, encapsulation: str
+) -> None:
+    hides, network = INTO[encapsulation], "fd00:9::/64"
+    limited, peers, blocked, sent, elsewhere, opened = gateway.put(
+        {"target": CLIENT6, "rate": "100 packets/s"},
+        {"target": CLIENT6, "rate": "100 packets/s", "per": "peer"},
+        {"target": "fd00:1::/64", "protocol": "udp", "ports": [8], "action": "block"},
+        {"target": network, "direction": "to", "rate": "100 packets/s", "per": "target"},
+        {"target": SERVER6, "direction": "to", "rate": "100 packets/s"},
+        {"target": CLIENT6, "rate": "100 connections"},
+    )
+    route = (network, *f"encap {encapsulation} segs fd00:5e::1 dev wan".split())
+    lab.gateway.run("ip", "-6", "route", "add", "fd00:5e::/64", "via", SERVER6)
+    lab.gateway.run("ip", "-6", "route", "add", *route)
+    try:
+        send(lab, CLIENT6, "fd00:9::2", 5)
+        gateway.wait(lambda: gateway.count(peers).matched_packets == 5, "what was sent to be counted")
+        assert gateway.count(limited).matched_packets == (0 if hides else 5)
+        assert gateway.count(sent).matched_packets == 0
+        with looked_again(gateway):
+            for rule in (sent, opened, *([limited] if hides else [])):
+                assert f"`encap {encapsulation}`, {network}" in gateway.wait_for_state(rule, State.DEGRADED)
+        for rule in (peers, blocked, elsewhere, *([] if hides else [limited])):
+            assert gateway.state(rule) == (State.APPLIED, "")
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "WARNING: encapsulated" in told.stdout) == (0, True)
+    finally:
+        lab.gateway.run("ip", "-6", "route", "del", network)
+        lab.gateway.run("ip", "-6", "route", "del", "fd00:5e::/64")
+    with looked_again(gateway):
+        gateway.wait_for_state(sent, State.APPLIED)
+
+
+def test_what_names_this_gateway_as_a_part_of_its_way_is_told(gateway: Gateway, lab: Lab) -> None:
+    (limited,) = gateway.put({"target": CLIENT6, "rate": "100 packets/s"})
+    keys = [f"net.ipv6.conf.{device}.seg6_enabled" for device in ("all", "lan")]
+    assert "segment routing" not in gateway.attempt("doctor").stdout
+    lab.gateway.run("sysctl", "-qw", *(f"{key}=1" for key in keys))
+    try:
+        send(lab, CLIENT6, LAN6, 5, by=SERVER6)
+        gateway.wait(lambda: gateway.count(limited).matched_packets == 10, "each packet to be counted twice")
+        said = " ".join(gateway.attempt("doctor").stdout.split())
+        assert "WARNING: segment routing. IPv6 packets may name this gateway as a part of their way on lan" in said
+    finally:
+        lab.gateway.run("sysctl", "-qw", *(f"{key}=0" for key in keys))
+    assert "segment routing" not in gateway.attempt("doctor").stdout
+
+
+MASKING = ("-s", f"{CLIENT}/32", "-j", "SNAT", "--to-source", "10.1.250.1")
+MASKED = f"""table ip masked {{
+	chain i {{
+		type nat hook input priority 100
+		ip saddr {CLIENT} snat to 10.1.250.1
+	}}
+}}
+"""
+
+
+@pytest.mark.parametrize("program", ["iptables-legacy", "iptables-nft", "nft"])
+def test_who_comes_to_the_gateway_by_another_address_than_his_own_is_told(
+    gateway: Gateway, lab: Lab, program: str
+) -> None:
+    blocked, limited, queued, other, from_him, at_once = gateway.put(
+        {"target": CLIENT, "direction": "to", "action": "block", "protocol": "udp", "source_ports": [9]},
+        {"target": CLIENT, "direction": "to", "rate": "100 packets/s"},
+        shape(CLIENT, direction="to"),
+        {"target": SERVER, "direction": "to", "rate": "100 packets/s"},
+        {"target": CLIENT, "rate": "100 packets/s"},
+        {"target": CLIENT, "direction": "to", "rate": "100 connections"},
+    )
+    if program == "nft":
+        lab.gateway.run("nft", "-f", "-", input=MASKED)
+    else:
+        lab.gateway.run(program, "-t", "nat", "-A", "INPUT", *MASKING)
+    try:
+        with looked_again(gateway):
+            for rule in (blocked, limited, queued):
+                assert "nat INPUT" in gateway.wait_for_state(rule, State.DEGRADED)
+        for rule in (other, from_him, at_once):
+            assert gateway.state(rule) == (State.APPLIED, "")
+        said = " ".join(gateway.attempt("doctor").stdout.split())
+        assert "WARNING: translated sources" in said
+        assert "NETLIMIT_SAFE" in said
+    finally:
+        if program == "nft":
+            lab.gateway.run("nft", "flush", "ruleset")
+        else:
+            lab.gateway.run(program, "-t", "nat", "-F")
+    with looked_again(gateway):
+        gateway.wait_for_state(blocked, State.APPLIED)
+
+
+def send(lab: Lab, source: str, goal: str, times: int, by: str = "") -> None:
+    """Datagrams of the client's; with `by`, their way leads on from the goal to there (a segment routing header)."""
+    datagram = frames.udp(source, by or goal, 9, 9999, b"x")
+    protocol, payload = frames.UDP, datagram
+    if by:
+        ends = socket.inet_pton(socket.AF_INET6, by) + socket.inet_pton(socket.AF_INET6, goal)
+        protocol, payload = 43, struct.pack("!BBBBBBH", frames.UDP, 4, 4, 1, 1, 0, 0) + ends + datagram
+    frames.send(lab.client, [frames.frame(frames.ip(source, goal, protocol, payload)) for _ in range(times)])
 
 
 TRANSLATED = f"""table ip led {{

@@ -10,6 +10,7 @@ import pytest
 
 from netlimit.conflicts import Fill, Finding, HostReport, Severity, find_conflicts
 from netlimit.faults import ServiceReport, find_faults
+from netlimit.tree import Diversion
 
 FLOWTABLE = """table inet f {
 	flowtable fast {
@@ -107,6 +108,25 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(bridges=("br0",), bridged=frozenset()), "bridge", Severity.NOTE, "br_netfilter"),
     (HostReport(bridges=("br0",), bridged=frozenset({4, 6})), "bridge", Severity.WARNING, "VLAN 0"),
     (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
+    (
+        HostReport(diversions=(Diversion("fd00:9::/64", "seg6 mode encap"), Diversion("10.9.0.0/16", "bpf in"))),
+        "encapsulated packets",
+        Severity.WARNING,
+        "`encap seg6 mode encap`, fd00:9::/64 and 1 more",
+    ),
+    (
+        HostReport(diversions=(Diversion("fd00:9::/64", "ila"),)),
+        "encapsulated destinations",
+        Severity.WARNING,
+        "`encap ila`, fd00:9::/64",
+    ),
+    (HostReport(waypoints=("lan", "wan")), "segment routing", Severity.WARNING, "on lan, wan"),
+    (
+        HostReport(nat=(("-A INPUT -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1",),)),
+        "translated sources",
+        Severity.WARNING,
+        "`-A INPUT -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1`: 10.1.0.0-10.1.255.255",
+    ),
     (HostReport(segments=("fd05::6/128", "fd05::7/128")), "SRv6", Severity.WARNING, "fd05::6/128 and 1 more"),
     (
         HostReport(nat=(("-A PREROUTING -j REDIRECT", "-A PREROUTING -j DNAT --to-destination 127.0.0.1"),)),
@@ -129,6 +149,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
 QUIET = [
+    HostReport(nat=(("-A POSTROUTING -j SNAT --to-source 10.1.250.1", "-A INPUT -j ACCEPT"),)),
     HostReport(legacy=("-A PREROUTING -i lo -j NOTRACK", "-A OUTPUT -o lo -j NOTRACK")),
     HostReport(nftables='\tiif "lo" notrack\n'),
     HostReport(

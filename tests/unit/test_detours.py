@@ -9,9 +9,10 @@ import pytest
 
 from netlimit.compile import Compilation
 from netlimit.conflicts import HostReport, Severity, find_conflicts
-from netlimit.detours import Areas, find_forwards, find_taking, find_translations
+from netlimit.detours import Areas, find_forwards, find_masked, find_taking, find_translations
 from netlimit.limits import Facts
 from netlimit.rules import parse_rule
+from netlimit.tree import Diversion
 from tests.unit.shapes import HOME
 from tests.unit.strategies import NOW
 
@@ -244,3 +245,101 @@ def test_rules_of_another_protocol_are_not_concerned(protocol: str, rule: dict[s
     assert compilation.put(replace(parse_rule(fields, NOW), id=1)) is None
     assert finding.spoils is not None
     assert [*compilation.find_spoiled({finding.spoils: finding})] == [1] * concerned
+
+
+# -- who comes to this host with another address than his own
+
+MASKED = {
+    "-A INPUT -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1": ["10.1.0.0-10.1.255.255"],
+    "-A INPUT -p tcp -j SNAT --to-source 10.1.250.1": ["0.0.0.0-255.255.255.255", f"::-{'ffff:' * 7}ffff"],
+    "-A INPUT ! -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1": ["0.0.0.0-255.255.255.255", f"::-{'ffff:' * 7}ffff"],
+    "-A INPUT -s 10.1.0.2/32 -j NETMAP --to 10.9.0.0/24": ["10.1.0.2"],
+    '-A INPUT -m comment --comment "-j SNAT --to-source 10.1.250.1" -j ACCEPT': [],
+    "-A POSTROUTING -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1": [],
+    "ip saddr 10.1.0.0/16 snat to 10.1.250.1": ["10.1.0.0-10.1.255.255"],
+    "ip saddr != 10.1.0.0/16 snat to 10.1.250.1": ["0.0.0.0-255.255.255.255"],
+    "ip saddr @some snat to 10.1.250.1:1-9": ["0.0.0.0-255.255.255.255"],
+    'iifname "ip saddr 10.1.0.2" snat to 10.1.250.1': ["0.0.0.0-255.255.255.255"],
+    'iifname "snat to 10.1.250.1" accept': [],
+    "counter packets 0 bytes 0 accept": [],
+}
+
+
+@pytest.mark.parametrize("rule", MASKED)
+def test_whose_source_is_translated_before_it_comes_to_this_host(rule: str) -> None:
+    text = "table ip t {\n\tchain i {\n\t\ttype nat hook input priority 100; policy accept;\n\t\tRULE\n\t}\n}\n"
+    listed, table = ("", [rule]) if rule.startswith("-A") else (text.replace("RULE", rule), [])
+    assert [str(each) for each in find_masked(listed, [table])] == MASKED[rule]
+    assert [*find_masked(listed.replace("hook input", "hook postrouting"), ())] == []
+
+
+# -- which rules are concerned
+
+FROM, TO = {"target": "10.1.0.2", "rate": "10 packets/s"}, {"target": "10.9.0.2", "direction": "to"}
+MISSED: dict[str, tuple[bool, dict[str, object], dict[str, object]]] = {
+    "a limit": (True, FROM, {}),
+    "with ports": (False, FROM | {"protocol": "udp", "ports": [9]}, {}),
+    "with ports, beside what is allowed": (
+        True,
+        FROM | {"protocol": "udp", "ports": [9]},
+        {"target": "10.3.0.9", "direction": "to", "action": "allow"},
+    ),
+    "with ports, beside what rejects": (
+        True,
+        FROM | {"protocol": "udp", "ports": [9]},
+        {"target": "10.3.0.9", "rate": "1 packets/s", "action": "reject"},
+    ),
+    "with source ports": (True, FROM | {"protocol": "udp", "source_ports": [9]}, {}),
+    "per peer": (False, FROM | {"per": "peer"}, {}),
+    "connections": (True, FROM | {"rate": "10 connections/s"}, {}),
+    "connections with ports": (False, FROM | {"rate": "10 connections/s", "protocol": "tcp", "ports": [9]}, {}),
+    "connections at once with ports": (
+        True,
+        FROM | {"rate": "10 connections", "protocol": "tcp", "ports": [9]},
+        {},
+    ),
+    "connections at once": (True, FROM | {"rate": "10 connections"}, {}),
+    "shaped": (True, FROM | {"rate": "1 Mbit/s", "action": "shape"}, {}),
+    "blocked": (False, {"target": "10.1.0.2", "action": "block"}, {}),
+    "blocked beside what is allowed": (
+        True,
+        {"target": "10.1.0.0/24", "action": "block"},
+        {"target": "10.3.0.9", "direction": "to", "action": "allow"},
+    ),
+    "allowed": (False, {"target": "10.1.0.2", "action": "allow"}, {}),
+    "of the other family": (False, {"target": "fd00:1::2", "rate": "10 packets/s"}, {}),
+    "to it": (True, TO | {"rate": "10 packets/s"}, {}),
+    "all to it": (True, TO | {"rate": "10 packets/s", "target": "10.0.0.0/8", "per": "target"}, {}),
+    "blocked to it": (True, TO | {"action": "block"}, {}),
+    "to another": (False, TO | {"rate": "10 packets/s", "target": "10.3.0.2"}, {}),
+}
+
+
+def find_concerned(report: HostReport, *rules: dict[str, object]) -> set[int]:
+    (finding,) = find_conflicts(report)
+    assert finding.spoils is not None
+    compilation = Compilation(Facts(topology=HOME))
+    for number, fields in enumerate(rules, start=1):
+        if fields:
+            compilation.put(replace(parse_rule(fields, NOW), id=number))
+    return {*compilation.find_spoiled({finding.spoils: finding})}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_rules_are_concerned_that_look_where_packets_are_in_a_tunnel_already(name: str) -> None:
+    missed, rule, beside = MISSED[name]
+    report = HostReport(diversions=(Diversion("10.9.0.0/16", "seg6 mode encap"),))
+    assert (1 in find_concerned(report, rule, beside)) == missed
+
+
+def test_where_routes_change_the_destination_alone_only_what_looks_at_it_is_concerned() -> None:
+    report = HostReport(diversions=(Diversion("10.9.0.0/16", "seg6 mode inline"),))
+    concerned = {name for name, (_, rule, _) in MISSED.items() if find_concerned(report, rule)}
+    counted = {"connections", "connections at once", "connections at once with ports"}
+    assert concerned == {"to it", "all to it", "blocked to it", *counted}
+
+
+def test_rules_to_those_are_concerned_whom_this_host_knows_by_another_address() -> None:
+    report = HostReport(nat=(("-A INPUT -s 10.9.0.0/16 -j SNAT --to-source 10.1.250.1",),))
+    concerned = {name for name, (_, rule, _) in MISSED.items() if find_concerned(report, rule)}
+    assert concerned == {"to it", "all to it", "blocked to it"}
