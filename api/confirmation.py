@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -57,7 +57,7 @@ async def _read_seconds(request: Request) -> int:
 def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerOf, store: StoreOf) -> Response:
     """From now on every change of a rule, whoever makes it, is undone by the gateways' guards unless it is confirmed in
     time. There is one window at a time. What was forced comes back into force only if who has opened it may force."""
-    now = datetime.now(UTC)
+    now = store.now()
     guards = store.guards()
     if not guards:
         raise Problem(503, _NO_GUARD)
@@ -73,7 +73,7 @@ def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerO
 )
 def get_window(store: StoreOf) -> dict[str, Any]:
     """The window that was opened last: how long it is open, or how it has ended."""
-    now = datetime.now(UTC)
+    now = store.now()
     window = store.window()
     if window is None:
         raise Problem(404, "No window of confirmation is open, and none has been.")
@@ -88,7 +88,7 @@ def get_window(store: StoreOf) -> dict[str, Any]:
 )
 def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
     """End the open window, and keep what was changed in it."""
-    now = datetime.now(UTC)
+    now = store.now()
     return write_window(store.confirm(caller.actor, now), store.guards(), now)
 
 
@@ -101,7 +101,7 @@ def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
 async def abandon(caller: CallerOf, lockout: LockoutOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
     """End the open window, and undo what was changed in it now. It is judged as a rollback is, but that an admin, who
     may force, has all back as it was."""
-    now = datetime.now(UTC)
+    now = await run_in_turn(store.now)
     judge = None if caller.may(Act.FORCE) else await run_in_turn(lockout.judge, False)
     try:
         window = await run_in_turn(store.abandon, caller.actor, now, judge)

@@ -124,7 +124,7 @@ class StoreMetrics(Collector):
             {(host.host,): host.host in guards for host in hosts},
         )
         window = self._store.window()
-        left = window.left(now) if window is not None and window.outcome is None else None
+        left = window.left(self._store.now()) if window is not None and window.outcome is None else None
         yield GaugeMetricFamily(
             "netlimit_window_open", "Whether a window of confirmation is open.", value=left is not None
         )

@@ -421,7 +421,7 @@ class Controller:
     def _look_at_window(self) -> None:
         """Undo what nobody has confirmed, if the guard has not."""
         if self._outage is None:
-            self._overdue.look(self._database, self._kernel, self._now())
+            self._overdue.look(self._database, self._kernel)
         elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel):
             self._load_all()
 

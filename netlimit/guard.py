@@ -108,7 +108,8 @@ class Guard:
 
     def _watch_over(self, window: Window) -> None:
         """Wait until the window has ended; see to it that what was not confirmed is undone."""
-        end = _now() + window.left(datetime.now(UTC))
+        left = self._try(lambda: window.left(self._store.now()))
+        end = _now() + (window.seconds if left is None else left)
         snapshot = self._try(lambda: self._remember(window))
         if snapshot is None:
             time.sleep(min(LOOK_SECONDS, max(0.0, end - _now())))
@@ -211,7 +212,7 @@ class Guard:
     def _expire(self, window: Window) -> int | None:
         """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if
         it may stay as it is. Raises StoreError."""
-        ended = self._store.expire(window, self._actor, datetime.now(UTC)) or self._store.window()
+        ended = self._store.expire(window, self._actor, self._store.now()) or self._store.window()
         if ended is None or ended.opened_at != window.opened_at or ended.outcome is Outcome.CONFIRMED:
             return None
         log.warning("Revision %d has come back as revision %s: the window of confirmation was %s.",

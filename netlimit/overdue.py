@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from netlimit.kernel.base import Kernel
@@ -38,18 +37,18 @@ class Overdue:
         self._end = 0.0
         self._copied = False
 
-    def look(self, store: Store, kernel: Kernel, now: datetime) -> None:
+    def look(self, store: Store, kernel: Kernel) -> None:
         """See whether a window is open, or has ended; undo one that is overdue. What comes back into force in the
         kernel the next pass takes in. Raises StoreError, KernelError."""
         last = store.window()
         if last is not None and last.outcome is None:
-            self._follow(last, now)
+            self._follow(last, store)
         elif self._window is not None:
             self._end_with(last)
         if self._window is None or not self._is_late():
             return
         window = self._window
-        ended = store.expire(window, Actor(f"controller of {self._host}"), now)
+        ended = store.expire(window, Actor(f"controller of {self._host}"), store.now())
         if ended is not None:
             log.error("The guard has not ended the window of confirmation that %s has opened: revision %d has come "
                       "back as revision %s. Does a guard run that hangs?",
@@ -76,9 +75,9 @@ class Overdue:
         )
         return True
 
-    def _follow(self, window: Window, now: datetime) -> None:
+    def _follow(self, window: Window, store: Store) -> None:
         if self._window is None or self._window.opened_at != window.opened_at:
-            self._end, self._copied = self._clock() + window.left(now), False
+            self._end, self._copied = self._clock() + window.left(store.now()), False
         self._window = window
 
     def _end_with(self, last: Window | None) -> None:

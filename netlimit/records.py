@@ -224,7 +224,8 @@ class Window:
         return self.opened_at + timedelta(seconds=self.seconds)
 
     def left(self, now: datetime) -> float:
-        """Seconds until the deadline: never more than the window is long, whatever has become of the clock."""
+        """Seconds until the deadline, by the database's clock: never more than the window is long, whatever has become
+        of that."""
         return min(max((self.deadline - now).total_seconds(), 0.0), float(self.seconds))
 
     def warn(self, undone: str) -> str:

@@ -39,7 +39,7 @@ def confirm(context: typer.Context, json: bool = JSON) -> None:
     """Keep what was changed in the open window of confirmation."""
     settings = read_settings(context)
     with open_store(settings) as store:
-        window = store.confirm(local_actor(settings), datetime.now(UTC))
+        window = store.confirm(local_actor(settings), store.now())
         if is_root():
             renew_copy(settings, store, make_kernel(settings))
     say(json, describe_window(window), f"Confirmed: the rules stay as they are, at revision {window.revision}.")
@@ -122,7 +122,7 @@ def confirming(
     the kernel at all is taken out again.
     """
     base, paused = _find_base(settings, store, kernel)
-    window = store.open_window(seconds, local_actor(settings), datetime.now(UTC), base, paused, forces=True)
+    window = store.open_window(seconds, local_actor(settings), store.now(), base, paused, forces=True)
     try:
         ensure_guard(settings, context.find_root().params.get("config"))
         yield window
@@ -199,7 +199,7 @@ def _abandon(settings: Settings, store: Store) -> None:
     from netlimit.store import NoWindow
 
     with suppress(NoWindow):  # it may have ended by itself
-        store.abandon(local_actor(settings), datetime.now(UTC))
+        store.abandon(local_actor(settings), store.now())
 
 
 def _go_back(store: Store, settings: Settings, revision: int | None, forces: bool) -> tuple[int, int]:
@@ -213,7 +213,7 @@ def _go_back(store: Store, settings: Settings, revision: int | None, forces: boo
         judge = judgement.force(havens, now, actor.name) if forces else judgement.refuse(havens, now)
         return revision, store.rollback(revision, actor, now, judge)
     try:
-        window = store.abandon(actor, now)
+        window = store.abandon(actor, store.now())
     except NoWindow as error:
         raise typer.BadParameter(f"{error} Say which revision: `netlimit revisions` lists them.") from None
     assert window.revision is not None

@@ -44,6 +44,7 @@ from netlimit.store import (
     limiters,
     limits,
     migrate,
+    moments,
     numbers,
     repairs,
     requests,
@@ -366,6 +367,11 @@ class Store:
         """
         with self._changing() as connection:
             return windows.begin(connection, seconds, as_actor(actor), now, base, paused, forces)
+
+    def now(self) -> datetime:
+        """What the database's clock shows: windows of confirmation are open by it, for those of gateways may differ."""
+        with self._database.reading() as connection:
+            return moments.read(connection)
 
     def window(self) -> Window | None:
         """The window of confirmation that was opened last, open or not."""

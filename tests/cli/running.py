@@ -70,12 +70,12 @@ class Netlimit:
         """The command line by which a program runs here."""
         return [*(("ip", "netns", "exec", self.namespace) if self.namespace else ()), *self.before, *command]
 
-    def start(self, *arguments: str, stderr: int | None = None) -> Server:
+    def start(self, *arguments: str, stderr: int | None = None, program: Sequence[str] = PROGRAM) -> Server:
         """Start a command that goes on, and imports what it needs. Its log is a file, unless `stderr` is given."""
         log = Path(self.environment["LOG"])
         with log.open("ab") as output:
             process = subprocess.Popen(
-                self.within(*PROGRAM, *arguments),
+                self.within(*program, *arguments),
                 stderr=output if stderr is None else stderr,
                 cwd=warm.ROOT,
                 env=dict(self.environment),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 
 import pytest
 
 from netlimit.kernel.lock import is_locked
+from netlimit.store import Store
 from tests.cli.running import Netlimit, until
 
 
@@ -98,6 +101,23 @@ def test_a_length_that_is_none_is_refused(netlimit: Netlimit, length: str) -> No
     done = netlimit.run("apply", f"--confirm={length}")
     assert done.returncode == 2
     assert "is no length of a window" in done.stderr
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_a_guard_whose_clock_is_wrong_leaves_a_window_its_time(netlimit: Netlimit, ahead: int) -> None:
+    netlimit.do("db", "upgrade")
+    store = Store(netlimit.environment["NETLIMIT_DATABASE_URL"])
+    store.open_window(3600, "test", store.now())
+    guard = netlimit.start(str(ahead), "guard", program=(sys.executable, "-m", "tests.cli.ahead"))
+    until(lambda: "comes back in" in guard.said(), guard.said)
+    window = store.window()
+    guard.end(signal.SIGKILL)
+    store.close()
+    assert window is not None
+    assert window.outcome is None
+    found = re.search(r"revision 0 comes back in (-?\d+) s", guard.said())
+    assert found is not None
+    assert 0 < int(found[1]) <= 3600
 
 
 def test_one_guard_waits_for_the_other(netlimit: Netlimit) -> None:

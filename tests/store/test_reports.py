@@ -57,6 +57,11 @@ def test_how_long_ago_a_report_came_is_by_the_clock_of_the_database(store: Store
     assert -timedelta(hours=1, seconds=1) < status.silence <= datetime.now(UTC) - ahead
 
 
+def test_what_the_clock_of_the_database_shows_is_now(store: Store) -> None:
+    before = datetime.now(UTC)
+    assert before - timedelta(milliseconds=1) <= store.now() <= datetime.now(UTC)
+
+
 def test_the_next_report_takes_the_place_of_the_last(store: Store) -> None:
     store.report(STATUS, NOW)
     calm = HostStatus(host="gw1", backend="fake", applied_revision=8)
