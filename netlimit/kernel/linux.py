@@ -29,6 +29,7 @@ from netlimit.kernel.claim import Claim, claimed, is_claimed
 from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
+from netlimit.kernel.root_sockets import RootSockets
 from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
@@ -51,6 +52,7 @@ class LinuxKernel:
     def __init__(self) -> None:
         self._watch = TopologyWatch()
         self._tunnels = TunnelReader()
+        self._sockets = RootSockets()
         self._tables = iptables.TableReader()
         self._writer: iptables.Writer | None = None
         self._marks = MarkReader(self._tables)
@@ -92,7 +94,7 @@ class LinuxKernel:
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
         with _translated("read addresses"):
-            return Addresses(addresses.read_own(), *sessions.read_sessions())
+            return Addresses(addresses.read_own(), *sessions.read_sessions(self._sockets.read))
 
     def tunnels(self) -> Tunnels:
         """Read the tunnels that end on this host, with the outer addresses of their far ends."""

@@ -12,6 +12,7 @@ from netlimit.kernel.addresses import read_own
 from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
+from netlimit.kernel.root_sockets import RootSockets
 from netlimit.kernel.sessions import read_sessions
 from netlimit.marks import MarkUse
 from netlimit.plan import Step
@@ -30,6 +31,7 @@ class NoKernel:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._topology = Topology()
+        self._sockets = RootSockets()
         self._marks = MarkUse()
 
     def probe(self) -> HostFacts:
@@ -48,7 +50,7 @@ class NoKernel:
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off: they are safe from the limiter too."""
         try:
-            return Addresses(read_own(), *read_sessions())
+            return Addresses(read_own(), *read_sessions(self._sockets.read))
         except OSError as error:
             raise KernelError("read addresses", str(error)) from error
 

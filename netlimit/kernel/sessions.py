@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import product
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from netlimit.kernel.base import Door
-from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
+from netlimit.kernel.root_sockets import list_root_sockets
+from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket
 from netlimit.plain import decode_name, read_text
 
 _PORT = re.compile(r"^\s*port\s+(\d+)\s*$", re.IGNORECASE | re.MULTILINE)
@@ -30,17 +31,20 @@ _UNITS = (
 )
 
 
-def read_sessions(logins: Path = Path("/run/systemd/sessions")) -> tuple[tuple[str, ...], tuple[Door, ...]]:
-    """The far ends of SSH sessions, and where sshd listens.
+def read_sessions(
+    read: Callable[[], Iterable[Socket]] = list_root_sockets, logins: Path = Path("/run/systemd/sessions")
+) -> tuple[tuple[str, ...], tuple[Door, ...]]:
+    """The far ends of SSH sessions, and where sshd listens; `read` tells root's sockets. Raises OSError.
 
     Other people's sockets may be looked at only with CAP_SYS_PTRACE. Without it, systemd's list of `logins` tells who
     is there, and sshd's configuration the ports. So it does where no sshd is seen: systemd may listen for it and start
     one for each connection, or it runs in another container.
     """
     sessions, daemons = _find_processes()
-    doors = _find_doors(daemons, list(read_sockets([LISTENING])))
+    sockets = list(read())
+    doors = _find_doors(daemons, [each for each in sockets if each.state == LISTENING])
     ports = {door.port for door in doors}
-    connections = list(read_sockets([ESTABLISHED])) if sessions else []
+    connections = [each for each in sockets if each.state == ESTABLISHED]
     peers = {peer for process in sessions for peer in _find_peers(process, connections, ports)}
     return tuple(sorted(peers.union(_read_logins(logins)))), tuple(sorted(doors))
 
@@ -118,17 +122,17 @@ def _find_sockets(process: Path) -> Iterator[int]:
 def _find_doors(daemons: Iterable[Path], listeners: Iterable[Socket]) -> set[Door]:
     """Where root's sshd listens."""
     sockets = {inode for process in daemons for inode in _find_sockets(process)}
-    listening = [each for each in listeners if each.owner == 0]
+    listening = list(listeners)
     found = {Door(each.near_port, each.near) for each in listening if each.inode in sockets}
     configured = set() if found else _read_configured()
     return found or {Door(each.near_port, each.near) for each in listening if each.near_port in configured}
 
 
 def _find_peers(process: Path, connections: Iterable[Socket], ports: set[int]) -> Iterator[str]:
-    """The far end of a session; not those that it forwards to, where that can be told. Root's sshd has accepted it, and
-    what a user opens is his own: titles, and even a parent of root's, can be feigned."""
+    """The far end of a session; not those that it forwards to, where that can be told. `connections` are root's: his
+    sshd has accepted it, and what a user opens is his own. Titles, and even a parent of root's, can be feigned."""
     sockets = set(_find_sockets(process))
-    mine = [each for each in connections if each.inode in sockets and each.owner == 0]
+    mine = [each for each in connections if each.inode in sockets]
     served = [each for each in mine if each.near_port in ports]
     yield from (each.far for each in served or mine if not ip_address(each.far).is_loopback)
 

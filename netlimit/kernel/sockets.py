@@ -51,16 +51,16 @@ class Socket(NamedTuple):
     inode: int
 
 
-def read_sockets(states: Iterable[int], port: int = 0) -> Iterator[Socket]:
-    """The sockets in some states, of all ports or of one. Raises OSError."""
+def read_sockets(states: Iterable[int], port: int = 0, owner: int | None = None) -> Iterator[Socket]:
+    """The sockets in some states, of all ports or of one, of every user or of one. Raises OSError."""
     wanted = frozenset(states)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         for family in (socket.AF_INET, socket.AF_INET6):
             asked.send(_write_request(family, wanted, port))
             try:
-                yield from map(_parse, _read_answers(asked))
+                yield from (_parse(body) for body in _read_answers(asked) if owner is None or _is_of(owner, body))
             except FileNotFoundError:
-                yield from _read_file(family, wanted, port)
+                yield from (each for each in _read_file(family, wanted, port) if owner in (None, each.owner))
 
 
 def _read_file(family: int, states: Collection[int], port: int) -> Iterator[Socket]:
@@ -104,6 +104,12 @@ def _read_answers(asked: socket.socket) -> Iterator[bytes]:
                 raise OSError(code, f"open connections cannot be read: {os.strerror(code)}")
             yield data[at + _HEADER.size : at + length]
             at += length + 3 & ~3
+
+
+def _is_of(owner: int, body: bytes) -> bool:
+    """Whose it is can be told in a fraction of the time that reading all of it takes."""
+    found: int = _OWNER.unpack_from(body, _OWNER_AT)[0]
+    return found == owner
 
 
 def _parse(body: bytes) -> Socket:
