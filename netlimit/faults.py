@@ -25,7 +25,8 @@ class ServiceReport:
 
     `listen` is where the API listens (host), `unreached` why it does not answer (None: it does), `stranger` who else
     listens in its place. `database` is the SQLite file with its `mode`, if it is one; `lost` why the database cannot be
-    read. `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
+    read. `left` are the steps that a teardown, which has `paused` this host, has left to take (None: unknown).
+    `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
     this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
     last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
     clock is not the database's. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this
@@ -43,6 +44,7 @@ class ServiceReport:
     lost: str | None = None
     controlled: bool = True
     paused: bool = False
+    left: int | None = 0
     silent: timedelta | None = timedelta(0)
     errors: tuple[tuple[int, str], ...] = ()
     trouble: str | None = None
@@ -78,12 +80,7 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             "Compare NETLIMIT_DATABASE_URL and NETLIMIT_HOST of both, and read what the controller logs.",
         )
     if report.paused:
-        yield Finding(
-            "paused",
-            Severity.SERIOUS,
-            "`netlimit teardown` has taken all limits out of the kernel.",
-            "`netlimit apply` puts them back.",
-        )
+        yield _tell_pause(report.left)
     if report.trouble:
         yield Finding("last error", Severity.SERIOUS, report.trouble, "")
     if report.namesake:
@@ -104,6 +101,23 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             f"{count} not enforced here. Rule {number}: {reason}",
             "See `netlimit rule list`.",
         )
+
+
+def _tell_pause(left: int | None) -> Finding:
+    said = "`netlimit teardown` has taken all limits out of the kernel."
+    advice = "`netlimit apply` puts them back."
+    if left is None:
+        said = "`netlimit teardown` has paused this gateway; whether limits are left in its kernel is not known."
+    elif left:
+        said = (
+            "`netlimit teardown` was ended before it was done: what it has left in the kernel goes on limiting "
+            f"({left} steps would take it out)."
+        )
+        advice = (
+            "A controller that runs takes it out within seconds, and says so if it cannot; or run `netlimit teardown` "
+            "again. `netlimit apply` puts all limits back."
+        )
+    return Finding("paused", Severity.SERIOUS, said, advice)
 
 
 def _tell_last(silent: timedelta | None) -> str:

@@ -27,6 +27,7 @@ from netlimit.plain import read_text
 from netlimit.records import DISPENSABLE, HostStatus, State
 from netlimit.safety import CLIENT, SESSION
 from netlimit.settings import Backend, Settings
+from netlimit.teardown import find_left
 from netlimit.tunnels import follow_on
 
 if TYPE_CHECKING:
@@ -106,9 +107,11 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
     except NetlimitError as error:
         return replace(report, lost=str(error))
     report = _follow_tunnels(report, kernel, status)
+    paused = status is not None and status.paused
     return replace(
         report,
-        paused=status is not None and status.paused,
+        paused=paused,
+        left=_count_left(kernel) if paused else 0,
         silent=status.silence if status else None,
         errors=tuple((number, each.message) for number, each in marked.items() if each.state is State.ERROR),
         trouble=status.last_error if status else None,
@@ -117,6 +120,14 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
     )
+
+
+def _count_left(kernel: Kernel) -> int | None:
+    """How many steps a teardown has left to take; None if the kernel does not tell."""
+    try:
+        return len(find_left(kernel).steps)
+    except NetlimitError:
+        return None
 
 
 def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | None) -> ServiceReport:

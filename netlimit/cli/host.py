@@ -16,7 +16,7 @@ from netlimit.cli.parts import make_controller, make_kernel, open_store, read_se
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
-from netlimit.errors import StoreError
+from netlimit.errors import KernelError, StoreError
 from netlimit.records import State
 from netlimit.settings import Settings
 
@@ -29,6 +29,9 @@ MOST_TOLD = 10
 """Of so many rules in error `apply` tells the reason."""
 CHANGES = "every change of rules in it"
 """What a window undoes that was opened by somebody else."""
+LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
+FINISHED = "A controller that runs takes them out by itself."
+"""What is said of a teardown that the kernel refuses."""
 TakeOver = Annotated[
     list[str] | None,
     typer.Option(
@@ -146,7 +149,10 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
     saved, warnings = _pause(settings, kernel)
     if saved is None:
         _warn_of_loss(observe(kernel).trees)
-    steps, left = tear_down(kernel, saved)
+    try:
+        steps, left = tear_down(kernel, saved)
+    except KernelError as error:
+        raise CommandError(" ".join([str(error), LEFT, *([] if saved is None else [FINISHED])])) from None
     if left:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
     if saved:

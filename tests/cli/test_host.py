@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -15,6 +16,9 @@ from netlimit.store import Store
 from tests.cli.running import Netlimit, until
 
 _SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save")
+WITHOUT_LOCK = ("unshare", "--mount", "sh", "-c",
+                'mount -t tmpfs tmpfs /run && mkdir /run/xtables.lock && exec "$@"', "sh")  # fmt: skip
+"""For a process of its own alone, the lock of iptables cannot be taken."""
 _LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc filter")
 
 
@@ -139,6 +143,37 @@ def forget(gateway: Netlimit) -> None:
         for program, what in itertools.product(("iptables-legacy", "ip6tables-legacy"), ("-F", "-X")):
             look(gateway, program, "-t", table, what)
     look(gateway, "ipset", "destroy")
+
+
+def test_a_teardown_that_ended_early_is_told_and_the_controller_finishes_it(foreign: Netlimit) -> None:
+    before = snapshot(foreign)
+    server = foreign.serve()
+    foreign.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    server.end()
+    pause(foreign)
+    doctor = foreign.run("doctor").stdout
+    assert "SERIOUS: paused. `netlimit teardown` was ended before it was done" in doctor
+    assert "has taken all limits out" not in doctor
+    server = foreign.serve()
+    until(lambda: snapshot(foreign) == before)
+    assert "SERIOUS: paused. `netlimit teardown` has taken all limits out" in foreign.run("doctor").stdout
+    server.end()
+
+
+def test_a_teardown_that_is_refused_says_what_goes_on(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    server.end()
+    said = replace(gateway, before=WITHOUT_LOCK).refuse("teardown")
+    assert "/run/xtables.lock cannot be opened" in said
+    assert "go on limiting" in said
+    assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+
+
+def pause(gateway: Netlimit) -> None:
+    """What a teardown does first, and one that is killed at once does alone."""
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.pause(gateway.environment["NETLIMIT_HOST"], True)
 
 
 def test_teardown_without_a_database(gateway: Netlimit) -> None:
