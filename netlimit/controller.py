@@ -25,7 +25,7 @@ from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import Histogram, Repairs, describe, find_kinds
 from netlimit.errands import Errands
-from netlimit.errors import Busy, KernelError, NetlimitError, StoreError
+from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Door, Kernel, observe, read_entries
@@ -201,6 +201,7 @@ class Controller:
         self._status = replace(self._status, reporter=secrets.token_hex(8))
         retry = _FIRST_RETRY
         while not stopped():
+            began = time.monotonic()
             try:
                 if self._watch is None and self._outage is None:
                     self._watch = self._database.watch()
@@ -214,10 +215,12 @@ class Controller:
                 log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry, extra=self._say())
                 retry = self._back_off(retry, stopped)
             except KernelError as error:
+                if isinstance(error, Occupied):  # who has waited for his turn has rested meanwhile
+                    retry = _FIRST_RETRY
                 log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
                 self._in_step = False
                 self._premises.forget()
-                self._tell_refused(error)
+                self._tell_refused(error, began)
                 self._try_report(last_error=str(error))
                 retry = self._back_off(retry, stopped)
             except Exception as error:
@@ -226,11 +229,12 @@ class Controller:
         self._errands.stop()
         self._stop_watching()
 
-    def _tell_refused(self, error: KernelError) -> None:
+    def _tell_refused(self, error: KernelError, began: float) -> None:
         """While the kernel refuses to have put right what somebody has changed, the rules concerned are in error; and
-        where it cannot even be asked for a while, of none is said that it holds."""
+        where it cannot even be asked for a while, of none is said that it holds. The pass that it refused `began` then,
+        and has seen nothing since of what others do."""
         plan, self._planned = self._planned, None
-        self._blind_since = self._blind_since or time.monotonic()
+        self._blind_since = self._blind_since or began
         is_blind = time.monotonic() - self._blind_since >= BLIND_SECONDS
         if self._compilation is None or not (self._refused_drift or is_blind):
             return

@@ -67,6 +67,10 @@ class KernelError(NetlimitError):
         self.reason = reason
 
 
+class Occupied(KernelError):
+    """Somebody else had what a step needs, for as long as it could be waited for."""
+
+
 def say_fault(error: BaseException) -> str:
     """An error as part of a sentence; one that nobody expected with its kind, for its words may say little."""
     said = str(error).rstrip(".")

@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, Occupied
 
-_SECONDS = 10
+SECONDS = 5.0
+"""How long a lock is waited for: no longer than it may stay unsaid that nobody knows what the kernel holds."""
 
 
 @contextmanager
-def locked(path: str, purpose: str, *, keep: bool = True, patience: float = _SECONDS) -> Iterator[None]:
-    """Hold a lock file; without `keep` it is gone afterwards. Raises KernelError when another process keeps it for
-    longer than `patience`, in seconds, or when it cannot be opened."""
+def locked(path: str, purpose: str, *, keep: bool = True, patience: float = SECONDS) -> Iterator[None]:
+    """Hold a lock file; without `keep` it is gone afterwards. Raises Occupied when another process keeps it for longer
+    than `patience`, in seconds, and KernelError when it cannot be opened."""
     deadline = time.monotonic() + patience
     while (descriptor := _try_lock(path, purpose)) is None:
         if time.monotonic() >= deadline:
-            raise KernelError(purpose, f"another program has held {path} for {patience:g} seconds")
+            raise Occupied(purpose, f"another program has held {path} for {patience:g} seconds")
         time.sleep(0.01)
     try:
         yield

@@ -1,12 +1,17 @@
 """While something is not as it was applied and cannot be put right, or is undone over and over, the rules concerned are
 not applied; they are again when peace is made."""
 
+from pathlib import Path
+
 import pytest
 
 from netlimit import controller
 from netlimit.controller import Controller
 from netlimit.drift import CALM_SECONDS, LAST_REST, MOST_REPAIRS
 from netlimit.errors import KernelError
+from netlimit.kernel import lock
+from netlimit.kernel.lock import locked
+from netlimit.plan import Step
 from netlimit.records import State
 from netlimit.rules import Rule
 from tests.controller.conftest import Site
@@ -116,6 +121,36 @@ def test_while_the_kernel_cannot_be_asked_no_rule_is_said_to_hold(
     run(site, 2)
     assert site.store.marked("gw") == {}
     assert site.send("10.0.0.1") == ["drop"]
+
+
+def test_the_time_for_which_a_pass_waits_for_a_lock_counts(
+    site: Site, rules: tuple[Rule, Rule, Rule, Rule], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is taken out while a pass waits, nobody sees until it ends; and whoever waited goes on at once."""
+    rests: list[float] = []
+    monkeypatch.setattr(Controller, "_back_off", lambda self, retry, stopped: rests.append(retry) or 2 * retry)
+    monkeypatch.setattr(Controller, "_wait", lambda self: None)
+    monkeypatch.setattr(controller, "BLIND_SECONDS", 0.2)
+    path, real = str(tmp_path / "lock"), site.kernel.apply
+
+    def wait_for_turn(step: Step) -> None:
+        with locked(path, "write tables", patience=0.3):
+            real(step)
+
+    monkeypatch.setattr(site.kernel, "apply", wait_for_turn)
+    site.add(target="10.0.0.9", action="block")
+    with locked(path, "look, and ask a name server about each address"):
+        run(site, 1)
+        assert {site.store.marked("gw")[rule.id].state for rule in rules} == {State.DEGRADED}
+        run(site, 2)
+    assert rests == [controller._FIRST_RETRY] * 3
+    run(site, 1)
+    assert site.store.marked("gw") == {}
+    assert site.send("10.0.0.9") == ["drop"]
+
+
+def test_the_lock_of_iptables_is_waited_for_no_longer_than_one_may_be_blind() -> None:
+    assert lock.SECONDS <= controller.BLIND_SECONDS
 
 
 def test_while_the_kernel_refuses_a_repair_the_rules_are_in_error(
