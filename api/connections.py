@@ -96,6 +96,7 @@ class Door(socket.socket):
     def _let_in(self, connection: _Inside, client: tuple[str, int]) -> bool:
         place = read_address(client[0])
         with suppress(OSError):
+            connection.getpeername()  # who has reset it is not even looked at: any local user can come so without end
             here = read_address(connection.getsockname()[0])
             standing = self._find_standing(place, here)
             if standing is Standing.STRANGER and self._come_too_often(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -357,3 +358,23 @@ def test_few_come_in_before_those_who_are_in_have_their_turn() -> None:
         for _ in range(connections._AT_ONCE + 3):
             opened.enter_context(socket.create_connection(place, timeout=PATIENCE))
         assert asyncio.run(accept_all(door)) == [connections._AT_ONCE, 3]
+
+
+def test_who_has_gone_before_he_is_let_in_costs_nobody_a_turn() -> None:
+    with ExitStack() as opened:
+        listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        place = listening.getsockname()
+        door = opened.enter_context(connections.Door(listening, lambda place, here: Standing.LOCAL))
+        door.setblocking(False)
+        for _ in range(connections._AT_ONCE + 3):
+            reset(socket.create_connection(place, timeout=PATIENCE))
+        stays = opened.enter_context(socket.create_connection(place, timeout=PATIENCE))
+        connection, address = door.accept()
+        with connection:
+            assert address == stays.getsockname()
+
+
+def reset(connection: socket.socket) -> None:
+    """End a connection at once: the other end hears that nobody is there any more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
