@@ -75,7 +75,7 @@ class Door(socket.socket):
         self._come += 1
         for _ in range(_REFUSED_IN_A_ROW):
             descriptor, address = self._accept()  # type: ignore[attr-defined]  # as socket.accept does
-            connection = _Inside(self.family, self.type, self.proto, descriptor)  # told, the kernel is not asked
+            connection = _Inside(fileno=descriptor)
             if self._let_in(connection, address[:2]):
                 return connection, address
             connection.close()
@@ -96,11 +96,7 @@ class Door(socket.socket):
     def _let_in(self, connection: _Inside, client: tuple[str, int]) -> bool:
         place = read_address(client[0])
         with suppress(OSError):
-<<<<<<< HEAD
             connection.getpeername()  # who has reset it is not even looked at: any local user can come so without end
-=======
-            connection.getpeername()  # who has reset it has none, and nothing is spent on him
->>>>>>> 515fa22 (A connection that was reset before its turn is refused before anything is spent on it)
             here = read_address(connection.getsockname()[0])
             standing = self._find_standing(place, here)
             if standing is Standing.STRANGER and self._come_too_often(place):

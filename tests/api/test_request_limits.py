@@ -334,23 +334,6 @@ def test_a_forwarded_address_is_believed_only_of_a_trusted_proxy(settings: Setti
     until(lambda: store.clients("gw1", store.audit(limit=1)[0].at.replace(year=2020)) == ["192.0.2.7"])
 
 
-def test_who_has_gone_before_it_is_his_turn_costs_no_room() -> None:
-    """Somebody on this host makes and resets connections faster than they could be served."""
-    with ExitStack() as opened:
-        listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-        place = listening.getsockname()
-        door = opened.enter_context(connections.Door(listening, lambda place, here: Standing.LOCAL))
-        door.setblocking(False)
-        for _ in range(20):
-            with socket.create_connection(place, timeout=PATIENCE) as hasty:
-                hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        patient = opened.enter_context(socket.create_connection(place, timeout=PATIENCE))
-        inside, address = door.accept()
-        opened.enter_context(inside)
-        assert address == patient.getsockname()
-        assert len(door.room) == 1
-
-
 def test_few_come_in_before_those_who_are_in_have_their_turn() -> None:
     """The rest waits in the kernel, and nobody goes for it."""
 
