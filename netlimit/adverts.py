@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 
+from netlimit.conditions import tell_own
 from netlimit.limits import Facts
 from netlimit.packet import Packet, Side
 from netlimit.state import (
@@ -26,7 +27,6 @@ from netlimit.state import (
     HopLimit,
     Icmp6,
     Is,
-    IsOwn,
     Jump,
     Match,
     Ports,
@@ -97,14 +97,15 @@ def spare(family: int, hook: Hook, facts: Facts, close: str) -> Iterator[ChainRu
         yield from _choose_own(_RETURN)
         yield from (chain_rule(_RETURN, Has("dst", peer)) for peer in _find_peers(family, facts))
     else:
-        yield chain_rule(_RETURN, Is(VRRP), HopLimit(_FIRST_HOP, family), IsOwn("dst"))
-        yield chain_rule(_RETURN, Is(OSPF), IsOwn("dst"))
-        yield chain_rule(_RETURN, Is("udp"), _ports(BFD), HopLimit(_FIRST_HOP, family), IsOwn("dst"))
+        own = tell_own(facts)
+        yield chain_rule(_RETURN, Is(VRRP), HopLimit(_FIRST_HOP, family), *own)
+        yield chain_rule(_RETURN, Is(OSPF), *own)
+        yield chain_rule(_RETURN, Is("udp"), _ports(BFD), HopLimit(_FIRST_HOP, family), *own)
         # An echo comes back from the neighbour, who has forwarded it.
-        yield chain_rule(_RETURN, Is("udp"), _ports(BFD_ECHO), HopLimit(_FIRST_HOP - 1, family), IsOwn("dst"))
+        yield chain_rule(_RETURN, Is("udp"), _ports(BFD_ECHO), HopLimit(_FIRST_HOP - 1, family), *own)
         for peer in _find_peers(family, facts):
             yield chain_rule(_RETURN, Has("src", peer), Has("dst", MULTICAST[family]))
-            yield chain_rule(_RETURN, Has("src", peer), IsOwn("dst"))
+            yield chain_rule(_RETURN, Has("src", peer), *own)
     yield chain_rule(Jump(close, goto=True))
 
 

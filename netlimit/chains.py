@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from netlimit import adverts, dying, management
+from netlimit.conditions import Matches, ask_for_sent_ports, select, select_all, select_sent
 from netlimit.dispatch import Ask, Dispatch
 from netlimit.fragments import DEFRAG, join
 from netlimit.hashlimit import TABLE_SIZES, fit_bucket
@@ -40,7 +41,7 @@ from netlimit.limits import (
 from netlimit.packet import Side
 from netlimit.peers import block_of, find_peer_slots, fit_peer_bucket, peer_set
 from netlimit.rates import Kind
-from netlimit.rules import HOST, PEER, Action, Direction, Protocol, Selector
+from netlimit.rules import HOST, PEER, Action, Direction, Selector
 from netlimit.state import (
     CHAIN_PREFIX,
     OFFENDER_PREFIX,
@@ -54,7 +55,6 @@ from netlimit.state import (
     Crowded,
     Effect,
     Ended,
-    Enters,
     Has,
     Hook,
     InSet,
@@ -62,17 +62,14 @@ from netlimit.state import (
     Is,
     IsOwn,
     Jump,
-    Leaves,
+    Led,
     MapMark,
     MapPriority,
     Marked,
     Match,
-    Opens,
-    Ports,
     Reject,
     SetMark,
     Structure,
-    Syn,
     Table,
     Verdict,
     chain_rule,
@@ -300,14 +297,14 @@ class _Family:
         """Let pass who is safe. Nobody is by talking with this host itself, or by feigning to be it: a network that is
         safe may hold addresses of its own."""
         safe = safe_set(self.family, self.facts).name
-        if hook == "OUTPUT":
+        if hook != "OUTPUT":
+            yield chain_rule(RETURN, InSet(safe, "src"), IsOwn("src", inverted=True))
+        if hook in ("OUTPUT", "FORWARD"):
             yield chain_rule(RETURN, InSet(safe, "dst"))
-            return
-        yield chain_rule(RETURN, InSet(safe, "src"), IsOwn("src", inverted=True))
-        if hook == "FORWARD":
-            yield chain_rule(RETURN, InSet(safe, "dst"))
-        else:
+        elif hook == "PREROUTING":
             yield chain_rule(RETURN, InSet(safe, "dst"), IsOwn("dst", inverted=True, broadcast=self.family == 4))
+        else:  # it ends here, whatever it is sent to: TPROXY leaves it another's address
+            yield chain_rule(RETURN, Has("dst", _MULTICAST[self.family]), InSet(safe, "dst"))
 
     def _levels(self, table: Table, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
         """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""
@@ -315,9 +312,14 @@ class _Family:
             return
         levels = [verdict for verdict in self._allows_in(table) if verdict.length >= shortest] + blocks
         for verdict in sorted(levels, key=_by_weight):
-            for where in _conditions(verdict.selector, verdict.direction, hook, self.family):
+            for where in self._select(verdict, table, hook):
                 effect = RETURN if verdict.action is Action.ALLOW else DROP
                 yield chain_rule(effect, *where, InSet(matched_set(verdict, self.facts).name, verdict.side))
+
+    def _select(self, verdict: VerdictGroup, table: Table, hook: Hook) -> Iterator[Matches]:
+        """The alternatives of matches for what a verdict speaks of."""
+        find = select_all if self._knows_sent_ports(table) else select
+        yield from find(verdict.selector, verdict.direction, hook, self.family)
 
     def _allows_in(self, table: Table) -> list[VerdictGroup]:
         """What is allowed, by key; where connections are counted, what may concern those limits."""
@@ -378,21 +380,19 @@ class _Family:
         """Whether packets of the group's direction pass this hook where they are still, or already, what they are.
 
         `from` behind routing and translation: only there is it known who the packet is for, and so whether it is spared
-        by that, and what the kernel throws away (feigned sources: rp_filter) charges nobody. But ports and peers are
-        asked for before they may be translated, and a port of a VRF while packets are there, where nothing else has to
-        wait: an `allow to` does, and so do all where one rejects, for what tells filter to do it must not pass a hook
-        in which others could write it. Connections are counted behind both anyway, and so is all that goes `to`
-        somewhere. What reaches this host itself, or what it sends, is limited at that end only by a rule that names the
-        address.
+        by that, and what the kernel throws away (feigned sources: rp_filter) charges nobody. But peers are asked for
+        before they may be translated, and a port of a VRF while packets are there, where nothing else has to wait: an
+        `allow to` does, and so do all where one rejects, for what tells filter to do it must not pass a hook in which
+        others could write it. Connections are counted behind both anyway, and so is all that goes `to` somewhere. What
+        reaches this host itself, or what it sends, is limited at that end only by a rule that names the address.
         """
         if group.direction is Direction.TO:
             return hook != "PREROUTING" and (hook != "INPUT" or group.stands_here)
         if hook == "OUTPUT":
             return group.stands_here
-        lost = group.selector.interface in self.facts.ports_of_vrfs
-        translated = bool(group.selector.ports) or group.scope == PEER or lost
+        lost = group.scope == PEER or group.selector.interface in self.facts.ports_of_vrfs
         waits = self._waits >= 0 or self._any_rejects or self._is_of_vrf(group)
-        early = table == "mangle" and translated and not waits
+        early = table == "mangle" and lost and not waits
         return hook == "PREROUTING" if early else hook != "PREROUTING"
 
     def _is_of_vrf(self, each: Group | VerdictGroup) -> bool:
@@ -426,20 +426,42 @@ class _Family:
 
     def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Lead packets to the groups that concern them, and leave no mark behind."""
-        asks = [ask for group in groups if (ask := self._ask_of(group, hook)).rules]
-        yield from self._line_up(asks, table)
-        if any(ask.marks for ask in asks):
+        known = self._knows_sent_ports(table)
+        moved = [group for group in groups if known and _ask_for_sent_ports(group, hook)]
+        yield from self._ask_led(
+            [_ask_of(group, hook) for group in moved], [_ask_sent(group) for group in moved], table
+        )
+        asks = [_ask_of(group, hook, (Led(inverted=True),) if group in moved else ()) for group in groups]
+        passing = [ask for ask in asks if ask.rules]
+        yield from self._line_up(passing, table)
+        if any(ask.marks for ask in passing):
             yield self._clear
 
-    def _ask_of(self, group: Group, hook: Hook) -> Ask:
-        rank = not group.exact, *precedence(group)[:-1], group.direction is Direction.TO
-        enters = group.direction is Direction.FROM
-        return Ask(group.selector, enters, rank, _lead_to(group, hook), group.marked)
+    def _ask_led(self, answers: list[Ask], sent: list[Ask], table: Table) -> Iterator[ChainRule]:
+        """Lead what NAT leads to other ports where it is asked for those that were sent, and its answers for those that
+        they have; no mark is left behind."""
+        if not sent:
+            return
+        marks = [self._clear] if any(ask.marks for ask in sent) else []
+        tree = self._tree(table)
+        there = tree.gather([*tree.line_up(sent), *marks])
+        back = [chain_rule(Jump(tree.gather([*tree.line_up(answers), *marks])), Led(answers=True))]
+        yield chain_rule(Jump(tree.gather([*back, chain_rule(Jump(there))])), Led())
+
+    def _knows_sent_ports(self, table: Table) -> bool:
+        """Whether connections can be asked for what NAT makes of them. Where nobody tracks them nothing is translated,
+        and to ask would have the kernel track all: whatever the table of connections has no room for is dropped. Where
+        we count connections, they are tracked."""
+        lacking = self.facts.capabilities.get("conntrack" if self.family == 4 else "conntrack6")
+        return (self.facts.tracked or table in _COUNTING) and lacking is None
 
     def _line_up(self, asks: Sequence[Ask], table: Table) -> list[ChainRule]:
+        return self._tree(table).line_up(asks)
+
+    def _tree(self, table: Table) -> Dispatch:
         if table not in self.trees:
             self.trees[table] = Dispatch(self._clear)
-        return self.trees[table].line_up(asks)
+        return self.trees[table]
 
     @property
     def _clear(self) -> ChainRule:
@@ -473,7 +495,12 @@ class _Family:
         return sorted(here, key=lambda each: (each.lane.rank, each.lane.name))
 
     def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
-        asks = [Ask(_way_out(each.lane), False, (not each.lane.exact,), _find_way_out(each)) for each in lanes]
+        here = list(lanes)
+        known = self._knows_sent_ports("mangle")
+        moved = [each for each in here if known and _ask_for_sent_ports(each.lane, "FORWARD")]
+        answers, sent = [_ask_way_out(each) for each in moved], [_ask_way_out_sent(each) for each in moved]
+        yield from self._ask_led(answers, sent, "mangle")
+        asks = [_ask_way_out(each, (Led(inverted=True),) if each in moved else ()) for each in here]
         yield from self._line_up(asks, "mangle")
 
     def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:
@@ -673,9 +700,26 @@ def _chains_of(
 
 
 @lru_cache(maxsize=16_384)
-def _lead_to(group: Group, hook: Hook) -> tuple[ChainRule, ...]:
-    ways = _conditions(group.selector, group.direction, hook, group.family, group.kind)
-    return tuple(chain_rule(Jump(_group_name(group)), *where) for where in ways)
+def _ask_of(group: Group, hook: Hook, ports: Matches = ()) -> Ask:
+    """To be led to a group, by the ports that packets have here, of which more may be asked."""
+    ways = select(group.selector, group.direction, hook, group.family, group.kind, ports)
+    return _lead(group, ways)
+
+
+@lru_cache(maxsize=16_384)
+def _ask_sent(group: Group) -> Ask:
+    """To be led to a group, by the ports to which packets were sent."""
+    return replace(_lead(group, select_sent(group.selector, group.direction, group.family, group.kind)), sent=True)
+
+
+def _lead(group: Group, ways: Iterable[Matches]) -> Ask:
+    rank = not group.exact, *precedence(group)[:-1], group.direction is Direction.TO
+    rules = tuple(chain_rule(Jump(_group_name(group)), *where) for where in ways)
+    return Ask(group.selector, group.direction is Direction.FROM, rank, rules, group.marked)
+
+
+def _ask_for_sent_ports(each: Group | Lane, hook: Hook) -> bool:
+    return ask_for_sent_ports(each.selector, each.direction, hook)
 
 
 def _unevenness(numbers: Iterable[int], bit: int) -> int:
@@ -688,6 +732,7 @@ def _by_weight(verdict: VerdictGroup) -> tuple[int, bool]:
     return -verdict.length, verdict.action is Action.BLOCK
 
 
+_MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
 _SIDES: tuple[Side, Side] = ("src", "dst")
 
 
@@ -726,9 +771,20 @@ def _way_out(lane: Lane) -> Selector:
     return Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
 
 
-def _find_way_out(each: OpenLane) -> tuple[ChainRule, ...]:
-    ways = _conditions(_way_out(each.lane), Direction.TO, "FORWARD", each.lane.family)
-    return tuple(chain_rule(_find_class(each), *where) for where in ways)
+def _ask_way_out(each: OpenLane, ports: Matches = ()) -> Ask:
+    """To be given a class, by the ports that packets have here, of which more may be asked."""
+    selector = _way_out(each.lane)
+    return _classify(each, select(selector, Direction.TO, "FORWARD", each.lane.family, ports=ports))
+
+
+def _ask_way_out_sent(each: OpenLane) -> Ask:
+    """To be given a class, by the ports to which packets were sent."""
+    return replace(_classify(each, select_sent(_way_out(each.lane), Direction.TO, each.lane.family)), sent=True)
+
+
+def _classify(each: OpenLane, ways: Iterable[Matches]) -> Ask:
+    rules = tuple(chain_rule(_find_class(each), *where) for where in ways)
+    return Ask(_way_out(each.lane), False, (not each.lane.exact,), rules)
 
 
 def _end_name(group: Group, action: Action) -> str:
@@ -772,34 +828,3 @@ def precedence(group: Group) -> tuple[bool, int, int, int, str]:
     """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
     rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
     return not group.watch, rank, -group.bucket_length, -group.target_length, group.key
-
-
-def _conditions(
-    selector: Selector, direction: Direction, hook: Hook, family: int, kind: Kind = Kind.PACKETS
-) -> Iterator[tuple[Match, ...]]:
-    """The alternatives of matches that select the traffic at this hook; none where it cannot pass."""
-    matches: list[Match] = []
-    if selector.interface:
-        if hook not in (("PREROUTING", "INPUT", "FORWARD") if direction is Direction.FROM else ("FORWARD", "OUTPUT")):
-            return
-        matches.append(Enters(selector.interface) if direction is Direction.FROM else Leaves(selector.interface))
-    ports: list[Match] = []
-    if selector.ports:
-        ports.append(Ports(selector.ports))
-    if selector.source_ports:
-        ports.append(Ports(selector.source_ports, "src"))
-    counted = kind in (Kind.CONNECTIONS, Kind.CONCURRENT)
-    # Every SYN, whatever connection tracking takes it for: it ignores one where it believes the connection open, or
-    # over for less than ten seconds, and what ends a connection for the peer need not end it for connection tracking.
-    # No honest connection has a SYN later.
-    tcp: list[Match] = [Syn()] if counted else []
-    opens: list[Match] = [Opens()] if counted else []
-    if selector.protocol is Protocol.ANY:
-        if not opens:
-            yield tuple(matches)
-            return
-        yield (*matches, Is("tcp"), *tcp)
-        yield (*matches, Is("tcp", inverted=True), *opens)
-        return
-    name = "ipv6-icmp" if selector.protocol is Protocol.ICMP and family == 6 else selector.protocol.value
-    yield (*matches, Is(name), *ports, *(tcp if selector.protocol is Protocol.TCP else opens))

@@ -561,7 +561,7 @@ def _find_segments(report: HostReport) -> Iterator[Finding]:
             "SRv6",
             Severity.WARNING,
             f"Routes take packets out of SRv6 tunnels here (`encap seg6local`, {report.segments[0]}{more}): what comes "
-            "out passes no PREROUTING, so that no limit of connections sees it, and no limit `from` with ports or "
+            "out passes no PREROUTING, so that no limit of connections sees it, and no limit `from` that is "
             "`per: peer`. All others do, and blocks.",
             "sysctl -w net.netfilter.nf_hooks_lwtunnel=1, which helps for End.DX4 and End.DX6, but not for End.DT6; or "
             "limit with `to`, or where it goes in.",

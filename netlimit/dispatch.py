@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from netlimit.limits import digest
 from netlimit.packet import Side
 from netlimit.rules import Selector
-from netlimit.state import CHAIN_PREFIX, ChainRule, Enters, Is, Jump, Leaves, Ports, chain_rule
+from netlimit.state import CHAIN_PREFIX, ChainRule, Enters, Is, Jump, Leaves, Ports, SentPorts, chain_rule
 
 MOST_IN_A_ROW = 8
 """So many selectors are asked one after the other; of more, a tree is made."""
@@ -33,13 +33,15 @@ Rank = tuple[object, ...]
 @dataclass(frozen=True)
 class Ask:
     """What packets of a selector are asked, as complete rules. The interface is where they enter, or (not `enters`)
-    leave. `marks`: it may leave a mark on a packet, which others must not meet."""
+    leave. `marks`: it may leave a mark on a packet, which others must not meet. `sent`: the destination ports are those
+    that were sent, before NAT led the packet to others."""
 
     selector: Selector
     enters: bool
     rank: Rank
     rules: tuple[ChainRule, ...]
     marks: bool = False
+    sent: bool = False
 
 
 class _Way(NamedTuple):
@@ -49,6 +51,7 @@ class _Way(NamedTuple):
     protocol: str = ""
     side: Side = "dst"
     enters: bool = True
+    sent: bool = False
 
 
 Ways = frozenset[_Way]
@@ -86,6 +89,12 @@ class Dispatch:
                 marked += [Selector()] if marks else []
         return rules
 
+    def gather(self, rules: Sequence[ChainRule]) -> str:
+        """The chain that holds these rules."""
+        name = f"{CHAIN_PREFIX}T{digest(chr(10).join(rule.text for rule in rules))}"
+        self.chains[name] = tuple(rules)
+        return name
+
     def _lead(self, way: _Way, asks: list[Ask], ways: Ways) -> ChainRule:
         """The rule that leads to a tree."""
         about = way, ways, tuple(ask.rules[0] for ask in asks)  # several hooks ask the same
@@ -111,21 +120,22 @@ class Dispatch:
             here, below = _take_whole(below, halves[0], halves[2], one_rank)
         rules = self._line_up_some(asks, _places(here), ways)
         if len(_places(below)) <= MOST_IN_A_ROW:
-            return self._name(rules + self._line_up_some(asks, _places(below), ways))
+            return self.gather(rules + self._line_up_some(asks, _places(below), ways))
         low, middle, high = halves
         lower, upper = _split(below, middle)
         if lower:
             chain = self._halve(way, asks, lower, low, middle, ways)
-            rules.append(chain_rule(Jump(chain, goto=True), Is(way.protocol), Ports(((low, middle),), way.side)))
+            ports = SentPorts(low, middle) if way.sent else Ports(((low, middle),), way.side)
+            rules.append(chain_rule(Jump(chain, goto=True), Is(way.protocol), ports))
         if upper:
             rules.append(chain_rule(Jump(self._halve(way, asks, upper, middle + 1, high, ways), goto=True)))
-        return self._name(rules)
+        return self.gather(rules)
 
     def _spell(self, way: _Way, asks: list[Ask], ways: Ways) -> str:
         """The chain for packets of interfaces whose names begin alike."""
         names = sorted({_interface(ask) for ask in asks})
         if len(asks) <= MOST_IN_A_ROW or len(names) == 1:
-            return self._name(self.line_up(asks, ways))
+            return self.gather(self.line_up(asks, ways))
         known = _shared(names[0], names[-1])
         rules: list[ChainRule] = []
         by_letter = groupby(sorted(asks, key=_interface), key=lambda ask: _interface(ask)[: known + 1])
@@ -134,18 +144,13 @@ class Dispatch:
             name = _interface(some[0]) if alone else f"{start}+"
             chain = self._spell(way, some, ways)
             rules.append(chain_rule(Jump(chain, goto=True), Enters(name) if way.enters else Leaves(name)))
-        return self._name(rules)
+        return self.gather(rules)
 
     def _line_up_some(self, asks: list[Ask], places: list[int], ways: Ways) -> list[ChainRule]:
         """As `line_up`, and nothing of it is left behind for what follows."""
         some = [asks[place] for place in places]
         marks = [self.clear] if any(ask.marks for ask in some) else []
         return [*self.line_up(some, ways), *marks]
-
-    def _name(self, rules: Sequence[ChainRule]) -> str:
-        name = f"{CHAIN_PREFIX}T{digest(chr(10).join(rule.text for rule in rules))}"
-        self.chains[name] = tuple(rules)
-        return name
 
 
 def _runs(asks: Iterable[Ask], ways: Ways) -> Iterator[list[Ask]]:
@@ -202,7 +207,7 @@ def _part(asks: list[Ask], ways: Ways) -> tuple[list[Ask], dict[_Way, list[Ask]]
 def _ways(ask: Ask) -> Iterator[_Way]:
     selector = ask.selector
     if selector.ports:
-        yield _Way("ports", selector.protocol.value, "dst")
+        yield _Way("ports", selector.protocol.value, "dst", sent=ask.sent)
     if selector.source_ports:
         yield _Way("ports", selector.protocol.value, "src")
     if selector.interface:

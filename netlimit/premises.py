@@ -39,6 +39,7 @@ class Premises:
         self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
         self._doors = set(setup.doors)
         self._topology = Topology()
+        self._tracked = False
         self._foreign: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
@@ -65,6 +66,7 @@ class Premises:
             topology=self._topology,
             foreign=self._foreign,
             hz=self._found.hz,
+            tracked=self._tracked,
         )
 
     @property
@@ -133,13 +135,15 @@ class Premises:
         )
 
     def look(self, saved: Roots) -> None:
-        """Read devices, routes, and the root qdiscs of others."""
+        """Read devices, routes, the root qdiscs of others, and whether connections are tracked, as they are from then
+        on: rules of ours may go on asking for it."""
         self._topology = self._kernel.topology()
+        self._tracked = self._tracked or self._kernel.tracks()
         self.find_foreign(self._kernel.queues(), saved)
 
     def has_moved(self) -> bool:
-        """Whether devices or routes are others than at the last look."""
-        return self._kernel.topology() is not self._topology
+        """Whether devices or routes are others than at the last look, or connections are tracked that were not."""
+        return self._kernel.topology() is not self._topology or (not self._tracked and self._kernel.tracks())
 
     def forget(self) -> None:
         """Devices and their qdiscs may be others than those that are known."""

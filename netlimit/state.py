@@ -168,6 +168,33 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
+class Led:
+    """NAT leads the packet's connection to another end than it was opened to (DNAT, REDIRECT). `answers`: and it is an
+    answer."""
+
+    inverted: bool = False
+    answers: bool = False
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        way = ("--ctdir", "REPLY") if self.answers else ()
+        return "-m", "conntrack", *(("!",) if self.inverted else ()), "--ctstate", "DNAT", *way
+
+
+@dataclass(frozen=True, slots=True)
+class SentPorts:
+    """The packet was sent to a port from `low` to `high`, before NAT led it to another end."""
+
+    low: int
+    high: int
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        ports = str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+        return "-m", "conntrack", "--ctstate", "DNAT", "--ctorigdstport", ports, "--ctdir", "ORIGINAL"
+
+
+@dataclass(frozen=True, slots=True)
 class Syn:
     """A TCP packet that asks for a connection."""
 
@@ -374,6 +401,8 @@ Match = (
     | Leaves
     | Is
     | Ports
+    | Led
+    | SentPorts
     | Syn
     | Continues
     | EndsNothing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from netlimit.conditions import Matches, tell_own
 from netlimit.limits import Facts
 from netlimit.rules import MOST_PORTS
 from netlimit.state import (
@@ -22,7 +23,6 @@ from netlimit.state import (
     Icmp6,
     IpSet,
     Is,
-    IsOwn,
     Leaves,
     Match,
     Ports,
@@ -54,7 +54,7 @@ def spare(family: int, hook: Hook, facts: Facts, opening: bool = False) -> Itera
     yield from _spare_second_pass(hook, facts)
     yield from _spare_loopback(hook)
     if family == 6:
-        yield from _spare_neighbour_discovery(hook)
+        yield from _spare_neighbour_discovery(hook, facts)
     yield from _spare_management(family, hook, facts, opening)
 
 
@@ -74,13 +74,14 @@ def _spare_loopback(hook: Hook) -> Iterator[ChainRule]:
         yield chain_rule(_RETURN, Leaves("lo"))
 
 
-def _spare_neighbour_discovery(hook: Hook) -> Iterator[ChainRule]:
+def _spare_neighbour_discovery(hook: Hook, facts: Facts) -> Iterator[ChainRule]:
     """Let pass what finds neighbours: it has never been forwarded, and is not to be. Before routing its destination
     tells; nothing that is forwarded is spared, whatever its hop limit was when it came in."""
-    ways: dict[Hook, tuple[tuple[list[Match], list[Match]], ...]] = {
-        "PREROUTING": (([_ON_THIS_LINK], []), ([], [IsOwn("dst")])),
-        "INPUT": (([], []),),
-        "OUTPUT": (([], []),),
+    own = tell_own(facts)
+    ways: dict[Hook, tuple[tuple[Matches, Matches], ...]] = {
+        "PREROUTING": (((_ON_THIS_LINK,), ()), ((), own)) if own else (((), ()),),
+        "INPUT": (((), ()),),
+        "OUTPUT": (((), ()),),
     }
     for before, behind in ways.get(hook, ()):
         for number in NEIGHBOUR_DISCOVERY:

@@ -161,6 +161,10 @@ class Kernel(Protocol):
         """Count the entries of some sets, without reading them; sets that do not exist are left out."""
         ...
 
+    def tracks(self) -> bool:
+        """Whether connections are tracked here: some are known."""
+        ...
+
     def topology(self) -> Topology:
         """Read devices and routes; the same object as before while nothing has changed."""
         ...

@@ -46,6 +46,7 @@ from netlimit.state import (
     IsOwn,
     Jump,
     Leaves,
+    Led,
     MapMark,
     MapPriority,
     Marked,
@@ -293,6 +294,10 @@ class FakeKernel:
         """Count the entries of some sets."""
         self._expire()
         return {name: len(self.elements[name]) for name in names if name in self.sets}
+
+    def tracks(self) -> bool:
+        """It tracks nothing."""
+        return False
 
     def topology(self) -> Topology:
         """Answer with `routes`."""
@@ -667,6 +672,8 @@ def _selects(packet: Packet, match: Match) -> bool:
     if isinstance(match, Ports):
         port = packet.port if match.side == "dst" else packet.source_port
         return port is not None and any(low <= port <= high for low, high in match.ranges)
+    if isinstance(match, Led):  # it translates nothing
+        return match.inverted
     if isinstance(match, Syn | Opens):
         return packet.opens
     if isinstance(match, Continues):

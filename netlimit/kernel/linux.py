@@ -30,7 +30,7 @@ from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
 from netlimit.kernel.root_sockets import RootSockets
-from netlimit.kernel.survey import NFTABLES, TWINS, look_round
+from netlimit.kernel.survey import NFTABLES, TWINS, look_round, read_connections
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
 from netlimit.kernel.tunnels import TunnelReader, find_hops
@@ -165,6 +165,11 @@ class LinuxKernel:
         """Count the entries of some sets, without reading them."""
         with _translated("count peers"):
             return ipset.count_entries(names)
+
+    def tracks(self) -> bool:
+        """Whether connections are tracked here: some are known."""
+        with _translated("read how many connections are tracked"):
+            return read_connections().entries > 0
 
     def topology(self) -> Topology:
         """Read devices and routes; the same object as before while nothing has changed."""

@@ -104,6 +104,10 @@ class NoKernel:
         """Nobody is remembered."""
         return {}
 
+    def tracks(self) -> bool:
+        """It does not matter: there are no rules."""
+        return False
+
     def topology(self) -> Topology:
         """No devices."""
         return self._topology

@@ -28,6 +28,7 @@ from netlimit.state import (
     IsOwn,
     Jump,
     Leaves,
+    Led,
     MapMark,
     MapPriority,
     Marked,
@@ -35,6 +36,7 @@ from netlimit.state import (
     Opens,
     Ports,
     Reject,
+    SentPorts,
     SetClass,
     SetMark,
     Syn,
@@ -70,6 +72,11 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield Is("icmp" if family == 4 else "ipv6-icmp"), *(() if family == 4 else (Icmp6(133),))
     yield Is("tcp"), Ports(((80, 80), (8000, 8100)))
     yield Is("udp"), Ports(((53, 53),), "src")
+    yield Is("tcp"), Ports(((80, 80),)), Led(inverted=True)
+    yield Is("tcp"), Ports(((80, 80),)), Led(answers=True)
+    yield (Led(),)
+    yield Is("tcp"), SentPorts(80, 80), Syn()
+    yield Is("udp"), SentPorts(8000, 8100), Ports(((53, 53),), "src")
     yield Is("tcp"), Syn()
     yield Is("tcp"), Continues()
     yield Is("tcp"), Continues(resets=False)

@@ -29,7 +29,7 @@ _DEAD = 0x1 | 0x10
 _UNICAST = 1
 _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
-_LOCAL_TABLE = 255
+_MAIN_TABLE, _LOCAL_TABLE = 254, 255
 _CLONED = 0x200
 _GET_ROUTE, _GET_NEXTHOP = 26, 106
 _ROUTE = struct.Struct("=BBBBBBBBI")
@@ -98,12 +98,12 @@ def read_topology() -> Topology:
     objects = cache(_read_objects)  # read once, and only if a route tells no more than the number of one
     messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
     names = {device.index: name for name, device in devices.items()}
-    gateways, local = sorted(_read_gateways(messages)), sorted(set(_read_local(bodies)))
+    gateways, local = _read_gateways(messages), sorted(set(_read_local(bodies)))
     led = sorted({Diversion(_write_prefix(each), tunnel) for each in messages for tunnel in each.tunnels})
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
     routes = tuple(_read_routes(messages, names))
-    return Topology(devices, routes, tuple(gateways), tuple(local), segments, diversions)
+    return Topology(devices, routes, gateways, tuple(local), segments, diversions)
 
 
 def _read_links() -> dict[str, Device]:
@@ -151,12 +151,13 @@ _Hops = Sequence[tuple[int, _Hop]]
 class _Message(NamedTuple):
     """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
     hundred thousand. `hops` are those that packets can go by, `gateways` those of all, `tunnels` the encapsulations
-    that take what comes in."""
+    that take what comes in; `local` and `main` are tables."""
 
     family: int
     length: int
     prefix: bytes
     local: bool
+    main: bool
     hops: tuple[_Hop, ...]
     gateways: tuple[str, ...]
     tunnels: tuple[str, ...] = ()
@@ -181,7 +182,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
     usable = tuple(hop for state, hop in hops if not state & _DEAD)
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
     tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
-    return _Message(family, length, said.get(_DESTINATION, b""), table == _LOCAL_TABLE, usable, gateways, tunnels)
+    prefix, local, main = said.get(_DESTINATION, b""), table == _LOCAL_TABLE, table == _MAIN_TABLE
+    return _Message(family, length, prefix, local, main, usable, gateways, tunnels)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -262,9 +264,10 @@ def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iter
             yield Route(_write_prefix(each), known, connected=not any(hop.gateway for hop in each.hops))
 
 
-def _read_gateways(messages: Iterable[_Message]) -> set[str]:
-    """The next hops of default routes."""
-    return {gateway for each in messages if each.length == 0 for gateway in each.gateways}
+def _read_gateways(messages: Iterable[_Message]) -> tuple[str, ...]:
+    """The next hops of default routes, those of the main table first."""
+    found = sorted((not each.main, gateway) for each in messages if each.length == 0 for gateway in each.gateways)
+    return tuple(dict.fromkeys(gateway for _, gateway in found))
 
 
 def _write_prefix(route: _Message) -> str:

@@ -73,3 +73,9 @@ def add_server_addresses(lab: Lab, *addresses: str) -> None:
     """Give the server more addresses in its subnets."""
     lab.server.ip(*(f"addr replace {each} dev eth0 {'nodad' if ':' in each else ''}" for each in addresses))
     lab.gateway.ip(*(f"neigh replace {each} lladdr {SERVER_MAC} nud reachable dev wan" for each in addresses))
+
+
+def count_received(namespace: Namespace) -> int:
+    """The IPv4 packets that have come in: those by which IPv6 looks for its neighbours do not count."""
+    names, numbers = [line for line in namespace.run("cat", "/proc/net/snmp").stdout.splitlines() if line[:3] == "Ip:"]
+    return int(dict(zip(names.split(), numbers.split(), strict=True))["InReceives"])

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, SERVER, WAN, Lab, Namespace
+from scripts.testbed.namespaces import CLIENT, SERVER, WAN, Lab
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import megabits, offer, shape
+from tests.e2e.loads import count_received, megabits, offer, shape
 
 NAT = True
 COUNT = 200
@@ -27,12 +27,6 @@ def ask_and_answer(lab: Lab) -> tuple[int, int]:
     with streams.receive(lab.server, answer=True) as receiver:
         streams.send(lab.client, SERVER, rate=400, count=COUNT)
     return receiver.report().packets, count_received(lab.client) - before
-
-
-def count_received(namespace: Namespace) -> int:
-    """The IPv4 packets that have come in: those by which IPv6 looks for its neighbours do not count."""
-    names, numbers = [line for line in namespace.run("cat", "/proc/net/snmp").stdout.splitlines() if line[:3] == "Ip:"]
-    return int(dict(zip(names.split(), numbers.split(), strict=True))["InReceives"])
 
 
 def test_nothing_is_limited_without_rules(gateway: Gateway, lab: Lab) -> None:

@@ -223,16 +223,16 @@ def test_more_changes_than_are_told(kernel: RemoteKernel) -> None:
 
 
 def test_the_default_gateways(kernel: RemoteKernel) -> None:
-    """All of them, of every table; the routes to other networks have none, nor has a route that drops."""
+    """All of them, those of the main table first; routes to other networks have none, nor has a route that drops."""
     kernel.run("ip", "route", "add", "10.7.0.0/16", "via", "10.5.0.7")
     kernel.run("ip", "route", "add", "blackhole", "default", "metric", "900")
     assert kernel.topology().gateways == ()
     kernel.run("ip", "route", "add", "default", "nexthop", "via", "10.5.0.8", "nexthop", "via", "10.6.0.9")
     kernel.run("ip", "route", "add", "default", "via", "inet6", "fd05::8", "dev", "left", "table", "1000")
     kernel.run("ip", "route", "add", "default", "via", "fd06::9")
-    assert kernel.topology().gateways == ("10.5.0.8", "10.6.0.9", "fd05::8", "fd06::9")
+    assert kernel.topology().gateways == ("10.5.0.8", "10.6.0.9", "fd06::9", "fd05::8")
     kernel.run("ip", "route", "replace", "default", "via", "10.5.0.9")
-    assert kernel.topology().gateways == ("10.5.0.9", "fd05::8", "fd06::9")
+    assert kernel.topology().gateways == ("10.5.0.9", "fd06::9", "fd05::8")
 
 
 INTO = "encap seg6 mode encap segs fd05::9"

@@ -258,7 +258,7 @@ def test_whatever_shape_chains_have_their_bits_change_without_a_gap(shape: str, 
     assert find_former_bits(moved.state.structure, after) == ()
 
 
-def test_limits_from_somewhere_stand_behind_the_routing_but_for_ports_and_peers() -> None:
+def test_limits_from_somewhere_stand_behind_the_routing_but_for_peers() -> None:
     """Those may be translated there; and what has come in by a port of a VRF has come in by the VRF there."""
     fields: dict[str, dict[str, object]] = {
         "four": {"target": "10.1.0.2"},
@@ -274,5 +274,5 @@ def test_limits_from_somewhere_stand_behind_the_routing_but_for_ports_and_peers(
         wanted = rules({"id": 1, "rate": "5 packets/s", **each})
         compilation, _ = settled(wanted, replace(facts, topology=Topology(devices)))
         hooks = {hook.name for hook in compilation.state.structure.hooks if hook.table == "mangle"}
-        early = name in ("port", "peer", "slave")
+        early = name in ("peer", "slave")
         assert ("PREROUTING" in hooks, {"FORWARD", "INPUT"} <= hooks) == (early, not early), name
