@@ -37,7 +37,7 @@ def test_what_it_sends_is_limited_only_when_it_is_named(gateway: Gateway, lab: L
         report = streams.send(lab.gateway, SERVER, rate=500, count=100)
     assert receiver.report().packets == 5
     assert report.refused == 95
-    assert gateway.count(rule).dropped_packets == 95
+    assert 95 <= gateway.count(rule).dropped_packets <= 97  # it may say something of its own meanwhile
 
 
 @pytest.mark.parametrize(("client", "own"), [(CLIENT, LAN), (CLIENT6, LAN6)])
