@@ -445,9 +445,9 @@ class Compilation:
             return False
         if isinstance(each, VerdictGroup):
             return each.length > waiting.longest
-        translated = bool(each.selector.ports) or each.scope == PEER
+        lost = each.scope == PEER or each.selector.interface in self.facts.ports_of_vrfs
         waits = each.kind is Kind.CONCURRENT or waiting.longest >= 0 or waiting.rejects
-        return (translated or each.selector.interface in self.facts.ports_of_vrfs) and not waits
+        return lost and not waits
 
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address which ends on this host now and did not before, or the other way round."""

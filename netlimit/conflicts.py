@@ -596,9 +596,9 @@ def _find_hidden(report: HostReport) -> Iterator[Finding]:
             "encapsulated packets",
             Severity.WARNING,
             f"Routes put what comes in into tunnels before it is forwarded ({_name_routes(hidden)}), and FORWARD sees "
-            "the outer packet alone: limits `from` without `ports` and `per: peer`, connections at once, what shapes, "
+            "the outer packet alone: limits `from` without `per: peer`, connections at once, what shapes, "
             "and all rules `to` what lies there do not hold for it.",
-            "Limit `from` with `ports` or `per: peer`, or block `from`: these are asked where packets come in, unless "
+            "Limit `from … per: peer`, or block `from`: these are asked where packets come in, unless "
             "they wait for a rule that allows `to` somebody, or limits for one that rejects. Or limit before this "
             "gateway, or behind it.",
             Spoiled.HIDDEN,
@@ -644,10 +644,10 @@ def _find_waypoints(report: HostReport) -> Iterator[Finding]:
             "segment routing",
             Severity.WARNING,
             f"IPv6 packets may name this gateway as a part of their way on {where} (seg6_enabled "
-            "or rpl_seg_enabled of net.ipv6.conf): they pass INPUT and then FORWARD, and limits `from` without `ports` "
-            "and `per: peer` charge each of them twice.",
+            "or rpl_seg_enabled of net.ipv6.conf): they pass INPUT and then FORWARD, and limits `from` without "
+            "`per: peer` charge each of them twice.",
             "If it shall be no part of them: sysctl -w net.ipv6.conf.all.seg6_enabled=0 "
-            "net.ipv6.conf.all.rpl_seg_enabled=0. Else limit with `ports` or `per: peer`, or give limits of who sends "
+            "net.ipv6.conf.all.rpl_seg_enabled=0. Else limit `per: peer`, or give limits of who sends "
             "such packets twice as much.",
         )
 
