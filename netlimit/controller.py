@@ -35,7 +35,6 @@ from netlimit.mishaps import Mishaps
 from netlimit.numbers import find_mark_bits
 from netlimit.outage import Outage
 from netlimit.overdue import Overdue
-from netlimit.pause import Pause
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.premises import Premises
 from netlimit.presence import IDLE, Presence
@@ -150,7 +149,6 @@ class Controller:
         self._outage: Outage | None = None
         self._undone: Window | None = None
         self._overdue = Overdue(setup.host)
-        self._pausing = Pause(setup.host)
         self._moving: int | None = None
         self._uncopied = False
         self._kernel = kernel
@@ -290,7 +288,6 @@ class Controller:
         if self._paused:
             self._pause()
             return
-        self._pausing.end()
         self._mishaps.survive(self._probe_again, _GOES_ON)
         self._follow()
         self._mishaps.survive(self._greet, _GOES_ON)
@@ -1001,15 +998,13 @@ class Controller:
     # -- pause
 
     def _pause(self) -> None:
-        """Somebody tore down: keep hands off, but for what he has left there, and begin anew afterwards."""
+        """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""
         self._compilation, self._in_step, self._paused = None, False, True
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
             self._uncopied = True
             self._copy()
-        if self._pausing.look(self._store, self._kernel):
-            self._report(last_error=self._find_error())
 
     # -- questions
 

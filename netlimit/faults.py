@@ -113,10 +113,7 @@ def _tell_pause(left: int | None) -> Finding:
             "`netlimit teardown` was ended before it was done: what it has left in the kernel goes on limiting "
             f"({left} steps would take it out)."
         )
-        advice = (
-            "A controller that runs takes it out within seconds, and says so if it cannot; or run `netlimit teardown` "
-            "again. `netlimit apply` puts all limits back."
-        )
+        advice = "Run `netlimit teardown` again, or `netlimit apply`, which puts all limits back."
     return Finding("paused", Severity.SERIOUS, said, advice)
 
 

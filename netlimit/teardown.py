@@ -22,7 +22,10 @@ def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Pl
     """Remove all of ours, and put back the root qdiscs of others; the steps that were taken, and those that would still
     be left to take (none, if all went well). Raises KernelError."""
     with kernel.exclusive():
-        return _take_out(kernel, saved)
+        steps = diff(State(), observe(kernel), put_back=saved)
+        for step in steps.steps:
+            kernel.apply(step)
+        return steps, find_left(kernel)
 
 
 def find_left(kernel: Kernel) -> Plan:
@@ -33,37 +36,11 @@ def find_left(kernel: Kernel) -> Plan:
 def restore_nothing(store: Store, kernel: Kernel, host: str) -> None:
     """A gateway had nothing of ours in its kernel before: nothing is there again, and the root qdiscs of others are.
     Raises StoreError, KernelError."""
-    with kernel.exclusive():
-        steps = _take_out_for(store, kernel, host)
-    if steps:
-        log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
-
-
-def finish(store: Store, kernel: Kernel, host: str) -> None:
-    """Take out what a teardown of a gateway has left, unless its pause has ended meanwhile. Raises StoreError,
-    KernelError."""
-    with kernel.exclusive():
-        if not store.paused(host):  # `netlimit apply` may have had its turn before us
-            return
-        steps = _take_out_for(store, kernel, host)
-    if steps:
-        log.warning("A teardown was ended before it was done; what it has left is out of the kernel: %d steps.",
-                    len(steps.steps))  # fmt: skip
-
-
-def _take_out(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Plan, Plan]:
-    steps = diff(State(), observe(kernel), put_back=saved)
-    for step in steps.steps:
-        kernel.apply(step)
-    return steps, find_left(kernel)
-
-
-def _take_out_for(store: Store, kernel: Kernel, host: str) -> Plan:
-    """Take all out, with what the store knows of others; the steps that were taken."""
     saved = store.saved_roots(host)
-    steps, left = _take_out(kernel, saved)
+    steps, left = tear_down(kernel, saved)
     for device in saved:
         store.forget_root(host, device)
+    if steps:
+        log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
     if left:
         raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")
-    return steps

@@ -29,8 +29,7 @@ MOST_TOLD = 10
 """Of so many rules in error `apply` tells the reason."""
 CHANGES = "every change of rules in it"
 """What a window undoes that was opened by somebody else."""
-LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again"
-FINISHED = "A controller that runs takes them out by itself"
+LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
 """What is said of a teardown that the kernel refuses."""
 TakeOver = Annotated[
     list[str] | None,
@@ -152,8 +151,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
     try:
         steps, left = tear_down(kernel, saved)
     except KernelError as error:
-        said = [str(error).rstrip("."), LEFT, *([] if saved is None else [FINISHED])]
-        raise CommandError(". ".join(said) + ".") from None
+        raise CommandError(f"{str(error).rstrip('.')}. {LEFT}") from None
     if left:
         raise CommandError(f"The kernel still holds some of netlimit's objects; removing them would be:\n{left}")
     if saved:
