@@ -23,7 +23,7 @@ from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import RULE_COLUMNS, Kept, from_row
 from netlimit.store.tables import clock, limit_documents, metadata, rules, tombstones
 
-_PASSING = ("clock", "tombstones", "requests", "windows", "guards", "clients", "assignments", "limiters")
+_PASSING = ("clock", "tombstones", "requests", "windows", "guards", "pauses", "clients", "assignments", "limiters")
 """What is not brought back: it means nothing at another time."""
 _NUMBERED = ("audit", "repairs", "tokens")
 

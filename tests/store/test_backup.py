@@ -22,7 +22,7 @@ from netlimit.store.tables import metadata
 from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
 
-PASSING = {"clock", "tombstones", "requests", "windows", "guards", "clients", "audit", "revisions"}
+PASSING = {"clock", "tombstones", "requests", "windows", "guards", "clients", "pauses", "audit", "revisions"}
 
 
 @pytest.fixture
@@ -78,6 +78,18 @@ def test_an_empty_database_takes_over_everything(store: Store, other: Store, fil
     assert [kept.rule.id for kept in other.select()[0]] == [1]
     assert keep(other, "10.0.0.9").id == 4
     assert other.add_token("another", "hash", "admin", NOW).id == 2
+
+
+def test_who_was_paused_then_is_not_brought_back(store: Store, other: Store, file: Path) -> None:
+    store.pause("then", True)
+    store.back_up(file, NOW)
+    other.restore(file, "ann", NOW)
+    assert not other.paused("then")
+    store.pause("then", False)
+    store.pause("now", True)
+    store.restore(file, "ann", NOW, force=True)
+    assert not store.paused("then")
+    assert store.paused("now")
 
 
 def test_rules_that_are_there_are_not_lost_by_mistake(store: Store, file: Path) -> None:
