@@ -14,7 +14,7 @@ packet to be rejected bears all of them, from mangle to filter in the same hook,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -426,37 +426,33 @@ class _Family:
 
     def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Lead packets to the groups that concern them, and leave no mark behind."""
+        asks = [ask for group in groups if (ask := _ask_of(group, hook)).rules]
         known = self._knows_sent_ports(table)
         moved = [group for group in groups if known and _ask_for_sent_ports(group, hook)]
-        yield from self._ask_led(
-            [_ask_of(group, hook) for group in moved], [_ask_sent(group) for group in moved], table
-        )
-        asks = [_ask_of(group, hook, (Led(inverted=True),) if group in moved else ()) for group in groups]
-        passing = [ask for ask in asks if ask.rules]
-        yield from self._line_up(passing, table)
-        if any(ask.marks for ask in passing):
+        sent = [_ask_sent(group) if group in moved else _ask_of(group, hook) for group in groups] if moved else []
+        yield from self._line_up_led(asks, [ask for ask in sent if ask.rules], table)
+        if any(ask.marks for ask in asks):
             yield self._clear
 
-    def _ask_led(self, answers: list[Ask], sent: list[Ask], table: Table) -> Iterator[ChainRule]:
-        """Lead what NAT leads to other ports where it is asked for those that were sent, and its answers for those that
-        they have; no mark is left behind."""
-        if not sent:
-            return
-        marks = [self._clear] if any(ask.marks for ask in sent) else []
+    def _line_up_led(self, asks: list[Ask], sent: list[Ask], table: Table) -> Iterator[ChainRule]:
+        """Ask what NAT leads elsewhere for the ports that were `sent`, where there are such asks, and all else, answers
+        among it, for those that it has."""
         tree = self._tree(table)
-        there = tree.gather([*tree.line_up(sent), *marks])
-        back = [chain_rule(Jump(tree.gather([*tree.line_up(answers), *marks])), Led(answers=True))]
-        yield chain_rule(Jump(tree.gather([*back, chain_rule(Jump(there))])), Led())
+        usual = tree.line_up(asks)
+        if not sent:
+            yield from usual
+            return
+        chain = tree.gather(usual)
+        answers = chain_rule(Jump(chain, goto=True), Led(answers=True))
+        yield chain_rule(Jump(tree.gather([answers, *tree.line_up(sent)])), Led())
+        yield chain_rule(Jump(chain), Led(inverted=True))
 
     def _knows_sent_ports(self, table: Table) -> bool:
-        """Whether connections can be asked for what NAT makes of them. Where nobody tracks them nothing is translated,
-        and to ask would have the kernel track all: whatever the table of connections has no room for is dropped. Where
-        we count connections, they are tracked."""
+        """Whether connections can be asked for what NAT makes of them. Where there is none, to ask would have the
+        kernel track all: whatever the table of connections has no room for is dropped. Where we count connections,
+        they are tracked."""
         lacking = self.facts.capabilities.get("conntrack" if self.family == 4 else "conntrack6")
-        return (self.facts.tracked or table in _COUNTING) and lacking is None
-
-    def _line_up(self, asks: Sequence[Ask], table: Table) -> list[ChainRule]:
-        return self._tree(table).line_up(asks)
+        return (self.family in self.facts.translated or table in _COUNTING) and lacking is None
 
     def _tree(self, table: Table) -> Dispatch:
         if table not in self.trees:
@@ -495,13 +491,10 @@ class _Family:
         return sorted(here, key=lambda each: (each.lane.rank, each.lane.name))
 
     def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
-        here = list(lanes)
-        known = self._knows_sent_ports("mangle")
+        here, known = list(lanes), self._knows_sent_ports("mangle")
         moved = [each for each in here if known and _ask_for_sent_ports(each.lane, "FORWARD")]
-        answers, sent = [_ask_way_out(each) for each in moved], [_ask_way_out_sent(each) for each in moved]
-        yield from self._ask_led(answers, sent, "mangle")
-        asks = [_ask_way_out(each, (Led(inverted=True),) if each in moved else ()) for each in here]
-        yield from self._line_up(asks, "mangle")
+        sent = [_ask_way_out_sent(each) if each in moved else _ask_way_out(each) for each in here] if moved else []
+        yield from self._line_up_led([_ask_way_out(each) for each in here], sent, "mangle")
 
     def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:
         """Who is new and has no class yet is remembered; the mark tells."""
@@ -700,10 +693,9 @@ def _chains_of(
 
 
 @lru_cache(maxsize=16_384)
-def _ask_of(group: Group, hook: Hook, ports: Matches = ()) -> Ask:
-    """To be led to a group, by the ports that packets have here, of which more may be asked."""
-    ways = select(group.selector, group.direction, hook, group.family, group.kind, ports)
-    return _lead(group, ways)
+def _ask_of(group: Group, hook: Hook) -> Ask:
+    """To be led to a group, by the ports that packets have here."""
+    return _lead(group, select(group.selector, group.direction, hook, group.family, group.kind))
 
 
 @lru_cache(maxsize=16_384)
@@ -771,10 +763,9 @@ def _way_out(lane: Lane) -> Selector:
     return Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
 
 
-def _ask_way_out(each: OpenLane, ports: Matches = ()) -> Ask:
-    """To be given a class, by the ports that packets have here, of which more may be asked."""
-    selector = _way_out(each.lane)
-    return _classify(each, select(selector, Direction.TO, "FORWARD", each.lane.family, ports=ports))
+def _ask_way_out(each: OpenLane) -> Ask:
+    """To be given a class, by the ports that packets have here."""
+    return _classify(each, select(_way_out(each.lane), Direction.TO, "FORWARD", each.lane.family))
 
 
 def _ask_way_out_sent(each: OpenLane) -> Ask:

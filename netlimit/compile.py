@@ -727,7 +727,7 @@ class Compilation:
 
 def _place(facts: Facts) -> tuple[object, ...]:
     """What decides, of what changes while rules stay the same, which chains stand where."""
-    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs, facts.tracked
+    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs, facts.translated
 
 
 def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:

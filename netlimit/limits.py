@@ -37,8 +37,8 @@ class Facts:
     other, of which `peers`, the addresses of other gateways of the same database, are believed more.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
-    qdisc of somebody else's (said as tc does), `hz` is the clock tick. `tracked`: the host tracks connections, as
-    it must to translate any; rules do not have it do so for the sake of packets that nobody translates.
+    qdisc of somebody else's (said as tc does), `hz` is the clock tick. `translated` are the address families in
+    which somebody may translate: where nobody does, rules do not have the kernel track connections for the sake of it.
     """
 
     host: str = "localhost"
@@ -52,7 +52,7 @@ class Facts:
     topology: Topology = field(default_factory=Topology)
     foreign: Mapping[str, str] = field(default_factory=dict)
     hz: int = 250
-    tracked: bool = False
+    translated: frozenset[int] = frozenset()
 
     @cached_property
     def shift(self) -> int:

@@ -39,7 +39,7 @@ class Premises:
         self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
         self._doors = set(setup.doors)
         self._topology = Topology()
-        self._tracked = False
+        self._translated: frozenset[int] = frozenset()
         self._foreign: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
@@ -66,7 +66,7 @@ class Premises:
             topology=self._topology,
             foreign=self._foreign,
             hz=self._found.hz,
-            tracked=self._tracked,
+            translated=self._translated,
         )
 
     @property
@@ -135,15 +135,14 @@ class Premises:
         )
 
     def look(self, saved: Roots) -> None:
-        """Read devices, routes, the root qdiscs of others, and whether connections are tracked, as they are from then
-        on: rules of ours may go on asking for it."""
+        """Read devices, routes, the root qdiscs of others, and where somebody may translate."""
         self._topology = self._kernel.topology()
-        self._tracked = self._tracked or self._kernel.tracks()
+        self._translated = self._kernel.translating()
         self.find_foreign(self._kernel.queues(), saved)
 
     def has_moved(self) -> bool:
-        """Whether devices or routes are others than at the last look, or connections are tracked that were not."""
-        return self._kernel.topology() is not self._topology or (not self._tracked and self._kernel.tracks())
+        """Whether devices, routes, or who may translate, are others than at the last look."""
+        return self._kernel.topology() is not self._topology or self._kernel.translating() != self._translated
 
     def forget(self) -> None:
         """Devices and their qdiscs may be others than those that are known."""

@@ -161,8 +161,8 @@ class Kernel(Protocol):
         """Count the entries of some sets, without reading them; sets that do not exist are left out."""
         ...
 
-    def tracks(self) -> bool:
-        """Whether connections are tracked here: some are known."""
+    def translating(self) -> frozenset[int]:
+        """The address families in which somebody may translate addresses and ports (NAT). Never raises."""
         ...
 
     def topology(self) -> Topology:

@@ -295,9 +295,9 @@ class FakeKernel:
         self._expire()
         return {name: len(self.elements[name]) for name in names if name in self.sets}
 
-    def tracks(self) -> bool:
-        """It tracks nothing."""
-        return False
+    def translating(self) -> frozenset[int]:
+        """It translates nothing."""
+        return frozenset()
 
     def topology(self) -> Topology:
         """Answer with `routes`."""

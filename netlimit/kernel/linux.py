@@ -30,9 +30,10 @@ from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
 from netlimit.kernel.root_sockets import RootSockets
-from netlimit.kernel.survey import NFTABLES, TWINS, look_round, read_connections
+from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
+from netlimit.kernel.translation import TranslationReader
 from netlimit.kernel.tunnels import TunnelReader, find_hops
 from netlimit.marks import MarkUse
 from netlimit.plan import Step, SwitchTable, WriteIngress, WriteSets, WriteTree
@@ -56,6 +57,7 @@ class LinuxKernel:
         self._tables = iptables.TableReader()
         self._writer: iptables.Writer | None = None
         self._marks = MarkReader(self._tables)
+        self._translation = TranslationReader()
         self._queues = Watched(LINKS | QUEUES, queues.QueueReader().read)
         self._nftables = Listing(*NFTABLES, longest=_LONGEST)
         self._twins = {table: Listing(*command, longest=_LONGEST) for table, command in TWINS.items()}
@@ -166,10 +168,9 @@ class LinuxKernel:
         with _translated("count peers"):
             return ipset.count_entries(names)
 
-    def tracks(self) -> bool:
-        """Whether connections are tracked here: some are known."""
-        with _translated("read how many connections are tracked"):
-            return read_connections().entries > 0
+    def translating(self) -> frozenset[int]:
+        """The address families in which somebody may translate addresses and ports (NAT). Never raises."""
+        return self._translation.read()
 
     def topology(self) -> Topology:
         """Read devices and routes; the same object as before while nothing has changed."""

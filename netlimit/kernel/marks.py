@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the process that looks needs none of it
 
 _GET_RULE = 34
 _FRA_FWMARK, _FRA_FWMASK = 10, 16
-_NFNL, _GET_GENERATION = 12, 10 << 8 | 16
+NFNL, _GET_GENERATION = 12, 10 << 8 | 16
 _HEADER = struct.Struct("=IHHII")
 _PATIENCE = 60
 """Seconds that a look may take, and each tool in it."""
@@ -63,7 +63,7 @@ class MarkReader:
         """What the last look that has ended has found, the same object as before if that is the same. While nothing is
         known yet, or what is known is old, up to `patience` seconds are waited for."""
         lines, unread = self._read_lines()
-        stamp = lines, unread, _attempt(_read_rules), _attempt(_read_generation), _attempt(_read_policies)
+        stamp = lines, unread, _attempt(_read_rules), _attempt(read_generation), _attempt(_read_policies)
         end = time.monotonic() + patience
         while stamp != self._stamp:
             if self._look is None and not patience and time.monotonic() < self._rests_until:
@@ -205,9 +205,9 @@ def _find_rules() -> Iterator[Use]:
 # -- nftables
 
 
-def _read_generation() -> int | None:
+def read_generation() -> int | None:
     """The number of changes to nftables so far; None where the kernel has none."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NFNL) as sock:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NFNL) as sock:
         sock.settimeout(1)
         sock.send(_HEADER.pack(_HEADER.size + 4, _GET_GENERATION, 1, 1, 0) + bytes(4))
         answer = sock.recv(4096)
@@ -220,7 +220,7 @@ def _read_generation() -> int | None:
 
 
 def _find_nft() -> Iterator[Use]:
-    if _read_generation() is None:
+    if read_generation() is None:
         return
     ruleset = json.loads(ask("nft", "-j", "list", "ruleset", patience=_PATIENCE))
     uses, extended = nft_marks.read_marks(ruleset)

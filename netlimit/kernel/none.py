@@ -104,9 +104,9 @@ class NoKernel:
         """Nobody is remembered."""
         return {}
 
-    def tracks(self) -> bool:
+    def translating(self) -> frozenset[int]:
         """It does not matter: there are no rules."""
-        return False
+        return frozenset()
 
     def topology(self) -> Topology:
         """No devices."""

@@ -104,7 +104,7 @@ def look_round(
             "what is routed once more", lambda: tuple(_find_rerouting(nftables, mangle, ask_twin)), _NOTHING
         ),
         own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
-        connections=look.at("the connections that are tracked", read_connections, Fill(0, 0)),
+        connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
         buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
         foreign=foreign,
@@ -232,8 +232,7 @@ def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name_of(path), tuple(sorted(names))
 
 
-def read_connections() -> Fill:
-    """How many connections are tracked, and how many can be. Raises OSError."""
+def _read_connections() -> Fill:
     return Fill(_read_number("nf_conntrack_count"), _read_number("nf_conntrack_max"))
 
 

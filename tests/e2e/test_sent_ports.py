@@ -97,6 +97,17 @@ def test_who_may_send_anything_to_a_port_may_if_it_was_sent_there(
     assert count_arriving(lab, led) == (0 if ports == str(REAL) else SENT)
 
 
+def test_one_flooder_is_stopped_before_he_eats_what_is_for_all(gateway: Gateway, lab: Lab, led: str) -> None:
+    """Limits of hosts come before budgets, wherever NAT leads a packet."""
+    _, budget = gateway.put(
+        {"target": "10.1.0.0/16", "per": "host", **FEW},
+        {"target": "10.1.0.0/16", "per": "target", "protocol": "udp", "ports": f"443,{PORT}", **FEW, "burst": 15},
+    )
+    for _ in range(2):
+        assert count_arriving(lab, led) <= 10
+    assert gateway.count(budget).dropped_packets == 0
+
+
 @pytest.mark.parametrize(("ports", "shaped"), [(f"443,{PORT}", SENT), (str(REAL), 0)])
 def test_what_is_forwarded_is_shaped_by_the_port_that_was_sent(
     gateway: Gateway, lab: Lab, led: str, ports: str, shaped: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import count
 
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, SERVER, Lab
+from scripts.testbed.namespaces import CLIENT, CLIENT6, SERVER, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 
@@ -23,16 +23,21 @@ def count_arriving(lab: Lab, destination: str, real: int) -> int:
     return receiver.report().packets
 
 
+def list_rules(lab: Lab, tool: str) -> str:
+    return lab.gateway.run(tool, "-t", "mangle", "-S").stdout
+
+
 def test_connections_are_asked_for_once_somebody_tracks_them(gateway: Gateway, lab: Lab) -> None:
     limit = {"target": CLIENT, "protocol": "udp", "ports": PORT, "rate": "1 packets/h", "burst": 10}
-    gateway.add(limit, {"target": "203.0.113.9", "direction": "to", "action": "allow"})
+    gateway.add(limit, limit | {"target": CLIENT6}, {"target": "203.0.113.9", "direction": "to", "action": "allow"})
     assert count_arriving(lab, SERVER, PORT) == 10
     assert lab.gateway.run("cat", "/proc/sys/net/netfilter/nf_conntrack_count").stdout.strip() == "0"
-    assert "conntrack" not in lab.gateway.run("iptables-legacy", "-t", "mangle", "-S").stdout
+    assert "conntrack" not in list_rules(lab, "iptables-legacy")
     lead = ("PREROUTING", "-p", "udp", "-d", TAKEN, "-j", "DNAT", "--to-destination", f"{SERVER}:{REAL}")
     lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *lead)
     count_arriving(lab, TAKEN, REAL)
-    gateway.wait(lambda: "--ctorigdstport" in lab.gateway.run("iptables-legacy", "-t", "mangle", "-S").stdout, "asks")
+    gateway.wait(lambda: "--ctorigdstport" in list_rules(lab, "iptables-legacy"), "connections to be asked for")
+    assert "conntrack" not in list_rules(lab, "ip6tables-legacy"), "IPv6 is translated by nobody"
     gateway.clear()
     gateway.add(limit | {"burst": 20}, {"target": "203.0.113.9", "direction": "to", "action": "allow"})
     assert count_arriving(lab, TAKEN, REAL) == 20

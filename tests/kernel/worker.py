@@ -77,6 +77,9 @@ class RemoteKernel:
     def addresses(self) -> Addresses:
         return self.call("addresses")
 
+    def translating(self) -> frozenset[int]:
+        return self.call("translating")
+
     def tunnels(self) -> Tunnels:
         return self.call("tunnels")
 

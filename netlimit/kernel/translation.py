@@ -1,0 +1,51 @@
+"""Who may translate addresses and ports here: the legacy nat tables, and chains of nftables of type nat."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from netlimit.kernel import rtnetlink
+from netlimit.kernel.marks import NFNL, read_generation
+
+_LEGACY = {4: Path("/proc/net/ip_tables_names"), 6: Path("/proc/net/ip6_tables_names")}
+_GET_CHAIN, _CHAIN_TYPE = 10 << 8 | 4, 7
+_HEADER = 4
+"""Bytes of struct nfgenmsg, of which the first is the family."""
+_INET = 1
+_FAMILIES = {socket.AF_INET: (4,), socket.AF_INET6: (6,), _INET: (4, 6)}
+
+
+class TranslationReader:
+    """Knows the address families in which somebody may translate. Chains are read when nftables has changed."""
+
+    def __init__(self) -> None:
+        self._generation: int | None = None
+        self._chained: frozenset[int] = frozenset()
+        self._found: frozenset[int] = frozenset()
+
+    def read(self) -> frozenset[int]:
+        """Those of now; where they cannot be read, those that were known last."""
+        try:
+            generation = read_generation()
+            if generation != self._generation:
+                self._chained = frozenset() if generation is None else frozenset(_find_chained())
+                self._generation = generation
+            self._found = self._chained | frozenset(_find_legacy())
+        except (OSError, ValueError):
+            pass
+        return self._found
+
+
+def _find_legacy() -> Iterator[int]:
+    """The families with a nat table, which is there from its first use on."""
+    for family, names in _LEGACY.items():
+        if names.exists() and "nat" in names.read_text().split():
+            yield family
+
+
+def _find_chained() -> Iterator[int]:
+    for body in rtnetlink.dump(_GET_CHAIN, bytes(_HEADER), NFNL):
+        if rtnetlink.decode(body, _HEADER).get(_CHAIN_TYPE, b"").rstrip(b"\0") == b"nat":
+            yield from _FAMILIES.get(body[0], ())
