@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from netlimit import adverts, dying, management
-from netlimit.conditions import Matches, ask_for_sent_ports, select, select_all, select_sent
+from netlimit.conditions import Matches, ask_for_sent_ports, may_meet, select, select_all, select_sent
 from netlimit.dispatch import Ask, Dispatch
 from netlimit.fragments import DEFRAG, join
 from netlimit.hashlimit import TABLE_SIZES, fit_bucket
@@ -326,8 +326,12 @@ class _Family:
         allows = [verdict for verdict in self.verdicts if verdict.action is Action.ALLOW]
         if table not in _COUNTING:
             return allows
-        limited = {group.selector for group in self._groups.get(table, ())}
-        met = [each for each in (*allows, *self._foreseen) if any(map(each.selector.meets, limited))]
+        limited = {(group.selector, group.direction) for group in self._groups.get(table, ())}
+        met = [
+            each
+            for each in (*allows, *self._foreseen)
+            if any(may_meet(each.selector, where, each.direction is direction) for where, direction in limited)
+        ]
         return sorted(met, key=lambda verdict: verdict.key)
 
     @cached_property
@@ -428,7 +432,7 @@ class _Family:
         """Lead packets to the groups that concern them, and leave no mark behind."""
         asks = [ask for group in groups if (ask := _ask_of(group, hook)).rules]
         known = self._knows_sent_ports(table)
-        moved = [group for group in groups if known and _ask_for_sent_ports(group, hook)]
+        moved = [group for group in groups if known and ask_for_sent_ports(group.selector, group.direction, hook)]
         sent = [_ask_sent(group) if group in moved else _ask_of(group, hook) for group in groups] if moved else []
         yield from self._line_up_led(asks, [ask for ask in sent if ask.rules], table)
         if any(ask.marks for ask in asks):
@@ -491,10 +495,8 @@ class _Family:
         return sorted(here, key=lambda each: (each.lane.rank, each.lane.name))
 
     def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
-        here, known = list(lanes), self._knows_sent_ports("mangle")
-        moved = [each for each in here if known and _ask_for_sent_ports(each.lane, "FORWARD")]
-        sent = [_ask_way_out_sent(each) if each in moved else _ask_way_out(each) for each in here] if moved else []
-        yield from self._line_up_led([_ask_way_out(each) for each in here], sent, "mangle")
+        asks = [Ask(_way_out(each.lane), False, (not each.lane.exact,), _find_way_out(each)) for each in lanes]
+        yield from self._tree("mangle").line_up(asks)
 
     def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:
         """Who is new and has no class yet is remembered; the mark tells."""
@@ -710,10 +712,6 @@ def _lead(group: Group, ways: Iterable[Matches]) -> Ask:
     return Ask(group.selector, group.direction is Direction.FROM, rank, rules, group.marked)
 
 
-def _ask_for_sent_ports(each: Group | Lane, hook: Hook) -> bool:
-    return ask_for_sent_ports(each.selector, each.direction, hook)
-
-
 def _unevenness(numbers: Iterable[int], bit: int) -> int:
     """By how much more of the numbers have the bit than have it not, or the other way round."""
     return abs(sum(1 if number >> bit & 1 else -1 for number in numbers))
@@ -763,19 +761,9 @@ def _way_out(lane: Lane) -> Selector:
     return Selector(lane.selector.protocol, lane.selector.ports, lane.selector.source_ports, lane.device)
 
 
-def _ask_way_out(each: OpenLane) -> Ask:
-    """To be given a class, by the ports that packets have here."""
-    return _classify(each, select(_way_out(each.lane), Direction.TO, "FORWARD", each.lane.family))
-
-
-def _ask_way_out_sent(each: OpenLane) -> Ask:
-    """To be given a class, by the ports to which packets were sent."""
-    return replace(_classify(each, select_sent(_way_out(each.lane), Direction.TO, each.lane.family)), sent=True)
-
-
-def _classify(each: OpenLane, ways: Iterable[Matches]) -> Ask:
-    rules = tuple(chain_rule(_find_class(each), *where) for where in ways)
-    return Ask(_way_out(each.lane), False, (not each.lane.exact,), rules)
+def _find_way_out(each: OpenLane) -> tuple[ChainRule, ...]:
+    ways = select(_way_out(each.lane), Direction.TO, "FORWARD", each.lane.family)
+    return tuple(chain_rule(_find_class(each), *where) for where in ways)
 
 
 def _end_name(group: Group, action: Action) -> str:

@@ -42,7 +42,7 @@ from netlimit.limits import (
     set_keys,
     stands_under_mark,
 )
-from netlimit.numbers import MARK_BITS, Numbering, Numbers, PurposeKey
+from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
 from netlimit.routing import leads_towards
@@ -141,6 +141,7 @@ class Compilation:
         self.facts = facts
         self.numbers = Numbers(_find_fitting(numbering or {}, facts))
         self.numbers.keep(MARK_BITS, facts.mark_mask)
+        self._keep_translated()
         self.shaping = Shaping(facts, self.numbers)
         self.fragments: dict[int, Fragment] = {}
         self._problems: dict[int, str] = {}
@@ -343,9 +344,17 @@ class Compilation:
         if _place(facts) != _place(before):
             self._structure = None
         self.facts = facts
+        self._keep_translated()
         self.shaping.relocate(facts)
         for family in (4, 6):
             self._protect(family)
+
+    def _keep_translated(self) -> None:
+        """For the next boot, when nothing is translated yet."""
+        if self.facts.translated:
+            self.numbers.keep(TRANSLATED, number_families(self.facts.translated))
+        else:
+            self.numbers.release(*TRANSLATED)
 
     def hold_open(self, connections: Mapping[int, Iterable[str]]) -> None:
         """Note the open connections by which this host is managed, by family, for sets that are to be made."""

@@ -8,6 +8,7 @@ masquerade, that host's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from netlimit.limits import Facts
 from netlimit.rates import Kind
@@ -52,6 +53,12 @@ def select_all(selector: Selector, direction: Direction, hook: Hook, family: int
     for way in (Led(inverted=True), Led(answers=True)):
         yield from select(selector, direction, hook, family, ports=(way,))
     yield from select_sent(selector, direction, family)
+
+
+def may_meet(one: Selector, other: Selector, alike: bool) -> bool:
+    """Whether a packet can be of both. Where their ports are not `alike`, some those that were sent and some those to
+    which it is led, they tell nothing."""
+    return one.meets(other if alike else replace(other, ports=()))
 
 
 def tell_own(facts: Facts) -> Matches:

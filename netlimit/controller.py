@@ -32,7 +32,7 @@ from netlimit.kernel.base import Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
 from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
-from netlimit.numbers import find_mark_bits
+from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.outage import Outage
 from netlimit.overdue import Overdue
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
@@ -504,9 +504,9 @@ class Controller:
 
     def _load_anew(self) -> None:
         self._premises.probe(self._store.hosts())
-        self._premises.look(self._saved_roots())
-        self._find_safe()
         self._numbered = self._store.numbering(self._setup.host)
+        self._premises.look(self._saved_roots(), find_translated(self._numbered))
+        self._find_safe()
         self._premises.keep_mask(self._moving or find_mark_bits(self._numbered))
         self._premises.look_at_marks(FIRST_LOOK_SECONDS if self._compilation is None and self._revision < 0 else 0.0)
         self._compilation = Compilation(self._premises.facts, self._numbered)

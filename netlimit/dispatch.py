@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from netlimit.conditions import may_meet
 from netlimit.limits import digest
 from netlimit.packet import Side
 from netlimit.rules import Selector
@@ -71,22 +72,22 @@ class Dispatch:
         """The rules that ask all this of a packet, in the order of ranks, by which `asks` are sorted. By `ways` packets
         have been told apart already."""
         rules: list[ChainRule] = []
-        marked: list[Selector] = []
+        marked: list[Ask | None] = []
         for run in _runs(asks, ways):
             row, trees = _part(run, ways)
             for ask in row:
-                if ask.marks and any(ask.selector.meets(other) for other in marked):
+                if ask.marks and any(other is None or _may_meet(ask, other) for other in marked):
                     rules.append(self.clear)
                     marked = []
                 rules += ask.rules
-                marked += [ask.selector] if ask.marks else []
+                marked += [ask] if ask.marks else []
             for way, part in trees.items():
                 marks = any(ask.marks for ask in part)
                 if marks and marked:
                     rules.append(self.clear)
                     marked = []
                 rules.append(self._lead(way, part, ways | {way}))
-                marked += [Selector()] if marks else []
+                marked += [None] if marks else []
         return rules
 
     def gather(self, rules: Sequence[ChainRule]) -> str:
@@ -151,6 +152,10 @@ class Dispatch:
         some = [asks[place] for place in places]
         marks = [self.clear] if any(ask.marks for ask in some) else []
         return [*self.line_up(some, ways), *marks]
+
+
+def _may_meet(one: Ask, other: Ask) -> bool:
+    return may_meet(one.selector, other.selector, one.sent == other.sent)
 
 
 def _runs(asks: Iterable[Ask], ways: Ways) -> Iterator[list[Ask]]:

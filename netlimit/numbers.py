@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from netlimit.marks import is_run
 
@@ -14,6 +14,21 @@ Numbering = dict[PurposeKey, int]
 
 MARK_BITS: PurposeKey = ("packet mark", "")
 """What the bits of the packet mark are kept under in which entries carry their numbers."""
+
+
+TRANSLATED: PurposeKey = ("translated", "")
+"""What the address families are kept under in which somebody translated: 1 for IPv4, 2 for IPv6, 3 for both."""
+_FAMILIES = ((1, 4), (2, 6))
+
+
+def find_translated(kept: Mapping[PurposeKey, int]) -> frozenset[int]:
+    """Those families, as they were kept."""
+    return frozenset(family for bit, family in _FAMILIES if kept.get(TRANSLATED, 0) & bit)
+
+
+def number_families(families: Collection[int]) -> int:
+    """The number under which families are kept."""
+    return sum(bit for bit, family in _FAMILIES if family in families)
 
 
 def find_mark_bits(kept: Mapping[PurposeKey, int]) -> int | None:

@@ -134,10 +134,11 @@ class Premises:
             f"({why.rstrip('.')}): what the kernel holds stays in force, and it is tried again."
         )
 
-    def look(self, saved: Roots) -> None:
-        """Read devices, routes, the root qdiscs of others, and where somebody may translate."""
+    def look(self, saved: Roots, translated: frozenset[int] = frozenset()) -> None:
+        """Read devices, routes, the root qdiscs of others, and where somebody may translate; somebody may soon in the
+        families of `translated`, for he did before."""
         self._topology = self._kernel.topology()
-        self._translated = self._kernel.translating()
+        self._translated = self._kernel.translating() | translated
         self.find_foreign(self._kernel.queues(), saved)
 
     def has_moved(self) -> bool:

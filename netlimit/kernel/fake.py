@@ -112,7 +112,8 @@ class FakeKernel:
     `foreign` counts rules of others by table and chain: they stand first, are never touched, and do nothing. `marking`
     are marks (value and mask) that others write behind our rules, by table and chain. `routes` is what there is of
     devices and routes, `roots` are root qdiscs of others, by device, all of which can be put back.
-    `opened` are the open connections to whatever port is asked for.
+    `opened` are the open connections to whatever port is asked for; `translated` are families in which others are said
+    to translate.
     """
 
     now: Callable[[], float] = time.time
@@ -126,6 +127,7 @@ class FakeKernel:
     mark_use: MarkUse = field(default_factory=MarkUse)
     opened: tuple[Connection, ...] = ()
     ended: Tunnels = field(default_factory=Tunnels)
+    translated: frozenset[int] = frozenset()
     ways: dict[str, tuple[Hop, ...]] = field(default_factory=dict)
     ways_from: dict[tuple[str, str], tuple[Hop, ...]] = field(default_factory=dict)
 
@@ -296,8 +298,8 @@ class FakeKernel:
         return {name: len(self.elements[name]) for name in names if name in self.sets}
 
     def translating(self) -> frozenset[int]:
-        """It translates nothing."""
-        return frozenset()
+        """Answer with `translated`."""
+        return self.translated
 
     def topology(self) -> Topology:
         """Answer with `routes`."""

@@ -12,7 +12,7 @@ from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, SERVER, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import count_received, shape
+from tests.e2e.loads import count_received
 
 TAKEN = "10.2.0.253"
 """Nobody has that address: what is sent there goes to another port, of the server or of the gateway."""
@@ -108,15 +108,39 @@ def test_one_flooder_is_stopped_before_he_eats_what_is_for_all(gateway: Gateway,
     assert gateway.count(budget).dropped_packets == 0
 
 
-@pytest.mark.parametrize(("ports", "shaped"), [(f"443,{PORT}", SENT), (str(REAL), 0)])
-def test_what_is_forwarded_is_shaped_by_the_port_that_was_sent(
-    gateway: Gateway, lab: Lab, led: str, ports: str, shaped: int
+@pytest.mark.parametrize("order", [1, -1])
+def test_ports_that_were_sent_and_ports_that_are_led_to_may_be_of_one_packet(
+    gateway: Gateway, lab: Lab, led: str, order: int
 ) -> None:
-    (rule,) = gateway.put(shape(CLIENT, "4 Mbit/s", protocol="udp", ports=ports, interface="wan"))
-    assert count_arriving(lab, led) == SENT
-    assert gateway.count(rule).matched_packets == (shaped if led == "to the server" else 0)
-    assert count_arriving(lab, "to the server", SERVER, PORT, PORT) == SENT
-    assert gateway.count(rule).matched_packets == (shaped * (2 if led == "to the server" else 1))
+    """Of two limits with ports that do not meet, each holds its own."""
+    first, second = (
+        UDP | {"ports": PORT, "rate": "1 packets/h", "burst": 20},
+        {"target": "10.2.0.0/16", "direction": "to", "per": "target", "protocol": "udp", "ports": REAL, **FEW},
+    )[::order]
+    gateway.put(first, second, {"target": "10.9.0.0/16", "per": "target", "protocol": "udp", "ports": PORT, **FEW})
+    assert count_arriving(lab, led) == (10 if led == "to the server" else 20)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "limited"),
+    [
+        (UDP | {"ports": PORT}, {"target": SERVER, "direction": "to", "protocol": "udp", "ports": REAL}),
+        ({"target": SERVER, "direction": "to", "protocol": "udp", "ports": REAL}, UDP | {"ports": PORT}),
+    ],
+)
+@pytest.mark.parametrize("rate", ["10 connections", "1 connections/h"])
+def test_who_is_allowed_by_one_port_is_limited_by_no_other(
+    gateway: Gateway, lab: Lab, allowed: dict[str, object], limited: dict[str, object], rate: str
+) -> None:
+    lead = ("PREROUTING", "-i", "lan", "-p", "udp", "-d", TAKEN, "-j", *LEADS["to the server"])
+    lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *lead)
+    try:
+        gateway.put(limited | {"rate": rate})
+        assert count_arriving(lab, "to the server") < SENT
+        gateway.add(allowed | {"action": "allow"})
+        assert count_arriving(lab, "to the server") == SENT
+    finally:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *lead)
 
 
 @pytest.mark.parametrize(("ports", "held"), [(30000, True), (40000, False)])
