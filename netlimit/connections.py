@@ -58,7 +58,7 @@ class OpenConnections:
         """Those that are open now. What cannot be read is none: then nobody is spared by a connection, which the log
         says once."""
         try:
-            found = list(self._kernel.connections(facts.management)) if facts.management else []
+            found = list(self._kernel.connections(facts.management, self._keepers)) if facts.management else []
         except KernelError as error:
             if not self._unreadable:
                 log.error("%s Open connections by which this host is managed are not spared by rules.", error)

@@ -203,7 +203,7 @@ class Premises:
             self._unfollowed = None
             return {}
         try:
-            followed, problem = follow_on(self._kernel, reached, self._management)
+            followed, problem = follow_on(self._kernel, reached, self._management, self._setup.keepers)
             ends = followed.ends
         except Exception as error:
             log.debug("Tunnels cannot be followed.", exc_info=True)

@@ -78,12 +78,15 @@ class Followed(NamedTuple):
     hidden: tuple[Passage, ...] = ()
 
 
-def follow_on(kernel: Kernel, reached: Iterable[str], ports: Iterable[int]) -> tuple[Followed, str | None]:
-    """By which far ends these addresses are `reached` from a host that is managed by these `ports`, also where its
-    answers are routed by the address that they talk with; and what could not be read. Raises KernelError."""
+def follow_on(
+    kernel: Kernel, reached: Iterable[str], ports: Iterable[int], keepers: Collection[int]
+) -> tuple[Followed, str | None]:
+    """By which far ends these addresses are `reached` from a host that is managed by these `ports` of servers of
+    `keepers`, also where its answers are routed by the address that they talk with; and what could not be read. Raises
+    KernelError."""
     reached = tuple(reached)
     tunnels = kernel.tunnels()
-    near = find_near(kernel.connections(ports), frozenset(reached))
+    near = find_near(kernel.connections(ports, keepers), frozenset(reached))
     return follow(reached, tunnels.found, partial(kernel.hops, near=near)), "; ".join(tunnels.problems) or None
 
 

@@ -16,6 +16,7 @@ from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
+from netlimit.cli.privileges import USER, find_keepers
 from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
 from netlimit.errors import NetlimitError, say_fault
@@ -137,7 +138,7 @@ def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | 
         where = kernel.addresses()
         reached = [*where.peers, *(each for each, why in known.items() if why.text in (SESSION, CLIENT))]
         ports = {*(status.management if status else ()), *(door.port for door in where.doors)}
-        found, problem = follow_on(kernel, dict.fromkeys(reached), ports)
+        found, problem = follow_on(kernel, dict.fromkeys(reached), ports, find_keepers(USER))
     except Exception as error:  # it only advises
         return replace(report, unfollowed=say_fault(error))
     return replace(report, hidden=found.hidden, unfollowed=problem)

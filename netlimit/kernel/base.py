@@ -123,8 +123,9 @@ class Kernel(Protocol):
         marks. Raises KernelError."""
         ...
 
-    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
-        """Read the TCP connections to some of this host's ports that both ends have agreed to. Raises KernelError."""
+    def connections(self, ports: Iterable[int], owners: Collection[int]) -> Iterable[Connection]:
+        """The TCP connections to some of this host's ports that both ends have agreed to, of these users and of nobody;
+        where that takes long, those that were found last. Raises KernelError."""
         ...
 
     def exclusive(self) -> AbstractContextManager[None]:

@@ -183,10 +183,10 @@ class FakeKernel:
             for address in addresses
         }
 
-    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
-        """Answer with `opened`."""
+    def connections(self, ports: Iterable[int], owners: Collection[int]) -> Iterable[Connection]:
+        """Answer with what of `opened` is theirs, or nobody's."""
         del ports
-        return self.opened
+        return [each for each in self.opened if each.owner is None or each.owner in owners]
 
     def exclusive(self) -> AbstractContextManager[None]:
         """One process has it anyway."""

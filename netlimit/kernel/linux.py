@@ -12,24 +12,14 @@ from pyroute2 import NetlinkError
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
-from netlimit.kernel import (
-    addresses,
-    capabilities,
-    connections,
-    ingress,
-    ipset,
-    iptables,
-    libiptc,
-    queues,
-    sessions,
-    tc,
-)
+from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, libiptc, queues, sessions, tc
+from netlimit.kernel.background import Background
 from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading, Unanswered
 from netlimit.kernel.claim import Claim, claimed, is_claimed
+from netlimit.kernel.connections import ConnectionReader
 from netlimit.kernel.holders import HolderWatch
 from netlimit.kernel.marks import MarkReader
 from netlimit.kernel.notices import LINKS, QUEUES, Watched
-from netlimit.kernel.root_sockets import RootSockets
 from netlimit.kernel.survey import NFTABLES, TWINS, look_round
 from netlimit.kernel.tools import Listing
 from netlimit.kernel.topology import TopologyWatch
@@ -53,7 +43,8 @@ class LinuxKernel:
     def __init__(self) -> None:
         self._watch = TopologyWatch()
         self._tunnels = TunnelReader()
-        self._sockets = RootSockets()
+        self._sockets = Background(sessions.list_root_sockets)
+        self._connections = ConnectionReader()
         self._tables = iptables.TableReader()
         self._writer: iptables.Writer | None = None
         self._marks = MarkReader(self._tables)
@@ -96,7 +87,7 @@ class LinuxKernel:
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off."""
         with _translated("read addresses"):
-            return Addresses(addresses.read_own(), *sessions.read_sessions(self._sockets.read))
+            return Addresses(addresses.read_own(), *sessions.read_sessions(self._sockets.get))
 
     def tunnels(self) -> Tunnels:
         """Read the tunnels that end on this host, with the outer addresses of their far ends."""
@@ -110,10 +101,11 @@ class LinuxKernel:
         with _translated("look up routes"):
             return find_hops(addresses, near)
 
-    def connections(self, ports: Iterable[int]) -> list[Connection]:
-        """Read the TCP connections to some of this host's ports that both ends have agreed to."""
+    def connections(self, ports: Iterable[int], owners: Collection[int]) -> list[Connection]:
+        """The TCP connections to some of this host's ports that both ends have agreed to, of these users and of nobody;
+        where that takes long, those that were found last."""
         with _translated("read open connections"):
-            return list(connections.read_connections(ports))
+            return self._connections.read(ports, owners)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

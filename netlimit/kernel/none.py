@@ -9,11 +9,11 @@ from pathlib import Path
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel.addresses import read_own
+from netlimit.kernel.background import Background
 from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
-from netlimit.kernel.root_sockets import RootSockets
-from netlimit.kernel.sessions import read_sessions
+from netlimit.kernel.sessions import list_root_sockets, read_sessions
 from netlimit.marks import MarkUse
 from netlimit.plan import Step
 from netlimit.state import Structure
@@ -31,7 +31,7 @@ class NoKernel:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._topology = Topology()
-        self._sockets = RootSockets()
+        self._sockets = Background(list_root_sockets)
         self._marks = MarkUse()
 
     def probe(self) -> HostFacts:
@@ -50,7 +50,7 @@ class NoKernel:
     def addresses(self) -> Addresses:
         """Read whose addresses must not be cut off: they are safe from the limiter too."""
         try:
-            return Addresses(read_own(), *read_sessions(self._sockets.read))
+            return Addresses(read_own(), *read_sessions(self._sockets.get))
         except OSError as error:
             raise KernelError("read addresses", str(error)) from error
 
@@ -65,9 +65,9 @@ class NoKernel:
         del addresses, near
         return {}
 
-    def connections(self, ports: Iterable[int]) -> Iterable[Connection]:
+    def connections(self, ports: Iterable[int], owners: Collection[int]) -> Iterable[Connection]:
         """None."""
-        del ports
+        del ports, owners
         return ()
 
     def exclusive(self) -> AbstractContextManager[None]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from netlimit.kernel.base import Door
-from netlimit.kernel.root_sockets import list_root_sockets
-from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket
+from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
 from netlimit.plain import decode_name, read_text
 
 _PORT = re.compile(r"^\s*port\s+(\d+)\s*$", re.IGNORECASE | re.MULTILINE)
 _STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d+)\s*$", re.MULTILINE)
-_USUAL_PORT = 22
+_USUAL_PORT, _ROOT = 22, 0
 _PROC, _NAME, _START = "/proc", b"sshd", 4096
 _SESSION = re.compile(rb"sshd(-session)?: .+@.*[^\]]")  # "sshd: user@domain [priv]" still waits for a proof
 _USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
@@ -29,6 +28,11 @@ _UNITS = (
     Path("/run/systemd"),
     Path("/etc/systemd/system"),
 )
+
+
+def list_root_sockets() -> list[Socket]:
+    """Those of root that listen or are connected. Raises OSError."""
+    return list(read_sockets([ESTABLISHED, LISTENING], owners=[_ROOT]))
 
 
 def read_sessions(

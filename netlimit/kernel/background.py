@@ -1,0 +1,54 @@
+"""What a kernel may take long to tell, read in a thread: any user can have a million sockets, and it lists them all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+PATIENCE = 0.1
+"""Seconds that a reading may hold up who asks; after that he gets what was found the last time."""
+_SHARE = 4
+"""After a reading that took longer than that, none begins for so many times as long."""
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """What `read` gives, without a wait. For one thread."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._thread: threading.Thread | None = None
+        self._found: tuple[T] | None = None
+        self._error: Exception | None = None
+        self._rests_until = 0.0
+
+    def get(self) -> T:
+        """What there is, or was when it was last looked; the first time it is waited for. Raises what `read` has
+        raised since the last question."""
+        self._begin()
+        if self._thread is not None:
+            self._thread.join(None if self._found is None else PATIENCE)
+            if not self._thread.is_alive():
+                self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        assert self._found is not None
+        return self._found[0]
+
+    def _begin(self) -> None:
+        if self._thread is None and (self._found is None or time.monotonic() >= self._rests_until):
+            self._thread = threading.Thread(target=self._look, name="reading", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        try:
+            self._found = (self._read(),)
+        except Exception as error:  # it is raised in the thread that asks
+            self._error = error
+        took = time.monotonic() - began
+        if took > PATIENCE:
+            self._rests_until = time.monotonic() + _SHARE * took
