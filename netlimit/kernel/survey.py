@@ -20,7 +20,7 @@ from netlimit.kernel.ingress import find_ahead, find_redirecting, read_ifbs
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
-from netlimit.plain import decode_name, name_of, read_text
+from netlimit.plain import decode, decode_name, name_of, read_text
 from netlimit.state import CHAIN_PREFIX
 from netlimit.tree import Topology
 
@@ -37,8 +37,8 @@ _OURS = rf"^(?::{CHAIN_PREFIX}|-A {CHAIN_PREFIX})|-[jg] {CHAIN_PREFIX}"
 _UNITS = ("nftables", "netfilter-persistent", "iptables", "ip6tables")
 _TIME_ERROR = 5
 """What adjtimex(2) answers where nobody keeps the clock right."""
-_PART, _LONGEST_COUNT = 2**20, 0.5
-"""Bytes that are read at once of a table of hashlimit, and seconds after which the rest of it is not."""
+_PART, _LONGEST = 2**20, 0.5
+"""Bytes that are read at once of what the kernel may have much of, and seconds after which the rest of it is not."""
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
 _BRIDGE = "/proc/sys/net/bridge/"
@@ -72,9 +72,9 @@ def look_round(
     read_topology: Callable[[], Topology] = Topology,
 ) -> HostReport:
     """Look round. `foreign` are root qdiscs of others by device; `root` is where files are looked for. What is not
-    `thorough` leaves out what takes long: the tables of hashlimit, and the hardware. `list_nftables`, and
-    `list_twin` for a table of TWINS, are for who does not want to wait for the end of it; `read_topology` tells
-    of routes that are read anyway.
+    `thorough` leaves out what takes long: the tables of hashlimit, the multicast groups, and the hardware.
+    `list_nftables`, and `list_twin` for a table of TWINS, are for who does not want to wait for the end of it;
+    `read_topology` tells of routes that are read anyway.
 
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
@@ -123,7 +123,11 @@ def look_round(
             "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING
         ),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
-        groups=look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset()),
+        groups=(
+            look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset())
+            if thorough
+            else frozenset()
+        ),
         unknown=tuple(look.unknown),
     )
 
@@ -169,14 +173,14 @@ def _find_programs() -> Iterator[str]:
 def _find_groups() -> Iterator[tuple[str, str]]:
     """The multicast addresses that devices listen to, each with the device."""
     device = ""
-    for line in read_text(Path("/proc/net/igmp")).splitlines()[1:]:
+    for line in _read_some(Path("/proc/net/igmp")).splitlines()[1:]:
         words = line.split()
         if line[:1].isspace():
             yield str(IPv4Address(bytes.fromhex(words[0])[::-1])), device  # the byte order of the host
         else:
             device = words[1].rstrip(":")
     six = Path("/proc/net/igmp6")
-    for line in read_text(six).splitlines() if six.exists() else ():
+    for line in _read_some(six).splitlines() if six.exists() else ():
         words = line.split()
         yield str(IPv6Address(bytes.fromhex(words[2]))), words[1]
 
@@ -263,13 +267,26 @@ def _read_buckets() -> Iterator[tuple[str, Fill]]:
 
 def _count_lines(path: Path, enough: int) -> int:
     """Count lines up to so many; a table of a million is read in no time that anybody waits for. Raises OSError."""
-    end, held = time.monotonic() + _LONGEST_COUNT, 0
-    with path.open("rb", buffering=0) as file:
-        while held < enough and (part := file.read(_PART)):
-            held += part.count(b"\n")
-            if time.monotonic() > end:
-                raise TimeoutError(f"{path} has more than {held} lines")
+    held = 0
+    for part in _read_parts(path):
+        held += part.count(b"\n")
+        if held >= enough:
+            break
     return held
+
+
+def _read_some(path: Path) -> str:
+    """What a file of the kernel holds that any user may make long. Raises OSError."""
+    return decode(b"".join(_read_parts(path)))
+
+
+def _read_parts(path: Path) -> Iterator[bytes]:
+    end = time.monotonic() + _LONGEST
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(_PART):
+            yield part
+            if time.monotonic() > end:
+                raise TimeoutError(f"{path} has more than can be read in {_LONGEST:g} s")
 
 
 def _find_offloading() -> Iterator[str]:

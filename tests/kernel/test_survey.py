@@ -121,6 +121,21 @@ def test_files_that_load_rules_are_found(root: None, tmp_path: Path, path: str) 
     assert is_serious(finding) == (name == "saved rules")
 
 
+def test_which_multicast_groups_there_are_is_asked_for_who_is_told(linux: RemoteKernel) -> None:
+    """Any user may join as many as he likes, and the kernel takes the square of that to list them."""
+    assert ("224.0.0.1", "near") in linux.survey().groups
+    report = linux.survey(thorough=False)
+    assert (report.groups, report.unknown) == (frozenset(), ())
+
+
+def test_what_takes_long_to_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_LONGEST", -1)
+    (unknown,) = (each for each in survey.look_round(250, {}).unknown if "multicast" in each)
+    assert unknown == (
+        "which multicast addresses devices listen to (TimeoutError: /proc/net/igmp has more than can be read in -1 s)"
+    )
+
+
 def looked_round(root: Path) -> list:  # type: ignore[type-arg]  # of findings about files alone
     report = survey.look_round(250, {}, root, thorough=False)
     return [each for each in find_conflicts(report) if each.name in {name for _, name in FILES.values()}]
