@@ -405,8 +405,15 @@ class _Family:
 
     @cached_property
     def _waits(self) -> int:
-        """The longest prefix of an `allow to`; -1 if there is none."""
-        exempt = (v for v in self.verdicts if v.action is Action.ALLOW and v.direction is Direction.TO)
+        """The longest prefix of an `allow` of which nobody knows before the translation whether it applies; -1 if there
+        is none: of any `to`, and of those `from` with ports, for answers through a masquerade come to other ones."""
+        answered = self.family in self.facts.translated
+        exempt = (
+            verdict
+            for verdict in self.verdicts
+            if verdict.action is Action.ALLOW
+            and (verdict.direction is Direction.TO or (answered and verdict.selector.ports))
+        )
         return max((verdict.length for verdict in exempt), default=-1)
 
     def _groups_at(self, table: Table, hook: Hook) -> list[Group]:

@@ -444,8 +444,9 @@ class Compilation:
         for purpose in (each.purpose for each in self.fragments.values()):
             if isinstance(purpose, Limit):
                 rejects |= purpose.group.family == family and purpose.profile.action is Action.REJECT
-            elif (purpose.family, purpose.direction, purpose.action) == (family, Direction.TO, Action.ALLOW):
-                longest = max(longest, purpose.length)
+            elif (purpose.family, purpose.action) == (family, Action.ALLOW):
+                answered = family in self.facts.translated and purpose.selector.ports
+                longest = max(longest, purpose.length if purpose.direction is Direction.TO or answered else -1)
         return _Waiting(longest, rejects)
 
     def _is_asked_early(self, each: Group | VerdictGroup, waiting: _Waiting) -> bool:

@@ -20,7 +20,7 @@ Matches = tuple[Match, ...]
 
 def ask_for_sent_ports(selector: Selector, direction: Direction, hook: Hook) -> bool:
     """Whether ports are meant that a packet may have no more at this hook."""
-    return bool(selector.ports) and direction is Direction.FROM and hook in ("INPUT", "FORWARD")
+    return bool(selector.ports) and direction is Direction.FROM and hook != "PREROUTING"
 
 
 def select(

@@ -42,6 +42,7 @@ _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
 _TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
 _MASKS = re.compile(r"(?<!\S)(?:snat (?:ip6? )?(?:prefix )?to|-j SNAT|-j NETMAP)(?!\S)")
 _OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
+_FOR = re.compile(r"(?<!\S)(?:(?<!! )-d|ip6? daddr) (\S+)")
 _PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -105,9 +106,12 @@ def _read_devices(header: re.Match[str]) -> list[str]:
 def find_translations(
     ruleset: str, tables: Iterable[Sequence[str]], own: Collection[str] = ()
 ) -> Iterator[Translation]:
-    """What gives packets of this host another destination, but for one of its `own` and loopback: in a ruleset of
-    nftables, and in nat tables of iptables (the rules of each, as it saves them)."""
+    """What gives packets of this host another destination, or port, but for one of its `own` and loopback: in a ruleset
+    of nftables, and in nat tables of iptables (the rules of each, as it saves them)."""
     for rule, families, place in (*_list_translating(ruleset, _SENT), *_list_targets(tables, "OUTPUT")):
+        if _PORT_ALONE.match(place):
+            meant = _FOR.search(_STRING.sub('""', rule))
+            place = meant[1] if meant else ""
         for first, last in _read_places(place, families):
             mine = first == last and str(first) in own
             if not mine and not (first.is_loopback and last.is_loopback):

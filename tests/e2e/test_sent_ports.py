@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, SERVER, Lab
+from scripts.testbed.namespaces import CLIENT, SERVER, WAN, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import count_received
@@ -159,6 +159,37 @@ def test_answers_are_held_by_the_port_of_the_host_behind_a_masquerade(
         gateway.wait(lambda: count_received(lab.client) - before == (10 if held else SENT), "answers")
     finally:
         lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *mask)
+
+
+def test_answers_through_a_masquerade_pass_a_block_by_the_port_of_the_host_behind(gateway: Gateway, lab: Lab) -> None:
+    mask = ("POSTROUTING", "-o", "wan", "-p", "udp", "-j", "MASQUERADE", "--to-ports", "40000")
+    lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *mask)
+    try:
+        gateway.put(
+            {"target": "10.2.0.0/24", "action": "block"},
+            {"target": SERVER, "protocol": "udp", "ports": 30000, "action": "allow"},
+        )
+        before = count_received(lab.client)
+        with streams.receive(lab.server, PORT, answer=True):
+            streams.send(lab.client, SERVER, PORT, rate=200, count=SENT, source_port=30000)
+        gateway.wait(lambda: count_received(lab.client) - before == SENT, "answers")
+    finally:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *mask)
+
+
+@pytest.mark.parametrize("kind", ["packets", "connections at once"])
+def test_what_the_gateway_sends_is_held_by_the_port_that_it_asked_for(gateway: Gateway, lab: Lab, kind: str) -> None:
+    lead = ("OUTPUT", "-p", "udp", "-d", SERVER, "--dport", str(PORT), "-j", "DNAT", "--to-destination", f":{REAL}")
+    lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *lead)
+    try:
+        fields, passing = RULES[kind]
+        gateway.put({"target": WAN, "protocol": "udp", "ports": PORT, **fields})
+        with streams.receive(lab.server, REAL) as receiver:
+            for _ in range(SENT):
+                streams.send(lab.gateway, SERVER, PORT, rate=None, count=1, source_port=next(SOURCE_PORTS))
+        assert receiver.report().packets == passing
+    finally:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *lead)
 
 
 @pytest.mark.parametrize(("ports", "passing"), [("443,29999-30000", 10), (str(REAL), SENT)])

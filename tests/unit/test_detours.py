@@ -68,7 +68,7 @@ LED = {
     "tcp dport map @m": ["0.0.0.0-255.255.255.255"],
     "what nobody knows": ["0.0.0.0-255.255.255.255"],
     "": [],
-    ":80": [],
+    ":80": ["0.0.0.0-255.255.255.255"],
     "127.0.0.1:80": [],
     "10.1.0.1:80": [],
 }
@@ -94,6 +94,15 @@ def test_devices_are_named_of_which_nftables_forwards_what_comes_in() -> None:
 def test_places_are_named_where_nftables_leads_what_is_sent(rule: str) -> None:
     found = [str(each) for each in find_translations(SENT.replace("RULE", rule), (), {"10.1.0.1"})]
     assert found == [*LED[rule], "10.9.0.9"]
+
+
+def test_where_the_port_alone_is_changed_it_stays_with_whom_it_is_for() -> None:
+    text = SENT.replace("tcp dport 80 dnat to RULE", "ip daddr 10.2.0.2 tcp dport 80 dnat to :3128")
+    assert [str(each) for each in find_translations(text, ())] == ["10.2.0.2", "10.9.0.9"]
+    table = ("-A OUTPUT -d 10.2.0.2/32 -p udp -m udp --dport 9000 -j DNAT --to-destination :3128",)
+    assert [str(each) for each in find_translations("", [table])] == ["10.2.0.2"]
+    elsewhere = ("-A OUTPUT ! -d 10.2.0.2/32 -p udp -j DNAT --to-destination :3128",)
+    assert len({str(each) for each in find_translations("", [elsewhere])}) == 2, "all of both families"
 
 
 def test_a_map_of_verdicts_may_lead_to_every_chain_of_its_table() -> None:
