@@ -221,7 +221,7 @@ def test_what_leads_to_the_gateway_itself_is_not_told(gateway: Gateway, lab: Lab
         ("-A", "OUTPUT", "-p", "udp", "--dport", "53", "-j", "REDIRECT", "--to-ports", "5353"),
         ("-A", "OUTPUT", "-p", "udp", "--dport", "54", "-j", "DNAT", "--to-destination", "127.0.0.53:53"),
         ("-A", "OUTPUT", "-p", "udp", "--dport", "55", "-j", "DNAT", "--to-destination", LAN),
-        ("-A", "OUTPUT", "-p", "udp", "--dport", "56", "-j", "DNAT", "--to-destination", ":53"),
+        ("-A", "OUTPUT", "-d", LAN, "-p", "udp", "--dport", "56", "-j", "DNAT", "--to-destination", ":53"),
     )
     for words in rules:
         lab.gateway.run("iptables-legacy", "-t", "nat", *words)
