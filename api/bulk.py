@@ -223,4 +223,4 @@ def _keep(store: Store, batch: Batch, now: datetime, actor: Actor, lockout: Lock
 def _find_state(store: Store, kept: list[Rule], waited: bool) -> State:
     """How they stand: the worst of them. Nobody has had time to report an exception, unless somebody waited."""
     exceptional = store.exceptional([rule.id for rule in kept]) if waited else {}
-    return find_worst(kept, store.hosts(), exceptional, datetime.now(UTC))
+    return find_worst(kept, store.hosts(), exceptional, store.now())

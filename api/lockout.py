@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import Annotated, ParamSpec, TypeVar
@@ -45,6 +45,7 @@ class Lockout:
     def __init__(self, store: Store, caller: Caller, host: str) -> None:
         self._store, self._caller, self._host = store, caller, host
         self._havens: Havens | None = None
+        self._now: datetime | None = None
         self._seen: tuple[int, list[tuple[Rule, int]]] | None = None
         self.told: list[str] = []
         """What was said of the memory that limits may come to, with the last judgement."""
@@ -54,13 +55,13 @@ class Lockout:
         if self._havens is None:
             address = self._caller.actor.address
             caller = (address, self._host) if address else None
-            self._havens = Havens(self._store.hosts(), datetime.now(UTC), caller)
+            self._havens = Havens(self._store.hosts(), self._find_now(), caller)
         return self._havens
 
     def judge(self, forces: bool) -> Judge:
         """Who is asked before anything is changed. Raises Problem 403 for somebody who forces and may not, and
         StoreError."""
-        now = datetime.now(UTC)
+        now = self._find_now()
         if forces:
             self._caller.require(Act.FORCE)
             return force(self.look(), now, self._caller.actor.name)
@@ -100,7 +101,7 @@ class Lockout:
         def judge_all(changes: Sequence[Change], standing: Standing) -> Mapping[int, Rule]:
             much, problem = None, None
             try:  # first, for it may have to be done again
-                much = weigh(changes, partial(self._find_stays, changes, standing), datetime.now(UTC))
+                much = weigh(changes, partial(self._find_stays, changes, standing), self._find_now())
             except TooMuchMemory as error:
                 problem = Problem(422, f"{error} Nothing was kept.")
             forced = judge(changes, standing)
@@ -117,11 +118,18 @@ class Lockout:
         try:
             return work(*arguments, **named)
         except _Unseen:
-            self._seen = self._store.look_at_meters(datetime.now(UTC))
+            self._seen = self._store.look_at_meters(self._find_now())
         try:
             return work(*arguments, **named)
         finally:
             self._seen = None
+
+    def _find_now(self) -> datetime:
+        """When it was asked first, by the database's clock: whatever that of this gateway shows, rules are in force at
+        others."""
+        if self._now is None:
+            self._now = self._store.now()
+        return self._now
 
     def _find_stays(self, changes: Sequence[Change], standing: Standing, now: datetime) -> Iterable[tuple[Rule, int]]:
         if self._seen is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -108,7 +107,7 @@ async def roll_back(
     """Bring back the rules of a revision under their ids, as one change, which can be undone like any other. When they
     are as they were, there is no new revision. Refused where a rule that comes back would hit who is safe
     by now, or was forced, or where rules would close a whole gateway."""
-    now = datetime.now(UTC)
+    now = await run_in_turn(store.now)
     judge = await run_in_turn(lockout.judge, query.force)
     after = await run_in_turn(store.rollback, revision, caller.actor, now, judge)
     if wait is not None:

@@ -271,8 +271,7 @@ def find_some(store: Store, keys: Sequence[str]) -> dict[str, Kept]:
 
 def describe(kept: Sequence[Kept], store: Store) -> list[dict[str, object]]:
     """Rules as they are returned, each with how it stands."""
-    now = datetime.now(UTC)
-    hosts = store.hosts()
+    now, hosts = store.now(), store.hosts()
     exceptional = store.exceptional([each.rule.id for each in kept])
     return [write_kept(each, judge(each.rule, hosts, exceptional.get(each.rule.id, {}), now)) for each in kept]
 
@@ -325,7 +324,7 @@ def _select_in_state(
     store: Store, state: State, wanted: Mapping[str, Any], after: int, limit: int
 ) -> tuple[list[Kept], int]:
     """A page of the rules in a state, and how many there are. No index knows states, but many rules stand alike."""
-    now, hosts = datetime.now(UTC), store.hosts()
+    now, hosts = store.now(), store.hosts()
     found: list[int] = []
     for alike, ids in store.sort_out(now, [host.applied_revision for host in hosts], **wanted):
         if find_state(alike.example, hosts, alike.exceptional, now) is state:

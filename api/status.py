@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -32,7 +31,7 @@ REPAIRS = 5
 )
 def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
-    now, hosts = datetime.now(UTC), store.hosts()
+    now, hosts = store.now(), store.hosts()
     window, guards = store.window(), store.guards()
     backends = {host.backend for host in hosts}
     return {
@@ -41,7 +40,7 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "wanted_revision": store.revision(),
         "applied_revision": min((host.applied_revision for host in hosts), default=0),
         "drift": sum(host.drift for host in hosts),
-        "window": write_window(window, guards, store.now()) if window and window.outcome is None else None,
+        "window": write_window(window, guards, now) if window and window.outcome is None else None,
         "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
         "rules": count_states(store, hosts, now),
         "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS)) for host in hosts],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -207,7 +207,7 @@ def _go_back(store: Store, settings: Settings, revision: int | None, forces: boo
     from netlimit import judgement
     from netlimit.store import NoWindow
 
-    actor, now = local_actor(settings), datetime.now(UTC)
+    actor, now = local_actor(settings), store.now()
     if revision is not None:
         havens = Havens(store.hosts(), now)
         judge = judgement.force(havens, now, actor.name) if forces else judgement.refuse(havens, now)
