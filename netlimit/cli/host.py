@@ -12,7 +12,7 @@ import typer
 from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
+from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
@@ -166,7 +166,10 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     try:
         with open_store(settings) as store:
             store.pause(settings.host, True, local_actor(settings))
-            renew_copy(settings, store, kernel)
+            if kernel.controlled():
+                pause_copy(settings)
+            else:
+                renew_copy(settings, store, kernel)
             return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
     except StoreError as error:
         complain(error)

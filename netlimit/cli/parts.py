@@ -86,6 +86,17 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
             log.error("%s The copy of the applied rules stays as it was.", error)
 
 
+def pause_copy(settings: Settings) -> None:
+    """Say in the copy that a teardown has paused this gateway: a controller may go by it for half a minute after the
+    database answers again."""
+    with open_copy(settings) as replica:
+        try:
+            if replica is not None:
+                replica.follow_pause(True)
+        except StoreError as error:
+            log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", error)
+
+
 def make_kernel(settings: Settings) -> Kernel:
     """The kernel that the settings name. Raises CommandError when this process may not change it."""
     check_backend(settings)

@@ -79,7 +79,7 @@ class Replica(Store):
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
                 if self._host not in window.paused:
-                    self._follow_pause(paused)
+                    self.follow_pause(paused)
                 return False
             connection = stack.enter_context(self._database.writing())
             if changes is not None:
@@ -100,7 +100,8 @@ class Replica(Store):
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
 
-    def _follow_pause(self, paused: bool) -> None:
+    def follow_pause(self, paused: bool) -> None:
+        """Take over the pause alone. A controller that runs on this copy hears of it. Raises StoreError."""
         if self.paused(self._host) != paused:
             with self._database.writing() as connection:
                 hosts.pause(connection, self._host, paused)

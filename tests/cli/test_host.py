@@ -6,19 +6,23 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from netlimit.store import Store
+from netlimit.store import Store, open_replica
 from tests.cli.running import Netlimit, until
 
 _SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save")
 WITHOUT_LOCK = ("unshare", "--mount", "sh", "-c",
                 'mount -t tmpfs tmpfs /run && mkdir /run/xtables.lock && exec "$@"', "sh")  # fmt: skip
 """For a process of its own alone, the lock of iptables cannot be taken."""
+CONTROLLER = "from netlimit.kernel.linux import LinuxKernel\nwith LinuxKernel().sole(): print(flush=True); input()"
+"""One that does not ask the database."""
 _LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc filter")
 
 
@@ -168,6 +172,21 @@ def test_a_teardown_that_is_refused_says_what_goes_on(gateway: Netlimit) -> None
     assert "/run/xtables.lock cannot be opened: Is a directory. Limits that are left" in said
     assert said.rstrip().endswith("run `netlimit teardown` again.")
     assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+
+
+def test_a_controller_that_goes_by_its_copy_hears_of_a_teardown(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    server.end()
+    program = gateway.within(sys.executable, "-c", CONTROLLER)
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == "\n"
+        gateway.do("teardown")
+        controller.communicate("\n")
+    host, database = gateway.environment["NETLIMIT_HOST"], gateway.environment["NETLIMIT_DATABASE_URL"]
+    with closing(open_replica(Path(database.removeprefix("sqlite:///")).parent / "controller", host)) as copy:
+        assert copy.paused(host)
 
 
 def pause(gateway: Netlimit) -> None:

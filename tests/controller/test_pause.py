@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
-from netlimit.store import Store
+from netlimit.store import Store, open_replica
+from netlimit.teardown import tear_down
 from tests.controller.conftest import Site
 from tests.controller.test_outage import Away
 
@@ -40,5 +42,23 @@ def test_a_copy_that_is_paused_still_takes_out_nothing_of_what_a_window_has_brou
     away.run("alone")
     away.run()
     assert away.site.send(BLOCKED) == ["drop"]
+    away.replica.close()
+    store.close()
+
+
+def test_a_pause_in_the_copy_is_heard_of_while_the_database_is_not_asked(sqlite_url: str, tmp_path: Path) -> None:
+    """It may answer again for half a minute before the controller asks: a teardown holds meanwhile."""
+    store = Store(sqlite_url)
+    away = Away(Site(store), tmp_path)
+    away.site.add(target=BLOCKED, action="block")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    with closing(open_replica(away.directory, "gw")) as told:
+        told.follow_pause(True)
+    tear_down(away.site.kernel, {})
+    away.run()
+    assert away.site.send(BLOCKED) == ["accept"]
+    away.bring_back()
     away.replica.close()
     store.close()
