@@ -8,6 +8,7 @@ from pathlib import Path
 
 from netlimit.kernel import rtnetlink
 from netlimit.kernel.marks import NFNL, read_generation
+from netlimit.plain import read_text
 
 _LEGACY = {4: Path("/proc/net/ip_tables_names"), 6: Path("/proc/net/ip6_tables_names")}
 _GET_CHAIN, _CHAIN_TYPE = 10 << 8 | 4, 7
@@ -41,7 +42,7 @@ class TranslationReader:
 def _find_legacy() -> Iterator[int]:
     """The families with a nat table, which is there from its first use on."""
     for family, names in _LEGACY.items():
-        if names.exists() and "nat" in names.read_text().split():
+        if names.exists() and "nat" in read_text(names).split():
             yield family
 
 
