@@ -24,7 +24,7 @@ def count_arriving(lab: Lab, destination: str, real: int) -> int:
 
 
 def list_rules(lab: Lab, tool: str) -> str:
-    return lab.gateway.run(tool, "-t", "mangle", "-S").stdout
+    return lab.gateway.run(tool, "-w", "-t", "mangle", "-S").stdout
 
 
 def test_connections_are_asked_for_once_somebody_tracks_them(gateway: Gateway, lab: Lab) -> None:
