@@ -210,18 +210,18 @@ class Shaping:
             elif not other.overlaps(lane) or (lane.incoming and other.rank != lane.rank):
                 continue  # of what ends on this host, a rule that names the very address is asked first
             elif other.direction is not lane.direction:
-                yield from self._find_opposite(rule, device, other)
+                yield from self._find_opposite(rule, device, lane, other)
             elif other.rank == lane.rank:
                 yield from traffic.find_overlapping(rule.target)
 
-    def _find_opposite(self, rule: Rule, device: _Device, lane: Lane) -> Iterator[Rule]:
+    def _find_opposite(self, rule: Rule, device: _Device, lane: Lane, other: Lane) -> Iterator[Rule]:
         """Rules of the other direction: any two meet in a packet, unless both ends lie in one network, and neither is
-        this host."""
-        home = None if lane.exact or self.facts.protects(rule.target) else self._home(rule, device.name)
-        homes = device.homes[lane]
+        this host or somebody safe whom a rule was forced to hit."""
+        home = None if lane.stands_here or other.stands_here else self._home(rule, device.name)
+        homes = device.homes[other]
         if home is None or homes.keys() - {home}:
             yield from (
-                each for each in device.lanes[lane].rules if home is None or self._home(each, device.name) != home
+                each for each in device.lanes[other].rules if home is None or self._home(each, device.name) != home
             )
 
     def _home(self, rule: Rule, device: str) -> Target | None:

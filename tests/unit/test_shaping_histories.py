@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,9 @@ from netlimit.marks import USUAL
 from netlimit.numbers import MARK_BITS
 from netlimit.plan import Plan
 from netlimit.tree import FIRST_BUDGET, LAST_CHILD, TOP, major
+from tests.forcing import make_rule
 from tests.unit.shapes import Gateway, Step, find_classes, histories, is_host, packets
+from tests.unit.strategies import NOW
 
 
 @settings(max_examples=60)
@@ -177,3 +181,14 @@ def _small_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Few hosts fill a child HTB; but how they are dealt out depends on the order in which they come."""
     if "from_nothing" not in request.node.name:
         monkeypatch.setattr("netlimit.traffic.SHARD_HOSTS", 2)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_who_is_refused_does_not_depend_on_who_came_first(order: tuple[int, int]) -> None:
+    """Also where one of the two names somebody safe, whom it does not touch."""
+    wide = {"target": "10.1.0.0/16", "direction": "from", "interface": "lan", "per": "host"}
+    fields = {1: wide, 2: {"target": "10.1.9.9", "direction": "to"}}
+    gateway = Gateway()
+    for number in order:
+        gateway.put(replace(make_rule({"action": "shape", "rate": "1 Mbit/s", **fields[number]}, NOW), id=number))
+    assert gateway.compilation.problems == {}
