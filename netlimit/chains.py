@@ -304,7 +304,7 @@ class _Family:
         elif hook == "PREROUTING":
             yield chain_rule(RETURN, InSet(safe, "dst"), IsOwn("dst", inverted=True, broadcast=self.family == 4))
         else:  # it ends here, whatever it is sent to: TPROXY leaves it another's address
-            yield chain_rule(RETURN, Has("dst", _MULTICAST[self.family]), InSet(safe, "dst"))
+            yield chain_rule(RETURN, Has("dst", adverts.MULTICAST[self.family]), InSet(safe, "dst"))
 
     def _levels(self, table: Table, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
         """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""
@@ -729,7 +729,6 @@ def _by_weight(verdict: VerdictGroup) -> tuple[int, bool]:
     return -verdict.length, verdict.action is Action.BLOCK
 
 
-_MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
 _SIDES: tuple[Side, Side] = ("src", "dst")
 
 

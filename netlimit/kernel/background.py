@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ class Background(Generic[T]):
 
     def get(self) -> T:
         """What there is, or was when it was last looked; the first time it is waited for. Raises what `read` has
-        raised since the last question."""
+        raised since the last question, and OSError where nothing is known and no thread can be had."""
         self._begin()
         if self._thread is not None:
             self._thread.join(None if self._found is None else PATIENCE)
@@ -40,8 +42,14 @@ class Background(Generic[T]):
 
     def _begin(self) -> None:
         if self._thread is None and (self._found is None or time.monotonic() >= self._rests_until):
-            self._thread = threading.Thread(target=self._look, name="reading", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._look, name="reading", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the host has no room for one; it may have soon
+                if self._found is None:
+                    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+            else:
+                self._thread = thread
 
     def _look(self) -> None:
         began = time.monotonic()

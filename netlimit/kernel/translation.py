@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class TranslationReader:
                 self._chained = frozenset() if generation is None else frozenset(_find_chained())
                 self._generation = generation
             self._found = self._chained | frozenset(_find_legacy())
-        except (OSError, ValueError):
+        except (OSError, ValueError, LookupError, struct.error):
             pass
         return self._found
 

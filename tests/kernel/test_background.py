@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -83,3 +85,30 @@ def test_what_cannot_be_read_says_so_each_time(slow: Slow) -> None:
     slow.found = "new"
     slow.may_end.release()
     assert reading.get() == "new"
+
+
+SHORT = """
+import os, resource
+from netlimit.kernel.background import Background
+
+def say(reading):
+    try:
+        return reading.get()
+    except OSError as error:
+        return type(error).__name__
+
+known, unknown = Background(lambda: "known"), Background(lambda: "found")
+known.get()
+most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+os.setresuid(65534, 65534, 65534)  # root has as many as he likes
+resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
+print(say(known), say(unknown), say(unknown))
+resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+print(say(known), say(unknown))
+"""
+
+
+def test_a_moment_without_a_process_to_be_had_passes(root: None) -> None:
+    """What is known counts meanwhile."""
+    said = subprocess.run([sys.executable, "-c", SHORT], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == ["known BlockingIOError BlockingIOError", "known found"]
