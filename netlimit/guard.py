@@ -47,6 +47,7 @@ OVERTAKEN_SECONDS = 10.0
 """So long after its end a window was undone by the controller, which waits for the guard a few seconds only."""
 OVERSEE_SECONDS = 1.0
 """How often it is looked, past the end of a window, whether the one who writes to the kernel hangs."""
+_UNSEEN = "Who hangs while he writes to the kernel is not found."
 PASS_SECONDS = 20.0
 """How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
 
@@ -188,12 +189,16 @@ class Guard:
         ended: list[str] = []
         done = threading.Event()
         thread = threading.Thread(target=self._oversee, args=(ended, done), name="writers", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no room for a thread: it only helps
+            self._mishaps.note(error, _UNSEEN)
         try:
             yield ended
         finally:
             done.set()
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def _oversee(self, ended: list[str], done: threading.Event) -> None:
         try:
@@ -204,7 +209,7 @@ class Guard:
                     log.error("%s", said)
                     ended.append(said)
         except Exception as error:
-            self._mishaps.note(error, "Who hangs while he writes to the kernel is not found.")
+            self._mishaps.note(error, _UNSEEN)
 
     def _is_overtaken(self, end: float) -> bool:
         return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()

@@ -164,6 +164,24 @@ def test_a_database_that_hangs_keeps_nothing_from_coming_back(guarded: Guarded) 
     assert guarded.site.store.revision() == 2
 
 
+def test_what_only_looks_for_who_hangs_keeps_nothing_from_coming_back(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that has no room for another thread."""
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "writers":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    guarded.cut()
+    guarded.end_window()
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    assert guarded.site.store.select()[1] == 0
+
+
 def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarded) -> None:
     guarded.cut()
     with locked(guarded.site.store) as connection:
