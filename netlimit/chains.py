@@ -55,6 +55,7 @@ from netlimit.state import (
     Crowded,
     Effect,
     Ended,
+    Enters,
     Has,
     Hook,
     InSet,
@@ -168,12 +169,13 @@ class _Family:
         for table, hook in _places():
             base, close = self._base(table, hook)
             if base:
-                chains[ChainId(self.family, table, _base_name(hook))] = tuple(base)
-                chains[ChainId(self.family, table, _close_name(hook))] = tuple(close)
+                here = {_base_name(hook): base, _close_name(hook): close}
+                if _leads(base, _blocked_name(hook)):
+                    here[_blocked_name(hook)] = [*self._spare(table, hook), chain_rule(_go_on(_close_name(hook)))]
+                if any(_leads(rules, adverts.near_name(hook)) for rules in here.values()):
+                    here[adverts.near_name(hook)] = list(self._near(table, hook))
+                chains.update({ChainId(self.family, table, name): tuple(rules) for name, rules in here.items()})
                 hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
-                near = ChainId(self.family, table, adverts.near_name(hook))
-                if any(isinstance(rule.effect, Jump) and rule.effect.chain == near.name for rule in base):
-                    chains[near] = tuple(self._near(table, hook))
         if self._hears_ends and any(dying.lead(self.family, self.facts)):
             chains[ChainId(self.family, "raw", dying.CHAIN)] = tuple(dying.silence(self.family, self.facts))
         for table, dispatch in self.trees.items():
@@ -238,13 +240,18 @@ class _Family:
         looks = any(group.marked for group in groups) or any(each.newcomers for each in lanes)
         base = [self._clear] if looks else []
         base += unheard
-        base += spare(self.family, hook, self.facts, opening=table in _COUNTING)
-        base += adverts.lead(self.family, hook, self.facts)
+        base += self._spare(table, hook) if limited else []
         base += again
         base += self._find_special(table, hook, limited, blocks)
         base += self._ask([*exact, *general], table, hook)
         base += self._queue(lanes)
         return base, list(self._look_closely(table, hook, exact, general, blocks))
+
+    def _spare(self, table: Table, hook: Hook) -> list[ChainRule]:
+        """The rules that let pass what is never touched. Where nothing is limited, few packets come to them: those with
+        an end that is blocked."""
+        spared = spare(self.family, hook, self.facts, opening=table in _COUNTING)
+        return [*spared, *adverts.lead(self.family, hook, self.facts)]
 
     def _near(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
         """The rules for what may be spared; and for what was in PREROUTING and is forwarded now all the same, for its
@@ -266,16 +273,44 @@ class _Family:
 
     def _find_special(self, table: Table, hook: Hook, limited: bool, blocks: list[VerdictGroup]) -> Iterator[ChainRule]:
         """Send what is exempt or blocked to be looked at closely. Where nothing is limited, only what is blocked."""
+        spared = not limited and bool(self._spare(table, hook))
+        close = _go_on(_blocked_name(hook) if spared else _close_name(hook))
         for direction in Direction:
-            sets = [exempt_set(self.family, direction, self.facts)] if limited else []
-            if any(block.direction is direction for block in blocks):
-                sets.append(blocked_set(self.family, direction, self.facts))
             side = side_of(direction)
-            for ipset in sets:
-                # A commit to the tables where connections are counted begins the count anew: they ask the set.
-                keys = self.few.get(ipset.name) if table in ("raw", "mangle") else None
-                matches: list[Match] = [InSet(ipset.name, side)] if keys is None else [Has(side, key) for key in keys]
-                yield from (chain_rule(Jump(_close_name(hook), goto=True), match) for match in matches)
+            if limited:
+                exempt = exempt_set(self.family, direction, self.facts)
+                yield from (chain_rule(close, match) for match in self._any_of(exempt, side, table))
+            if any(block.direction is direction for block in blocks):
+                blocked = blocked_set(self.family, direction, self.facts)
+                if hook == "FORWARD" and direction is Direction.FROM and not self._passes_unasked:
+                    yield from (chain_rule(close, *way, InSet(blocked.name, side)) for way in self._spared_before())
+                else:
+                    yield from (chain_rule(close, match) for match in self._any_of(blocked, side, table))
+
+    def _any_of(self, ipset: IpSet, side: Side, table: Table) -> list[Match]:
+        """The alternatives for an end that is in a set."""
+        # A commit to the tables where connections are counted begins the count anew: they ask the set.
+        keys = self.few.get(ipset.name) if table in ("raw", "mangle") else None
+        return [InSet(ipset.name, side)] if keys is None else [Has(side, key) for key in keys]
+
+    @cached_property
+    def _passes_unasked(self) -> bool:
+        """Whether of what is forwarded anything may be blocked `from` and have been asked in no PREROUTING: where such
+        a block waits; where a VRF leaves it open what is this host's own, and so spared; where SRv6 takes packets out
+        of tunnels, which pass no PREROUTING."""
+        blocks = (block for block in self.verdicts if block.action is Action.BLOCK)
+        # Whoever may translate by now: he may go, and mangle is switched before raw is.
+        longest = self._find_longest_exemption(answered=True)
+        waiting = any(block.direction is Direction.FROM and block.length <= longest for block in blocks)
+        lacking = self.family in self.facts.translated and not self._knows_sent_ports("mangle")
+        return waiting or lacking or bool(self.facts.vrfs or self.facts.topology.segments)
+
+    def _spared_before(self) -> Iterator[Matches]:
+        """What else may have been spared there and is forwarded all the same: what comes by loopback, as MPLS hands on
+        what it has unpacked, and what was for this host, or for somebody safe, before NAT led it elsewhere."""
+        yield (Enters("lo"),)
+        if self._knows_sent_ports("mangle"):
+            yield (Led(),)
 
     def _look_closely(
         self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]
@@ -406,8 +441,12 @@ class _Family:
     @cached_property
     def _waits(self) -> int:
         """The longest prefix of an `allow` of which nobody knows before the translation whether it applies; -1 if there
-        is none: of any `to`, and of those `from` with ports, for answers through a masquerade come to other ones."""
-        answered = self.family in self.facts.translated
+        is none."""
+        return self._find_longest_exemption(answered=self.family in self.facts.translated)
+
+    def _find_longest_exemption(self, answered: bool) -> int:
+        """Of any `allow to`, and where the `answered` come back through a masquerade, and so to other ports, of those
+        `from` with ports."""
         exempt = (
             verdict
             for verdict in self.verdicts
@@ -742,12 +781,26 @@ def _close_name(hook: Hook) -> str:
     return f"{CHAIN_PREFIX}{hook}-CLOSE"
 
 
+def _blocked_name(hook: Hook) -> str:
+    """Where nothing is limited: the chain for whom a block may concern."""
+    return f"{CHAIN_PREFIX}{hook}-BLOCKED"
+
+
 def _base_name(hook: Hook) -> str:
     return CHAIN_PREFIX + hook
 
 
 def _exact_name(hook: Hook) -> str:
     return f"{CHAIN_PREFIX}{hook}-EXACT"
+
+
+def _go_on(chain: str) -> Jump:
+    return Jump(chain, goto=True)
+
+
+def _leads(rules: Iterable[ChainRule], chain: str) -> bool:
+    """Whether any of the rules leads to a chain."""
+    return any(isinstance(rule.effect, Jump) and rule.effect.chain == chain for rule in rules)
 
 
 def _group_name(group: Group) -> str:
@@ -782,7 +835,8 @@ def asked_keys(structure: Structure) -> dict[tuple[int, Direction], set[str]]:
     for chain, rules in structure.chains.items():
         for rule in rules:
             words = rule.text.split()
-            if len(words) == 4 and words[0] in ("-s", "-d") and words[3] == f"{chain.name}-CLOSE":
+            looked_at = [f"{chain.name}-CLOSE"], [f"{chain.name}-BLOCKED"]
+            if len(words) == 4 and words[0] in ("-s", "-d") and words[3:] in looked_at:
                 key = words[1].removesuffix("/32" if chain.family == 4 else "/128")
                 asked[chain.family, Direction.FROM if words[0] == "-s" else Direction.TO].add(key)
     return asked

@@ -1,0 +1,54 @@
+"""A block `from` is asked where packets come in, and again of what is forwarded and may have been spared there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.testbed import streams
+from scripts.testbed.namespaces import CLIENT, SERVER, Lab
+from tests.e2e import frames
+from tests.e2e.gateway import Gateway
+
+PORT, SENT = 9000, 30
+BLOCKED: dict[str, object] = {"target": CLIENT, "action": "block"}
+UNPACKED = ("parent", "ffff:", "protocol", "ip", "prio", "1", "u32", "match", "ip", "dst", SERVER)
+UNPACKED += ("action", "mirred", "ingress", "redirect", "dev", "lo")
+
+
+@pytest.fixture
+def by_loopback(lab: Lab) -> Iterator[None]:
+    """What comes for the server is handed on by loopback, as MPLS hands on what it has unpacked."""
+    lab.gateway.run("tc", "qdisc", "add", "dev", "lan", "ingress")
+    lab.gateway.run("tc", "filter", "add", "dev", "lan", *UNPACKED)
+    yield
+    lab.gateway.run("tc", "qdisc", "del", "dev", "lan", "ingress")
+
+
+def count_arriving(lab: Lab) -> int:
+    flows = [frames.udp(CLIENT, SERVER, PORT, 20000 + number, b"x") for number in range(SENT)]
+    with streams.receive(lab.server) as receiver:
+        frames.send(lab.client, [frames.frame(frames.ip(CLIENT, SERVER, frames.UDP, each)) for each in flows])
+    return receiver.report().packets
+
+
+@pytest.mark.usefixtures("by_loopback")
+def test_what_is_handed_on_by_loopback_is_blocked(gateway: Gateway, lab: Lab) -> None:
+    assert count_arriving(lab) == SENT
+    gateway.put(BLOCKED)
+    assert count_arriving(lab) == 0
+
+
+def test_nothing_passes_while_a_block_moves_and_back(gateway: Gateway, lab: Lab) -> None:
+    """An exception `to` somebody makes a block wait until it is known for whom a packet is."""
+    gateway.put(BLOCKED)
+    with (
+        streams.receive(lab.server, limit=120) as receiver,
+        streams.sending(lab.client, SERVER, rate=3000, seconds=120) as sender,
+    ):
+        for _ in range(5):
+            gateway.remove(gateway.add({"target": "10.2.0.9", "action": "allow", "direction": "to"})[0])
+            gateway.wait_until_applied()
+        assert sender.running
+    assert receiver.report().packets == 0
