@@ -15,6 +15,7 @@ from netlimit.detours import (
     find_forwards,
     find_masked,
     find_queued,
+    find_rewriting,
     find_taking,
     find_translations,
     find_untracked_early,
@@ -163,12 +164,13 @@ class HostReport:
     `bridges` are devices, `joining` those of them that have ports, `bridged` the address families of which what they
     forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs
     of others by device, as tc says them, `ahead` the filters of others before ours on the ingress of devices,
-    `redirecting` those that lead what comes in out by another device, `above` devices with those that stand on them
-    (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware may
-    forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit.
-    `groups` are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6
-    on this host, `diversions` routes that put what comes in into tunnels before it is forwarded, `waypoints` the
-    devices by which IPv6 packets may come that name their way. `unknown` is what could not be read, with the reason.
+    `redirecting` those that lead what comes in out by another device, `rewriting` those that write into it, `above`
+    devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
+    `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they
+    are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the
+    device. `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels
+    before it is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way. `unknown` is
+    what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -188,6 +190,7 @@ class HostReport:
     foreign: Mapping[str, str] = field(default_factory=dict)
     ahead: Mapping[str, str] = field(default_factory=dict)
     redirecting: Mapping[str, str] = field(default_factory=dict)
+    rewriting: Mapping[str, str] = field(default_factory=dict)
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ifbs: frozenset[str] = frozenset()
     offloading: tuple[str, ...] = ()
@@ -217,6 +220,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_queued,
         _find_ahead,
         _find_redirected,
+        _find_rewritten,
         _find_translated,
         _find_rerouted,
         _find_taken,
@@ -483,6 +487,23 @@ def _find_redirected(report: HostReport) -> Iterator[Finding]:
             "whoever is limited or blocked.",
             Spoiled.ENTERING,
             tuple(sorted(_find_above(found, report.above))),
+        )
+
+
+def _find_rewritten(report: HostReport) -> Iterator[Finding]:
+    """Who writes other addresses and ports into packets. What they become connection tracking does not know."""
+    rules = [f"`{rule[:_SHOWN]}`" for rule in dict.fromkeys(find_rewriting(report.nftables, report.legacy))]
+    found = [*rules, *(f"the filter of {device}, {what}" for device, what in sorted(report.rewriting.items()))]
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Finding(
+            "rewritten packets",
+            Severity.SERIOUS,
+            f"Others write other addresses or ports into packets, and connection tracking does not know ({found[0]}"
+            f"{more}): rules of ours before that see what was sent, those behind it what it has become.",
+            "Translate with NAT (`snat to`, `dnat to`), which rules allow for; or name in rules both what is sent and "
+            "what it becomes.",
+            Spoiled.EVERY,
         )
 
 

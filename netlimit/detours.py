@@ -35,6 +35,11 @@ _SENT = re.compile(r"type nat hook output\b")
 _RECEIVED = re.compile(r"type nat hook prerouting\b")
 _ACCEPTED = re.compile(r"type nat hook input\b")
 _REROUTED = re.compile(r"type route hook output\b")
+_PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|forward|output)\b")
+_REWRITES = re.compile(
+    r"(?<!\S)(?:ip6? [sd]addr|(?:tcp|udp|udplite|dccp|sctp|th) [sd]port|@(?:nh|th),\d+,\d+) set |-j RAW[SD]NAT(?!\S)"
+)
+"""What writes addresses or ports into packets, and leaves connection tracking out of it."""
 _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""
@@ -159,6 +164,13 @@ def find_queued(tables: Sequence[Sequence[str]]) -> Iterator[str]:
     iptables saves them. A packet that the program has repeated begins that table anew."""
     rules = dict.fromkeys(rule for chain in _CHARGED for rule in follow_tables(tables, chain))
     yield from filter(_QUEUED.search, rules)
+
+
+def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
+    """The rules, of nftables and of the `rules` of iptables, that write other addresses or ports into packets by
+    themselves before these have passed all hooks of ours."""
+    listed = (rule for _, rule in _follow_hooked(ruleset, _PASSED)) if " set " in ruleset else ()
+    yield from filter(_REWRITES.search, (_STRING.sub('""', rule) for rule in (*listed, *rules)))
 
 
 def follow_rerouted(ruleset: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
+_WRITING = "pedit", "nat"
 _ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 9}
 """Where each kind of filter has its actions (TCA_…_ACT)."""
 _MIRRED_PARAMETERS = 2
@@ -123,15 +124,15 @@ def find_ahead() -> dict[str, str]:
 def find_redirecting() -> dict[str, str]:
     """The devices on whose ingress a filter leads packets out by a device from which they do not come back, with the
     kind and priority of the filter. What programs (bpf) redirect by themselves is not seen."""
-    names, found, backs = read_names(), dict[str, str](), read_ifbs()
-    ifbs = {index for index, name in names.items() if name in backs}
-    for qdisc in _read_clsacts():
-        if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
-            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
-                kind = _read_text(each.attributes.get(_KIND, b""))
-                if any(target not in ifbs for target in _find_redirects(kind, each.attributes.get(_OPTIONS, b""))):
-                    found.setdefault(names[qdisc.device], f"{kind}, pref {each.info >> 16}")
-    return found
+    backs = read_ifbs()
+    ifbs = {index for index, name in read_names().items() if name in backs}
+    return _find_acting(lambda kind, told: kind == "mirred" and _leads_away(told, ifbs))
+
+
+def find_rewriting() -> dict[str, str]:
+    """The devices on whose ingress a filter has an action that writes into packets, other addresses perhaps, with the
+    kind and priority of the filter."""
+    return _find_acting(lambda kind, _: kind in _WRITING)
 
 
 def read_ifbs() -> frozenset[str]:
@@ -140,15 +141,32 @@ def read_ifbs() -> frozenset[str]:
         return frozenset(read_name(each.get_attr("IFLA_IFNAME") or b"") for each in ipr.get_links(kind="ifb"))
 
 
-def _find_redirects(kind: str, options: bytes) -> Iterator[int]:
-    """The devices by which a filter has packets leave, by index; a mirror only copies them."""
+def _find_acting(matches: Callable[[str, bytes], bool]) -> dict[str, str]:
+    """The devices on whose ingress a filter has an action (its kind, and what it is told) that `matches`."""
+    names, found = read_names(), dict[str, str]()
+    for qdisc in _read_clsacts():
+        if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
+            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
+                kind = _read_text(each.attributes.get(_KIND, b""))
+                if any(matches(*action) for action in _read_actions(kind, each.attributes.get(_OPTIONS, b""))):
+                    found.setdefault(names[qdisc.device], f"{kind}, pref {each.info >> 16}")
+    return found
+
+
+def _read_actions(kind: str, options: bytes) -> Iterator[tuple[str, bytes]]:
+    """The actions of a filter, each with what it is told."""
     for action in decode(decode(options).get(_ACTIONS.get(kind, -1), b"")).values():
         said = decode(action)
-        told = decode(said.get(_OPTIONS, b"")).get(_MIRRED_PARAMETERS, b"")
-        if _read_text(said.get(_KIND, b"")) == "mirred" and len(told) >= _MIRRED.size:
-            *_, how, target = _MIRRED.unpack_from(told)
-            if how == _REDIRECT:
-                yield target
+        yield _read_text(said.get(_KIND, b"")), said.get(_OPTIONS, b"")
+
+
+def _leads_away(told: bytes, ifbs: Collection[int]) -> bool:
+    """Whether packets leave by a device that is none of these; a mirror only copies them."""
+    parameters = decode(told).get(_MIRRED_PARAMETERS, b"")
+    if len(parameters) < _MIRRED.size:
+        return False
+    *_, how, target = _MIRRED.unpack_from(parameters)
+    return how == _REDIRECT and target not in ifbs
 
 
 def _is_asked(each: TcMessage) -> bool:

@@ -16,7 +16,7 @@ from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_own
-from netlimit.kernel.ingress import find_ahead, find_redirecting, read_ifbs
+from netlimit.kernel.ingress import find_ahead, find_redirecting, find_rewriting, read_ifbs
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
@@ -110,6 +110,7 @@ def look_round(
         foreign=foreign,
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
         redirecting=look.at("what filters lead away", find_redirecting, {}),
+        rewriting=look.at("what filters write into packets", find_rewriting, {}),
         above=look.at("which devices stand on others", lambda: dict(_find_above()), {}),
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),

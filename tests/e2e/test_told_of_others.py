@@ -70,9 +70,10 @@ FORWARDED = """table netdev t {
 }
 """
 REDIRECT = (*FILTER, "action", "mirred", "egress", "redirect", "dev", "wan")
+END_NFT, END_FILTER = ("nft", "flush", "ruleset"), ("tc", "filter", "del", "dev", "lan", "ingress", "pref", "10")
 PAST = {
-    'fwd to "wan"': (("nft", FORWARDED), ("nft", "flush", "ruleset")),
-    "u32, pref 10": (("tc", *REDIRECT), ("tc", "filter", "del", "dev", "lan", "ingress", "pref", "10")),
+    'fwd to "wan"': (("nft", FORWARDED), END_NFT),
+    "u32, pref 10": (("tc", *REDIRECT), END_FILTER),
 }
 
 
@@ -94,6 +95,40 @@ def test_what_others_lead_past_the_hooks_is_told(gateway: Gateway, lab: Lab, nam
         assert gateway.state(back) == (State.APPLIED, ""), "it comes in by another device"
         told = gateway.attempt("doctor")
         assert (told.returncode, "SERIOUS: redirected packets" in told.stdout) == (1, True)
+    finally:
+        lab.gateway.run(*end)
+    with looked_again(gateway):
+        gateway.wait_for_state(limited, State.APPLIED)
+
+
+STATELESS = """table ip t {
+	chain c {
+		type filter hook prerouting priority raw
+		RULE
+	}
+}
+"""
+REWRITTEN = {
+    "ip saddr set 10.1.9.9": (("nft", STATELESS.replace("RULE", "ip saddr 10.1.0.2 ip saddr set 10.1.9.9")), END_NFT),
+    "udp dport set 9001": (("nft", STATELESS.replace("RULE", "udp dport 9000 udp dport set 9001")), END_NFT),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_addresses_and_ports_that_others_write_into_packets_are_told(gateway: Gateway, lab: Lab, name: str) -> None:
+    limited, blocked, queued = gateway.put(
+        {"target": CLIENT, "rate": "200 packets/s"},
+        {"target": "10.1.0.77", "action": "block", "direction": "to"},
+        shape("10.1.0.0/24", per="target"),
+    )
+    begin, end = REWRITTEN[name]
+    lab.gateway.run(*begin)
+    try:
+        with looked_again(gateway):
+            assert name in gateway.wait_for_state(limited, State.DEGRADED)
+        assert [gateway.state(each)[0] for each in (blocked, queued)] == [State.DEGRADED] * 2
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "SERIOUS: rewritten packets" in told.stdout) == (1, True)
     finally:
         lab.gateway.run(*end)
     with looked_again(gateway):

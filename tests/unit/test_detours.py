@@ -9,7 +9,7 @@ import pytest
 
 from netlimit.compile import Compilation
 from netlimit.conflicts import HostReport, Severity, find_conflicts
-from netlimit.detours import Areas, find_forwards, find_masked, find_taking, find_translations
+from netlimit.detours import Areas, find_forwards, find_masked, find_rewriting, find_taking, find_translations
 from netlimit.limits import Facts
 from netlimit.rules import parse_rule
 from netlimit.tree import Diversion
@@ -280,6 +280,31 @@ def test_whose_source_is_translated_before_it_comes_to_this_host(rule: str) -> N
     listed, table = ("", [rule]) if rule.startswith("-A") else (text.replace("RULE", rule), [])
     assert [str(each) for each in find_masked(listed, [table])] == MASKED[rule]
     assert [*find_masked(listed.replace("hook input", "hook postrouting"), ())] == []
+
+
+REWRITTEN = {
+    "ip saddr 10.1.0.2 ip saddr set 10.9.0.2": True,
+    "ip6 daddr set fd00::9 counter packets 0 bytes 0": True,
+    "ip daddr set ip saddr map { 10.1.0.2 : 10.9.0.2 }": True,
+    "udp dport 9000 udp dport set 9001": True,
+    "@nh,128,32 set 0xa090002": True,
+    "@th,16,16 set 0x2329": True,
+    "-A PREROUTING -d 10.1.0.9/32 -j RAWDNAT --to-destination 10.9.0.2/32": True,
+    "ip saddr 10.1.0.2 ip dscp set cs1": False,
+    "tcp flags syn tcp option maxseg size set rt mtu": False,
+    "meta mark set 0x00000001 ip ttl set 64": False,
+    "ip saddr @set accept": False,
+    "add @seen { ip saddr . udp dport }": False,
+    'log prefix "ip saddr set 10.9.0.2" accept': False,
+}
+
+
+@pytest.mark.parametrize("rule", REWRITTEN)
+def test_rules_are_named_that_write_addresses_or_ports_themselves(rule: str) -> None:
+    text = "table ip t {\n\tchain c {\n\t\ttype filter hook prerouting priority raw;\n\t\tRULE\n\t}\n}\n"
+    listed, saved = ("", [rule]) if rule.startswith("-A") else (text.replace("RULE", rule), [])
+    assert [*find_rewriting(listed, saved)] == ([rule] if REWRITTEN[rule] else [])
+    assert not listed or [*find_rewriting(listed.replace("prerouting", "postrouting"), ())] == []
 
 
 # -- which rules are concerned
