@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_network
+from itertools import takewhile
 from typing import NamedTuple
 
 from netlimit.limits import Facts
 from netlimit.rules import Direction, Rule, Target, format_target
-from netlimit.tree import INGRESS_DEVICE, Route, Topology
+from netlimit.tree import INGRESS_DEVICE, Lookup, Route, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,14 @@ def find_way(rule: Rule, facts: Facts) -> Way:
 
 
 def find_home(target: Target, device: str, topology: Topology) -> Target | None:
-    """The network behind a device that a target lies in: what two in it send each other does not come by here.
+    """The network that a target lies in, if what two in it send each other does not leave by a device: one that is
+    connected there, or that lies behind others.
 
-    A default route without a gateway (ppp, a tunnel) makes nobody a neighbour.
+    A default route makes nobody a neighbour, with a gateway or without one (ppp, a tunnel).
     """
+    best = next((alike for alike in _list_around(target, topology) if alike[0].length), [])
+    if best and not any(device in each.route.devices for each in best):
+        return best[0].network
     for each in _find_around(target, topology):
         if each.length and each.route.connected and device in each.route.devices:
             return each.network
@@ -61,7 +66,7 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
 
 
 def find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
-    """The devices of the best route to all of it, and of those to parts of it."""
+    """The devices of the best routes to all of it, and of those to parts of it."""
     return _devices_of([*_find_best(target, topology), *_find_inside(target, topology)])
 
 
@@ -86,8 +91,24 @@ def _find_around(target: Target, topology: Topology) -> Iterator[_Parsed]:
 
 
 def _find_best(target: Target, topology: Topology) -> list[_Parsed]:
-    """The best routes to all of a target: there can be one in each table."""
-    return next(_list_around(target, topology), [])
+    """The best routes to all of a target: those of each table that routing rules may lead to, up to the rule behind
+    which no packet goes. Who is attached to this host is not looked for by a default route: what goes that way reaches
+    him only if it comes back here."""
+    tables: dict[int, list[_Parsed]] = {}
+    for each in _find_around(target, topology):
+        tables.setdefault(each.route.table, []).append(each)
+    found: list[_Parsed] = []
+    for lookup in _read_table(topology, target.version).lookups:
+        best = [each for each in _take_longest(tables.get(lookup.table, ())) if each.length > lookup.suppressed]
+        found += best
+        if best and lookup.always:
+            break
+    attached = any(each.route.attached for each in found)
+    return [each for each in found if each.length or not attached]
+
+
+def _take_longest(routes: Sequence[_Parsed]) -> Iterator[_Parsed]:
+    return takewhile(lambda each: each.length == routes[0].length, routes)
 
 
 def _list_around(target: Target, topology: Topology) -> Iterator[list[_Parsed]]:
@@ -117,10 +138,12 @@ class _Parsed(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The routes of a family by prefix length and the bits of the prefix, for targets are many and routes can be."""
+    """The routes of a family by prefix length and the bits of the prefix, for targets are many and routes can be; and
+    the routing rules that lead to any of them."""
 
     routes: dict[tuple[int, int], list[_Parsed]]
     lengths: list[int]
+    lookups: tuple[Lookup, ...]
     devices: tuple[str, ...]
     default: tuple[str, ...]
 
@@ -134,7 +157,16 @@ def _read_table(topology: Topology, family: int) -> _Table:
         bits = int(each.network.network_address) >> each.network.max_prefixlen - each.length
         routes.setdefault((each.length, bits), []).append(each)
     lengths = sorted({each.length for each in here}, reverse=True)
-    return _Table(routes, lengths, _devices_of(here), _devices_of(each for each in here if each.length == 0))
+    lookups = tuple(_find_lookups(topology, family, {each.route.table for each in here}))
+    return _Table(routes, lengths, lookups, _devices_of(here), _devices_of(each for each in here if each.length == 0))
+
+
+def _find_lookups(topology: Topology, family: int, tables: set[int]) -> Iterator[Lookup]:
+    """The rules that lead to any of these tables. One that no rule names can be the table of a VRF, or one that segment
+    routing leads to: it counts for whichever packets do not come to the rules."""
+    known = [each for each in topology.lookups if each.family == family and each.table in tables]
+    yield from (Lookup(family, table) for table in sorted(tables - {each.table for each in known}))
+    yield from known
 
 
 @lru_cache(maxsize=8)

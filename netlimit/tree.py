@@ -167,13 +167,28 @@ class Device:
     master: str = ""
 
 
+MAIN_TABLE = 254
+
+
 class Route(NamedTuple):
-    """A unicast route: the prefix (as text), and the devices of its next hops. `connected`: reached without a
-    gateway."""
+    """A unicast route: the prefix (as text), the devices of its next hops, and the number of its table. `connected`:
+    reached without a gateway. `attached`: the host has an address in it, of which the kernel made the route."""
 
     prefix: str
     devices: tuple[str, ...]
     connected: bool = False
+    attached: bool = False
+    table: int = MAIN_TABLE
+
+
+class Lookup(NamedTuple):
+    """A routing rule that leads packets of a family to a table. `always`: all that come to it; else some, whichever.
+    `suppressed`: of what is found there, prefixes up to this length do not count (-1: all do)."""
+
+    family: int
+    table: int
+    always: bool = False
+    suppressed: int = -1
 
 
 class Diversion(NamedTuple):
@@ -195,7 +210,8 @@ class Topology:
     gateways, and the networks of which every address ends on this host by its routes: its own addresses, what is local
     by a route (`ip route add local`), broadcast and anycast; `segments` are the destinations of which packets are taken
     out of their tunnel by the route itself (seg6local), `diversions` those of which they are put into one before they
-    are forwarded. One reading of them: compared by identity."""
+    are forwarded; `lookups` are the routing rules in the order in which they are asked (none: not known). One reading
+    of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
@@ -203,6 +219,7 @@ class Topology:
     local: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

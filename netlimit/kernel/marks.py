@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import KernelError, say_fault
 from netlimit.kernel import iptables_marks, nft_marks, rtnetlink
+from netlimit.kernel.lookups import read_attributes, read_rules
 from netlimit.kernel.tools import ask, own_module
 from netlimit.marks import EVERY, Bits, MarkUse, Read, Use, Write
 from netlimit.spool import open_spool
@@ -31,7 +32,6 @@ from netlimit.spool import open_spool
 if TYPE_CHECKING:  # the process that looks needs none of it
     from netlimit.kernel.iptables import TableReader
 
-_GET_RULE = 34
 _FRA_FWMARK, _FRA_FWMASK = 10, 16
 NFNL, _GET_GENERATION = 12, 10 << 8 | 16
 _HEADER = struct.Struct("=IHHII")
@@ -63,7 +63,7 @@ class MarkReader:
         """What the last look that has ended has found, the same object as before if that is the same. While nothing is
         known yet, or what is known is old, up to `patience` seconds are waited for."""
         lines, unread = self._read_lines()
-        stamp = lines, unread, _attempt(_read_rules), _attempt(read_generation), _attempt(_read_policies)
+        stamp = lines, unread, _attempt(read_rules), _attempt(read_generation), _attempt(_read_policies)
         end = time.monotonic() + patience
         while stamp != self._stamp:
             if self._look is None and not patience and time.monotonic() < self._rests_until:
@@ -182,16 +182,10 @@ def _read_legacy(lines: dict[int, tuple[str, ...]]) -> Iterator[Use]:
 # -- routing rules
 
 
-def _read_rules() -> tuple[bytes, ...]:
-    """The routing rules of both families (struct fib_rule_hdr and attributes)."""
-    dumps = (rtnetlink.dump(_GET_RULE, bytes([family]) + bytes(11)) for family in (socket.AF_INET, socket.AF_INET6))
-    return tuple(body for bodies in dumps for body in bodies)
-
-
 def read_routing_marks() -> Iterator[tuple[int, int]]:
     """The marks for which routing rules ask, each with the mask. Raises OSError."""
-    for body in _read_rules():
-        attributes = rtnetlink.decode(body, 12)
+    for body in read_rules():
+        attributes = read_attributes(body)
         if _FRA_FWMARK in attributes:
             mark = struct.unpack("=I", attributes[_FRA_FWMARK])[0]
             yield mark, struct.unpack("=I", attributes.get(_FRA_FWMASK, b"\xff\xff\xff\xff"))[0]

@@ -1,4 +1,4 @@
-"""Devices and routes, read by netlink, and read again only after something has changed."""
+"""Devices, routes and routing rules, read by netlink, and read again only after something has changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from ipaddress import ip_address
 from itertools import chain
@@ -16,12 +16,15 @@ from pyroute2 import IPRoute
 
 from netlimit.kernel import rtnetlink
 from netlimit.kernel.encapsulation import SEG6LOCAL, read_encapsulation
+from netlimit.kernel.lookups import RULES, find_lookups, read_rules
 from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
-from netlimit.tree import INGRESS_DEVICE, Device, Diversion, Route, Topology
+from netlimit.tree import INGRESS_DEVICE, MAIN_TABLE, Device, Diversion, Route, Topology
 
-_GROUPS = LINKS | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
+_GROUPS = LINKS | RULES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 """These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
+_MADE_BY_KERNEL = 2
+"""RTPROT_KERNEL: the route to the network of an address."""
 _LOOPBACK = 0x8
 _UP = 0x1
 _DEAD = 0x1 | 0x10
@@ -29,7 +32,7 @@ _DEAD = 0x1 | 0x10
 _UNICAST = 1
 _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
-_MAIN_TABLE, _LOCAL_TABLE = 254, 255
+_LOCAL_TABLE = 255
 _CLONED = 0x200
 _GET_ROUTE, _GET_NEXTHOP = 26, 106
 _ROUTE = struct.Struct("=BBBBBBBBI")
@@ -77,18 +80,12 @@ class TopologyWatch:
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
-    return (one.devices, one.routes, one.gateways, one.local, one.segments, one.diversions) == (
-        other.devices,
-        other.routes,
-        other.gateways,
-        other.local,
-        other.segments,
-        other.diversions,
-    )
+    return all(getattr(one, each.name) == getattr(other, each.name) for each in fields(Topology))
 
 
 def read_topology() -> Topology:
-    """Devices without loopback and ours, and unicast routes of every table but the local one."""
+    """Devices without loopback and ours, unicast routes of every table but the local one, and the rules that lead to
+    tables."""
     devices = _read_links()
     dumps = (
         rtnetlink.dump(_GET_ROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
@@ -103,7 +100,7 @@ def read_topology() -> Topology:
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
     routes = tuple(_read_routes(messages, names))
-    return Topology(devices, routes, gateways, tuple(local), segments, diversions)
+    return Topology(devices, routes, gateways, tuple(local), segments, diversions, find_lookups(read_rules()))
 
 
 def _read_links() -> dict[str, Device]:
@@ -151,13 +148,13 @@ _Hops = Sequence[tuple[int, _Hop]]
 class _Message(NamedTuple):
     """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
     hundred thousand. `hops` are those that packets can go by, `gateways` those of all, `tunnels` the encapsulations
-    that take what comes in; `local` and `main` are tables."""
+    that take what comes in. `attached`: the kernel made it, for an address."""
 
     family: int
     length: int
     prefix: bytes
-    local: bool
-    main: bool
+    table: int
+    attached: bool
     hops: tuple[_Hop, ...]
     gateways: tuple[str, ...]
     tunnels: tuple[str, ...] = ()
@@ -166,7 +163,7 @@ class _Message(NamedTuple):
 def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
     """A route as the kernel sends it; None for what drops or stays here, and for what it has only noted of one address
     (RTM_F_CLONED), as whoever answers it may have it do. `objects` gives the nexthop objects, by number."""
-    family, length, _, _, table, _, _, kind, flags = _ROUTE.unpack_from(body)
+    family, length, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
     if kind != _UNICAST or flags & _CLONED:
         return None
     said = rtnetlink.decode(body, _ROUTE.size)
@@ -182,8 +179,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
     usable = tuple(hop for state, hop in hops if not state & _DEAD)
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
     tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
-    prefix, local, main = said.get(_DESTINATION, b""), table == _LOCAL_TABLE, table == _MAIN_TABLE
-    return _Message(family, length, prefix, local, main, usable, gateways, tunnels)
+    prefix, attached = said.get(_DESTINATION, b""), protocol == _MADE_BY_KERNEL
+    return _Message(family, length, prefix, table, attached, usable, gateways, tunnels)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -257,16 +254,19 @@ def _read_address(address: bytes) -> str | None:
 
 def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iterator[Route]:
     for each in messages:
-        if each.local or _is_link_local(each):
+        if each.table == _LOCAL_TABLE or _is_link_local(each):
             continue
         known = tuple(dict.fromkeys(names[hop.device] for hop in each.hops if hop.device in names))
         if known:
-            yield Route(_write_prefix(each), known, connected=not any(hop.gateway for hop in each.hops))
+            connected = not any(hop.gateway for hop in each.hops)
+            yield Route(_write_prefix(each), known, connected, each.attached and connected, each.table)
 
 
 def _read_gateways(messages: Iterable[_Message]) -> tuple[str, ...]:
     """The next hops of default routes, those of the main table first."""
-    found = sorted((not each.main, gateway) for each in messages if each.length == 0 for gateway in each.gateways)
+    found = sorted(
+        (each.table != MAIN_TABLE, gateway) for each in messages if each.length == 0 for gateway in each.gateways
+    )
     return tuple(dict.fromkeys(gateway for _, gateway in found))
 
 

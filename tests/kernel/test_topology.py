@@ -11,7 +11,7 @@ import pytest
 from netlimit.kernel import rtnetlink
 from netlimit.kernel.topology import join_objects
 from netlimit.plan import WriteTree
-from netlimit.tree import INGRESS_DEVICE, Device, Route, Tree
+from netlimit.tree import INGRESS_DEVICE, MAIN_TABLE, Device, Lookup, Route, Tree
 from tests.kernel.worker import RemoteKernel
 
 PATIENCE = 60.0
@@ -35,10 +35,10 @@ def kernel(untouched: RemoteKernel) -> RemoteKernel:
 
 
 CONNECTED = {
-    Route("10.5.0.0/24", ("left",), connected=True),
-    Route("10.6.0.0/24", ("right",), connected=True),
-    Route("fd05::/64", ("left",), connected=True),
-    Route("fd06::/64", ("right",), connected=True),
+    Route("10.5.0.0/24", ("left",), connected=True, attached=True),
+    Route("10.6.0.0/24", ("right",), connected=True, attached=True),
+    Route("fd05::/64", ("left",), connected=True, attached=True),
+    Route("fd06::/64", ("right",), connected=True, attached=True),
 }
 
 
@@ -69,7 +69,7 @@ def test_what_is_connected(kernel: RemoteKernel) -> None:
 ROUTES = [
     ("default via 10.5.0.9", Route("0.0.0.0/0", ("left",))),
     ("default via fd06::9", Route("::/0", ("right",))),
-    ("10.7.0.0/16 via 10.5.0.9 table 1000", Route("10.7.0.0/16", ("left",))),
+    ("10.7.0.0/16 via 10.5.0.9 table 1000", Route("10.7.0.0/16", ("left",), table=1000)),
     ("10.7.0.1 dev right", Route("10.7.0.1/32", ("right",), connected=True)),
     ("10.7.0.0/16 nexthop via 10.5.0.9 nexthop via 10.6.0.9", Route("10.7.0.0/16", ("left", "right"))),
     ("10.7.0.0/16 nexthop via 10.5.0.8 nexthop via 10.5.0.9", Route("10.7.0.0/16", ("left",))),
@@ -104,7 +104,7 @@ NEXTHOPS = (
 BY_NEXTHOP = [
     ("10.7.0.0/16 nhid 5", Route("10.7.0.0/16", ("left",))),
     ("10.7.0.0/16 nhid 7", Route("10.7.0.0/16", ("left", "right"))),
-    ("10.7.0.0/16 nhid 9 table 1000", Route("10.7.0.0/16", ("right",), connected=True)),
+    ("10.7.0.0/16 nhid 9 table 1000", Route("10.7.0.0/16", ("right",), connected=True, table=1000)),
     ("10.7.0.0/16 nhid 8", Route("10.7.0.0/16", ("left",))),
     ("10.7.0.0/16 nhid 11", None),
     ("fd07::/48 nhid 8", Route("fd07::/48", ("left",))),
@@ -184,6 +184,8 @@ CHANGES = [
     "link add name spare type ifb",
     "link del spare",
     "link set right down",
+    "rule add from 10.7.0.0/16 lookup 1000",
+    "-6 rule add iif left lookup 1000",
 ]
 
 
@@ -281,6 +283,50 @@ def test_the_bridge_that_a_device_belongs_to(kernel: RemoteKernel) -> None:
     assert kernel.topology().devices["right"].master == ""
 
 
+RULES = (
+    "pref 100 from 10.7.0.0/16 lookup 1000",
+    "pref 101 to 10.7.0.0/16 lookup 70000",
+    "pref 102 iif left lookup 1000",
+    "pref 103 fwmark 7 lookup 1000",
+    "pref 104 lookup main suppress_prefixlength 0",
+    "pref 105 not fwmark 7 lookup 1000",
+    "pref 106 not lookup 1000",
+    "pref 107 tos 0x10 lookup 1000",
+    "pref 108 lookup 1000 suppress_ifgroup 7",
+    "pref 109 ipproto udp dport 53 lookup 1000",
+    "pref 110 uidrange 0-0 lookup 1000",
+    "pref 111 l3mdev",
+    "pref 112 from 10.8.0.0/16 unreachable",
+    "pref 113 lookup 1000 protocol static",
+    "pref 114 nop",
+)
+LOCAL, DEFAULT = Lookup(4, 255, always=True), Lookup(4, 253, always=True)
+MAIN = Lookup(4, MAIN_TABLE, always=True)
+SOME = Lookup(4, 1000)
+
+
+def read_lookups(kernel: RemoteKernel, family: int = 4) -> list[Lookup]:
+    return [each for each in kernel.topology().lookups if each.family == family]
+
+
+def test_routing_rules_that_lead_to_tables(kernel: RemoteKernel) -> None:
+    assert kernel.topology().lookups == (LOCAL, MAIN, DEFAULT, *(each._replace(family=6) for each in (LOCAL, MAIN)))
+    for rule in RULES:
+        kernel.run("ip", "rule", "add", *rule.split())
+    some = (SOME, SOME._replace(table=70000), SOME, SOME, MAIN._replace(suppressed=0))
+    always = SOME._replace(always=True)
+    assert read_lookups(kernel) == [LOCAL, *some, *(SOME,) * 6, always, MAIN, DEFAULT]
+    assert len(read_lookups(kernel, 6)) == 2
+
+
+def test_of_what_a_routing_rule_jumps_over_nothing_is_asked_of_every_packet(kernel: RemoteKernel) -> None:
+    kernel.run("ip", "-6", "rule", "add", "pref", "100", "from", "fd07::/64", "goto", "32767")
+    kernel.run("ip", "-6", "rule", "add", "pref", "32767", "lookup", "1000")
+    jumped = [Lookup(6, 255), Lookup(6, MAIN_TABLE), Lookup(6, 1000)]
+    assert read_lookups(kernel, 6) == jumped
+    assert read_lookups(kernel) == [LOCAL, MAIN, DEFAULT], "the families have rules of their own"
+
+
 def test_odd_nexthops_never_keep_routes_from_being_read() -> None:
     def encode(*attributes: tuple[int, bytes], flags: int = 0) -> bytes:
         return struct.pack("=4xI", flags) + b"".join(rtnetlink.encode(*each) for each in attributes)
@@ -352,5 +398,5 @@ def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
     assert added == {
         Route("::ffff:0:0/96", ("left",), connected=True),
         Route("fc00::/7", ("left", "right")),
-        Route("10.7.0.0/16", ("right",), connected=True),
+        Route("10.7.0.0/16", ("right",), connected=True, table=70000),
     }

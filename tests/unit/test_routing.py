@@ -15,7 +15,7 @@ from netlimit.conflicts import Finding, Severity, Spoiled
 from netlimit.limits import Facts, own_addresses
 from netlimit.routing import Way, find_home, find_towards, find_way, leads_towards
 from netlimit.rules import parse_rule
-from netlimit.tree import INGRESS_DEVICE, Device, Route, Topology
+from netlimit.tree import INGRESS_DEVICE, Device, Lookup, Route, Topology
 from tests.unit.shapes import HOME, UPLINKS, shape
 from tests.unit.strategies import NOW
 
@@ -82,6 +82,53 @@ def test_all_next_hops_of_a_route_and_all_tables_count() -> None:
     assert way("10.1.0.2", topology, direction="from").devices == ("a", "b", "c", INGRESS_DEVICE)
 
 
+MAIN, GUESTS = 254, 100
+SITES = (
+    Route("10.1.0.0/16", ("lan",), True, attached=True),
+    Route("10.4.0.0/16", ("lan",)),
+    Route("203.0.113.0/24", ("net",)),
+    Route("0.0.0.0/0", ("net",)),
+    Route("0.0.0.0/0", ("wan",), table=GUESTS),
+)
+
+
+def led(*lookups: Lookup, routes: tuple[Route, ...] = SITES) -> Topology:
+    return replace(routed(*routes), lookups=lookups)
+
+
+@pytest.mark.parametrize(
+    ("lookups", "devices"),
+    [
+        ((), ("net", "wan")),
+        ((Lookup(4, MAIN, always=True),), ("net", "wan")),
+        ((Lookup(4, GUESTS), Lookup(4, MAIN, always=True)), ("net", "wan")),
+        ((Lookup(4, MAIN, always=True), Lookup(4, GUESTS)), ("net",)),
+        ((Lookup(4, GUESTS, always=True), Lookup(4, MAIN, always=True)), ("wan",)),
+        ((Lookup(6, GUESTS, always=True), Lookup(4, GUESTS), Lookup(4, MAIN, always=True)), ("net", "wan")),
+        ((Lookup(4, MAIN, True, 0), Lookup(4, GUESTS), Lookup(4, MAIN, True)), ("net",)),
+        ((Lookup(4, MAIN, True, 24), Lookup(4, GUESTS), Lookup(4, MAIN, True)), ("net", "wan")),
+        ((Lookup(4, MAIN, True, 24), Lookup(4, GUESTS, True, 0), Lookup(4, MAIN, True)), ("net",)),
+    ],
+)
+def test_the_best_of_each_table_counts_that_routing_rules_may_lead_to(
+    lookups: tuple[Lookup, ...], devices: tuple[str, ...]
+) -> None:
+    """A table that no rule names may be that of a VRF, or be led to by segment routing."""
+    assert way("203.0.113.5", led(*lookups)).devices == devices
+    assert way("203.0.113.0/24", led(*lookups)).devices == devices
+    topology = led(*lookups)
+    assert leads_towards(ip_network("203.0.113.5"), ("wan",), topology) == ("wan" in devices)
+
+
+def test_who_is_attached_is_not_looked_for_by_a_default_route() -> None:
+    rules = Lookup(4, GUESTS), Lookup(4, MAIN, always=True)
+    assert way("10.1.0.2", led(*rules)).devices == ("lan",)
+    assert way("10.1.0.0/16", led(*rules)).devices == ("lan",)
+    assert way("10.4.0.2", led(*rules)).devices == ("lan", "wan")
+    nearer = (*SITES, Route("10.1.0.0/24", ("vpn",), True, table=GUESTS))
+    assert way("10.1.0.2", led(*rules, routes=nearer)).devices == ("lan", "vpn")
+
+
 def test_with_one_arm_it_leaves_where_it_came_from() -> None:
     topology = routed(Route("10.1.0.0/16", ("one",), True), Route("0.0.0.0/0", ("one",)))
     assert way("10.1.0.2", topology).devices == ("one",)
@@ -139,8 +186,11 @@ def test_home_is_the_network_behind_a_device_that_a_target_lies_in() -> None:
     assert find_home(ip_network("10.1.2.0/24"), "lan", HOME) == lan
     assert find_home(lan, "lan", HOME) == lan
     assert find_home(ip_network("10.0.0.0/8"), "lan", HOME) is None
-    assert find_home(ip_network("10.1.2.3"), "wan", HOME) is None
+    assert find_home(ip_network("10.1.2.3"), "wan", HOME) == lan, "what they send each other does not leave there"
+    assert find_home(ip_network("10.4.2.3"), "wan", led()) == ip_network("10.4.0.0/16")
+    assert find_home(ip_network("10.4.2.3"), "lan", led()) is None, "it is behind a gateway there"
     assert find_home(ip_network("192.0.2.7"), "wan", HOME) is None, "it is behind a gateway there"
+    assert find_home(ip_network("192.0.2.7"), "lan", HOME) is None, "a default route makes no network"
     assert find_home(ip_network("fd00:1::2"), "lan", HOME) == ip_network("fd00:1::/32")
 
 

@@ -12,6 +12,7 @@ from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
 from netlimit.plan import WriteTree, diff
+from netlimit.routing import find_way
 from netlimit.rules import Rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS
 from netlimit.state import State
@@ -23,6 +24,7 @@ from netlimit.tree import (
     REST,
     ROUTERS,
     QueueClass,
+    Route,
     Topology,
     classid,
 )
@@ -454,6 +456,16 @@ def test_a_rule_that_finds_no_place_on_one_of_its_devices_drives_nobody_from_the
     assert made.compilation.problems.keys() == {9}
     change(made, rules[0])
     assert made.compilation.problems.keys() == {5}
+
+
+def test_where_one_network_may_be_led_by_two_ways_both_directions_are_held() -> None:
+    """By the table for guests, what is sent to it leaves by `wan`, too, where all leaves that it sends."""
+    behind, guests = Route("10.4.0.0/16", ("lan",)), Route("0.0.0.0/0", ("wan",), table=100)
+    topology = replace(HOME, routes=(*HOME.routes, behind, guests))
+    pair = shape(1, "10.4.0.0/16", per="host"), shape(2, "10.4.0.0/16", per="host", direction="from")
+    made = gateway(*pair, facts=replace(gateway_facts, topology=topology))
+    assert made.compilation.problems == {}
+    assert find_way(pair[0], made.compilation.facts).devices == ("lan", "wan")
 
 
 # -- the host -------------------------------------------------------------------------------------------------------
