@@ -77,6 +77,8 @@ SWEEP_SHARE = 50
 MOST_OFFENDERS = 100
 CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
+COPY_SAFE_SECONDS = 300.0
+"""How often the copy is told when those who are safe were seen last."""
 PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
 PROBE_SHARE = 50
@@ -92,7 +94,7 @@ MUCH = 500
 """With more rules and entries of sets, plans and previews are worked out in another process."""
 _COSTLY = ("plan", "preview")
 _CHANGED_MEANWHILE = "The kernel was changed while this was worked out: what is told here may be done already."
-_TASKS = ("heartbeat", "window", "survey", "structure", "sweep", "newcomers", "queues", "probe", "marks")
+_TASKS = ("heartbeat", "window", "survey", "structure", "sweep", "newcomers", "queues", "probe", "marks", "safe")
 _GOES_ON = "The pass goes on without that part."
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
@@ -151,6 +153,7 @@ class Controller:
         self._overdue = Overdue(setup.host)
         self._moving: int | None = None
         self._uncopied = False
+        self._copied_safe: frozenset[str] | None = None
         self._kernel = kernel
         self._setup = setup
         self._now = now
@@ -280,6 +283,7 @@ class Controller:
             self._report()
             if self._uncopied:
                 self._copy()
+            self._copy_safe()
 
     def _keep_up(self) -> None:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
@@ -449,6 +453,8 @@ class Controller:
         """A clock that was set moves every end: look at all of them again, and write them anew."""
         offset = self._now().timestamp() - time.monotonic()
         moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
+        if abs(moved) > CLOCK_SLACK:
+            self._premises.follow_clock(moved)
         if abs(moved) > CLOCK_SLACK and self._compilation is not None:  # whoever is paused begins anew anyway
             log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
             for rule in self._roster.ending:
@@ -779,6 +785,16 @@ class Controller:
             self._uncopied = not self._replica.follow(self._database)
         except StoreError as error:
             log.error("%s The copy of the applied rules stays as it was.", error)
+
+    def _copy_safe(self) -> None:
+        """Have the copy know who is safe: whoever begins on it asks no database for the clients of the API, and would
+        lock them out."""
+        if self._replica is None or self._outage is not None:
+            return
+        safe = frozenset(self._status.safe_reasons)
+        if safe != self._copied_safe or self._is_due("safe", COPY_SAFE_SECONDS):
+            self._replica.report(self._status)
+            self._copied_safe = safe
 
     def _find_error(self) -> str | None:
         """What an operator must know: a database that is away, or a fight that goes on."""
@@ -1165,6 +1181,8 @@ class Controller:
         return {"revision": self._revision, **({"rules": rules} if rules else {})}
 
     def _report(self, **changes: object) -> None:
+        if not self._premises.recalls:  # what is there now would be written over
+            self._premises.recall(self._store.hosts())
         changes |= self._premises.describe()
         if self._compilation is not None:
             enforced, failed = self.standing()
@@ -1213,7 +1231,7 @@ class Controller:
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
-        idle = {"probe", "marks", "window"} | (set() if self._compilation.shaping.seen_sets else {"newcomers"})
+        idle = {"probe", "marks", "window", "safe"} | (set() if self._compilation.shaping.seen_sets else {"newcomers"})
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._roster.next_look is not None:
             wake = min(wake, self._roster.next_look - self._now().timestamp())

@@ -37,6 +37,7 @@ class Premises:
         """Of which capabilities the last probe could not tell whether they are there, and why."""
         self._where = Addresses((), ())
         self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
+        self.recalls = False
         self._doors = set(setup.doors)
         self._topology = Topology()
         self._translated: frozenset[int] = frozenset()
@@ -89,18 +90,24 @@ class Premises:
         return self._neighbours.look(patience)
 
     def probe(self, reported: Iterable[HostStatus]) -> None:
-        """Find out what the host can do, once; `reported` is what gateways have said before. Who was safe a moment ago
-        is so still, though this process has not seen him."""
+        """Find out what the host can do, once; `reported` is what gateways have said before."""
+        self.recall(reported)
         if self._found is None:
             self._found = self._settle(self._kernel.probe(), {})
-            for status in reported:
-                if status.host == self._setup.host:
-                    self._safe.recall(status.safe_reasons)
         for name, reason in self._found.capabilities.items():
             if reason and name in DISPENSABLE:
                 log.info("Not there, and not needed: %s. %s", name, reason)
             elif reason:
                 log.warning("Missing: %s. %s", name, reason)
+
+    def recall(self, reported: Iterable[HostStatus]) -> None:
+        """Take in, once, what an earlier process has `reported`: who was safe a moment ago is so still, though this one
+        has not seen him."""
+        if not self.recalls:
+            for status in reported:
+                if status.host == self._setup.host:
+                    self._safe.recall(status.safe_reasons)
+            self.recalls = True
 
     def probe_again(self) -> bool:
         """Find out whether the host can do something else now than when it was probed."""
@@ -159,6 +166,10 @@ class Premises:
             if device not in saved or self._kernel.save_root(device) != saved[device]
         }
         return self._foreign != before
+
+    def follow_clock(self, moved: float) -> None:
+        """The clock was set by so many seconds: who was safe a moment ago is so still, and no longer than before."""
+        self._safe.follow_clock(moved)
 
     def find_safe(
         self,

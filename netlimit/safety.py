@@ -81,6 +81,15 @@ class SafeSet:
         """Take in what an earlier process knew; `update` then forgets what is too old."""
         self.reasons = {**{network: why for network, why in reasons.items() if why.seen}, **self._settled}
 
+    def follow_clock(self, moved: float) -> None:
+        """The clock was set on by so many seconds (less than 0: back): what was seen a moment ago was so still."""
+        self.reasons = {
+            network: SafeReason(why.text, why.seen + moved if why.seen else why.seen)
+            for network, why in self.reasons.items()
+        }
+        self._were_here = {each: at + moved for each, at in self._were_here.items()}
+        self._left_out = {each: at + moved for each, at in self._left_out.items()}
+
     def update(
         self,
         now: float,

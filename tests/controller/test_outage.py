@@ -16,6 +16,7 @@ import pytest
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.records import Outcome, Window
+from netlimit.roles import Role
 from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
 
@@ -98,6 +99,35 @@ def test_a_controller_that_starts_without_its_database_begins_with_what_was_appl
     away.run("alone")
     away.run()
     assert away.site.send("10.0.0.1", times=8).count("accept") == 5
+
+
+def test_who_was_safe_is_so_for_a_controller_that_starts_without_its_database(away: Away) -> None:
+    """A client of the API, whom only the database knows: a block around him would keep him out for good."""
+    away.site.add(target="198.51.100.0/24", action="block")
+    away.run()
+    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run()
+    assert away.site.send("198.51.100.7") == ["accept"]
+    away.take_away()
+    away.restart()
+    away.run("alone")
+    away.run()
+    assert away.site.send("198.51.100.7") == ["accept"]
+    assert away.site.send("198.51.100.8") == ["drop"]
+    assert "198.51.100.7" in open_replica(away.directory, "gw").hosts()[0].safe_reasons
+
+
+def test_the_copy_knows_for_how_long_somebody_has_been_safe(away: Away) -> None:
+    away.site.add(target="198.51.100.0/24", action="block")
+    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.run()
+    began = away.replica.hosts()[0].safe_reasons["198.51.100.7"].seen
+    away.site.clock.pass_by(minutes=20)
+    away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run()
+    assert away.replica.hosts()[0].safe_reasons["198.51.100.7"].seen == began + 1200
 
 
 def test_a_controller_that_knows_nothing_touches_nothing(away: Away) -> None:

@@ -1,7 +1,10 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from netlimit.kernel.base import Addresses
+from netlimit.roles import Role
 from netlimit.roster import Roster
 from netlimit.rules import parse_rule
 from netlimit.state import ChainId
@@ -85,6 +88,26 @@ def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_a_rule_was_fo
     site.store.change(named.id, lambda rule: replace(rule, forced_by="root"), "root", site.clock())
     site.controller.sync()
     assert site.send("198.51.100.7") == ["drop"], "one that was forced does not"
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 365 * 30, -1, -24 * 365 * 30])
+def test_nobody_falls_out_of_the_safe_set_by_a_clock_that_is_set(site: Site, hours: int) -> None:
+    """Nor does anybody stay longer: half an hour after he was seen it is over."""
+    site.add(target="198.51.100.0/24", action="block")
+    site.store.saw_client("gw", "198.51.100.7", site.clock(), "boss", Role.ADMIN)
+    site.kernel.where = Addresses((), ("198.51.100.8",))
+    site.controller.tick()
+    site.kernel.where = Addresses((), ())
+    site.clock.pass_by(hours=hours)
+    for _ in range(3):
+        site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+        site.controller.tick()
+    assert [site.send(f"198.51.100.{host}") for host in (7, 8, 9)] == [["accept"], ["accept"], ["drop"]]
+    site.clock.pass_by(minutes=31)
+    site.controller._protect()
+    site.controller.sync()
+    assert site.send("198.51.100.8") == ["drop"]
+    assert hours < 0 or site.send("198.51.100.7") == ["drop"]
 
 
 def test_counters_go_on_over_a_restart_and_over_an_entry_written_anew(site: Site) -> None:
