@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from netlimit.packet import Side
 
-REVISION = 3
+REVISION = 4
 """Counts how often what programs do for the same lanes has changed: one of before must give way to one of now."""
 
 
@@ -49,15 +49,22 @@ class IngressLane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """The program on the ingress of `devices`: what comes for one of the addresses `own` goes through `lanes`."""
+    """The program on the ingress of `devices`: what comes for one of the addresses `own` goes through `lanes`.
+
+    In the families of `translated` somebody may translate, and what comes for an own address be an answer to somebody
+    behind it, whom a lane of side "dst" does not mean: of such a lane passes what has no ports, and what only a socket
+    that listens has been found for."""
 
     devices: tuple[str, ...]
     own: tuple[str, ...]
     lanes: tuple[IngressLane, ...]
+    translated: tuple[int, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """A line for each part, as a golden text has it."""
         yield f"on {' '.join(self.devices)} for {' '.join(self.own)}"
+        if self.translated:
+            yield f"translated {' '.join(f'ipv{family}' for family in self.translated)}"
         for lane in self.lanes:
             ports = "".join(
                 f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:6], strict=True) if ranges
@@ -67,4 +74,4 @@ class Ingress:
     @property
     def digest(self) -> str:
         """Ten letters that stand for what the program does, wherever it is."""
-        return sha256(repr((REVISION, self.own, self.lanes)).encode()).hexdigest()[:10]
+        return sha256(repr((REVISION, self.own, self.lanes, self.translated)).encode()).hexdigest()[:10]

@@ -443,7 +443,8 @@ class Shaping:
             return None
         topology = self.facts.topology
         devices = {device for route in topology.routes for device in route.devices if device in topology.devices}
-        return Ingress(tuple(sorted(devices)), tuple(sorted(self.facts.own)), tuple(lanes))
+        own, translated = tuple(sorted(self.facts.own)), tuple(sorted(self.facts.translated))
+        return Ingress(tuple(sorted(devices)), own, tuple(lanes), translated)
 
     def classes(self) -> dict[int, list[tuple[str, int]]]:
         """The classes that count each rule's traffic: device and classid."""
@@ -481,10 +482,19 @@ class Shaping:
             traffic.places[block].number for traffic in lanes for block in traffic.present if block in traffic.places
         }
 
+    def _tell_passing(self) -> Iterator[tuple[int, str]]:
+        """What is not held of what ends on this host, where answers to others have its address as well."""
+        here = self._devices.get(INGRESS_DEVICE)
+        for lane, traffic in here.lanes.items() if here else ():
+            if lane.direction is Direction.TO and lane.family in self.facts.translated:
+                yield from ((rule.id, _PASSING) for rule in traffic.rules)
+
     @property
     def notes(self) -> dict[int, Note]:
         """What operators should know of rules that are held."""
         notes = dict(self._notes)
+        for rule_id, text in self._tell_passing():
+            notes.setdefault(rule_id, Note(text, degraded=True))
         for device in self._devices.values():
             lack = find_lack(4, self.facts)
             if device.cap and lack:
@@ -499,6 +509,12 @@ class Shaping:
                 if asked > room:
                     notes.setdefault(rule.id, _say_sum(asked, room))
         return notes
+
+
+_PASSING = (
+    "Somebody may translate here, so that what comes for this address may be for a host behind it: what has no ports "
+    "(ICMP, GRE, later fragments) and the SYNs of TCP are not shaped. Limit those beside it (`action: drop`)."
+)
 
 
 def _marks(lane: Lane) -> str:

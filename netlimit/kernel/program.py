@@ -51,6 +51,9 @@ _NO_MATCH, _MATCH = 0, -1
 _LOOKUP, _UPDATE, _CHECK_MTU = 1, 2, 163
 _UDP_SOCKET, _RELEASE_SOCKET, _TCP_SOCKET = 85, 86, 99
 _THIS_NAMESPACE = 0xFFFFFFFF
+_STATE, _LISTENS = 72, 10
+"""Where struct bpf_sock has the state (linux/bpf.h), and that of a socket of TCP that listens (TCP_LISTEN): neither TCP
+nor UDP has that number as a protocol."""
 _PROTOCOL, _PRIORITY, _TC_INDEX = 16, 32, 44
 """Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
 _FOUND_BY, _FOUND, _CLASS = 7, 8, 9
@@ -91,7 +94,7 @@ def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> byt
             _hold(text, entries, seen)
         text.jump(UNTOUCHED)
     if found:
-        _decide(text, found, target, seen)
+        _decide(text, found, target, seen, ingress.translated)
     return text.finish()
 
 
@@ -208,12 +211,12 @@ def _name_found(family: int, side: str) -> str:
     return f"found ipv{family} {side}"
 
 
-def _decide(text: Assembly, found: set[tuple[int, str]], target: int, seen: Map) -> None:
+def _decide(text: Assembly, found: set[tuple[int, str]], target: int, seen: Map, translated: tuple[int, ...]) -> None:
     """An entry has been found (r0)."""
     for family, side in sorted(found):
         text.place(_name_found(family, side))
         text.copy(_FOUND, 0)
-        _pass_without_socket(text, family)
+        _pass_without_socket(text, family, sure=side == "dst" and family in translated)
         text.point(_FOUND_BY, _KEYS[side] + _TAG_AT)
         text.jump("found")
     text.place("found")
@@ -228,9 +231,10 @@ def _decide(text: Assembly, found: set[tuple[int, str]], target: int, seen: Map)
     text.leave(_MATCH)
 
 
-def _pass_without_socket(text: Assembly, family: int) -> None:
+def _pass_without_socket(text: Assembly, family: int, *, sure: bool) -> None:
     """What comes for this host's address, but not to a socket, is forwarded once its address has been translated back,
-    or nobody wants it. A listening socket counts. Only where the entry does something, and where there are ports."""
+    or nobody wants it. A listening socket counts, and what has no ports to find one by is taken to end here; unless it
+    must be `sure`. Only where the entry does something."""
     effective, tcp, answered, ends_here = (text.new_label() for _ in range(4))
     for place in (0, _MARK_AT):
         text.load(1, _FOUND, place)
@@ -238,7 +242,7 @@ def _pass_without_socket(text: Assembly, family: int) -> None:
     text.jump(ends_here)
     text.place(effective)
     text.load(_CLASS, STACK, SOCKET, 1)
-    text.jump_if(_CLASS, "==", 0, ends_here)
+    text.jump_if(_CLASS, "==", 0, UNTOUCHED if sure else ends_here)
     place, length = ENDS[family]
     text.copy(1, PACKET)
     text.point(2, place)
@@ -250,10 +254,15 @@ def _pass_without_socket(text: Assembly, family: int) -> None:
     text.jump(answered)
     text.place(tcp)
     text.call(_TCP_SOCKET)
+    if sure:
+        text.jump_if_null(0, UNTOUCHED)
+        text.load(_CLASS, 0, _STATE)
     text.place(answered)
     text.jump_if_null(0, UNTOUCHED)
     text.copy(1, 0)
     text.call(_RELEASE_SOCKET)
+    if sure:
+        text.jump_if(_CLASS, "==", _LISTENS, UNTOUCHED)
     text.place(ends_here)
 
 

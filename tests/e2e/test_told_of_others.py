@@ -13,7 +13,7 @@ import pytest
 
 from netlimit.records import State
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, WAN, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import Passed, megabits, offer, shape
@@ -101,6 +101,22 @@ def test_what_others_lead_past_the_hooks_is_told(gateway: Gateway, lab: Lab, nam
         gateway.wait_for_state(limited, State.APPLIED)
 
 
+def test_shaping_to_the_gateway_tells_what_it_leaves_to_hosts_behind_nat(gateway: Gateway, lab: Lab) -> None:
+    queued, limited = gateway.put(
+        shape(WAN, direction="to"), {"target": WAN, "direction": "to", "rate": "900 packets/s"}
+    )
+    lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *MASQUERADE)
+    try:
+        assert "ICMP" in gateway.wait_for_state(queued, State.DEGRADED)
+        assert gateway.state(limited) == (State.APPLIED, "")
+        before = gateway.count(queued).matched_packets
+        lab.client.run("ping", "-q", "-n", "-c", "20", "-i", "0.002", SERVER)
+        assert gateway.count(queued).matched_packets == before
+    finally:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *MASQUERADE)
+
+
+MASQUERADE = ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE")
 STATELESS = """table ip t {
 	chain c {
 		type filter hook prerouting priority raw

@@ -38,6 +38,7 @@ OWN = ("10.1.0.1", "10.2.0.1", "10.3.0.1", "fd00:1::1", "fd00:2::1", "fd00:3::1"
 HOST = {4: "10.1.0.1", 6: "fd00:1::1"}
 FAR = {4: "10.2.0.2", 6: "fd00:2::2"}
 CLIENT = {4: "10.1.0.2", 6: "fd00:1::2"}
+OWN_FAR = {4: "10.2.0.1", 6: "fd00:2::1"}
 ONE, TWO = 0x6E051000, 0x6E051001
 SLOW = 0x6E051002
 SECONDS = 60
@@ -205,8 +206,9 @@ class Network:
         *lanes: IngressLane,
         own: tuple[str, ...] = OWN,
         devices: tuple[str, ...] = ("g0", "g1"),
+        translated: tuple[int, ...] = (),
     ) -> Ingress:
-        ingress = Ingress(devices, own, lanes)
+        ingress = Ingress(devices, own, lanes, translated)
         self.apply(WriteIngress(ingress, entries))
         return ingress
 
@@ -365,6 +367,38 @@ def test_the_connections_of_the_gateway_itself_do(masqueraded: Network, family: 
     sent = {FAR[family]: masqueraded.packets(ONE), CLIENT[family]: masqueraded.packets(TWO)}
     assert {key: packets for key, (packets, _) in masqueraded.readings("all").items()} == sent
     assert masqueraded.gateway.ingress_seen(["all"]) == {"all": {FAR[family]: 7}}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_what_may_be_for_somebody_behind_is_not_taken_for_the_gateways(masqueraded: Network, family: int) -> None:
+    """A lane for an address of its own: answers without ports to who is masqueraded have that address, too."""
+    own = OWN_FAR[family]
+    lanes = IngressLane("all", family, "dst"), IngressLane("here", family, "dst")
+    masqueraded.shape({"all": {own: to(ONE)}, "here": {HOST[family]: to(TWO)}}, *lanes, translated=(family,))
+    masqueraded.client("ping", "-n", "-c", "5", "-i", "0.01", FAR[family])
+    masqueraded.talk("udp", FAR[family], count=5, size=4000)
+    masqueraded.talk("tcp", FAR[family], count=5)
+    assert masqueraded.packets(ONE) == 0
+    assert masqueraded.passing(TWO, lambda: masqueraded.talk("udp", HOST[family], count=20)) == 20
+    assert masqueraded.passing(TWO, lambda: masqueraded.talk("tcp", HOST[family], count=20)) >= 20
+    assert masqueraded.passing(TWO, lambda: masqueraded.talk("udp", HOST[family], count=5, size=4000)) == 5
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_what_is_led_on_from_a_port_at_which_somebody_listens_is_not_the_gateways(
+    masqueraded: Network, family: int
+) -> None:
+    """As Docker does, whose proxy listens at the ports that nat PREROUTING leads to containers."""
+    tool, there = ("iptables-legacy", FAR[4]) if family == 4 else ("ip6tables-legacy", f"[{FAR[6]}]")
+    lead = "-p", "tcp", "-d", HOST[family], "--dport", "7", "-j", "DNAT", "--to-destination", f"{there}:7"
+    masqueraded.gateway.run(tool, "-w", "-t", "nat", "-A", "PREROUTING", *lead)
+    lane = IngressLane("all", family, "dst")
+    masqueraded.shape({"all": {HOST[family]: to(ONE)}}, lane, translated=(family,))
+    masqueraded.talk("tcp", HOST[family], count=20)
+    assert masqueraded.packets(ONE) == 0
+    masqueraded.gateway.run(tool, "-w", "-t", "nat", "-F", "PREROUTING")
+    masqueraded.talk("tcp", HOST[family], count=20)
+    assert masqueraded.packets(ONE) >= 20
 
 
 def test_what_reaches_no_socket_is_not_held_back(network: Network) -> None:

@@ -18,12 +18,13 @@ LANES = tuple(
         IngressLane(f"dns{family}", family, "src", "udp", ((53, 53),)),
     )
 )
-WRITTEN = {2: "0ddb93a7449165e1", 3: "31da11de3f88b5e8"}
+WRITTEN = {2: "0ddb93a7449165e1", 3: "31da11de3f88b5e8", 4: "fc88b9d71b85c7cf"}
 """By revision, what is written for the same lanes. Another program needs another revision."""
 
 
 def test_another_program_has_another_revision() -> None:
     entries, seen = SimpleNamespace(fd=3), SimpleNamespace(fd=4)
     maps: Any = entries, seen
-    text = write_program(Ingress(("lan",), OWN, LANES), 7, *maps)
+    written = (write_program(Ingress(("lan",), OWN, LANES, translated), 7, *maps) for translated in ((), (4, 6)))
+    text = b"".join(written)
     assert sha256(text).hexdigest()[:16] == WRITTEN[REVISION]
