@@ -18,7 +18,7 @@ from netlimit.addresses import read_address
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
-from netlimit.records import L7, HostStatus, SafeReason, State
+from netlimit.records import L7, Exceptional, HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
 
@@ -95,15 +95,23 @@ def _find_exceptional(store: Store, rules: list[Rule], hosts: list[HostStatus]) 
     """The rules that none of these gateways can enforce, with the sentence of one that should; and those that the
     limiter of one enforces."""
     now, refused, moved = datetime.now(UTC), dict[int, str](), set[int]()
-    by_id = {rule.id: rule for rule in rules}
-    for rule_id, exceptional in store.exceptional(list(by_id)).items():
-        here = [exceptional.get(host.host) for host in hosts if by_id[rule_id].in_force(now, host.host)]
-        sentences = [each.message for each in here if each is not None and each.state is State.ERROR]
+    exceptional = store.exceptional([rule.id for rule in rules])
+    for rule in rules:
+        there = [host for host in hosts if rule.in_force(now, host.host)]
+        here = [exceptional.get(rule.id, {}).get(host.host) for host in there]
+        sentences = list(filter(None, map(_say_refusal, there, here)))
         if here and len(sentences) == len(here):
-            refused[rule_id] = sentences[0]
+            refused[rule.id] = sentences[0]
         if any(each is not None and each.layer == L7 for each in here):
-            moved.add(rule_id)
+            moved.add(rule.id)
     return refused, moved
+
+
+def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
+    """Why a gateway does not enforce a rule; None if it does."""
+    if host.paused:
+        return f"{host.host} is paused by a teardown, until `netlimit apply`."
+    return found.message if found is not None and found.state is State.ERROR else None
 
 
 def _say_layer(step: Step) -> Step:

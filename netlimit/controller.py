@@ -787,14 +787,14 @@ class Controller:
             log.error("%s The copy of the applied rules stays as it was.", error)
 
     def _copy_safe(self) -> None:
-        """Have the copy know who is safe: whoever begins on it asks no database for the clients of the API, and would
-        lock them out."""
+        """Have the copy know who is safe, and the other gateways: whoever begins on it asks no database for them, nor
+        for the clients of the API, and would lock them out."""
         if self._replica is None or self._outage is not None:
             return
-        safe = frozenset(self._status.safe_reasons)
-        if safe != self._copied_safe or self._is_due("safe", COPY_SAFE_SECONDS):
+        others = frozenset((*self._status.safe_reasons, *self._status.peers))
+        if others != self._copied_safe or self._is_due("safe", COPY_SAFE_SECONDS):
             self._replica.report(self._status)
-            self._copied_safe = safe
+            self._copied_safe = others
 
     def _find_error(self) -> str | None:
         """What an operator must know: a database that is away, or a fight that goes on."""
@@ -973,7 +973,8 @@ class Controller:
     def _find_safe(self) -> set[str] | None:
         now = self._now()
         clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
-        hosts, reached = self._store.hosts(), self._database.reached()
+        hosts = self._store.hosts() if self._store.tells_of_others else None
+        reached = self._database.reached()
         return self._premises.find_safe(clients, now.timestamp(), hosts, reached)
 
     def _protect(self) -> None:
@@ -1194,6 +1195,8 @@ class Controller:
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)
+        if changes["paused"]:
+            changes |= dict.fromkeys(("enforced", "degraded", "lifted"), 0)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
         self._telling.report(self._status)
         self._tell()

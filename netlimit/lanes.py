@@ -21,6 +21,8 @@ from netlimit.tree import INGRESS_DEVICE
 SEEN_SECONDS = 10
 """How long an address that has no class is remembered."""
 MOST_SEEN = 65536
+ROOM = 65536
+"""So many entries a lane's set takes at least: more than there can be classes on a device."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class OpenLane:
     def sets(self, facts: Facts) -> Iterable[IpSet]:
         """Its set, and those for newcomers."""
         lane = self.lane
-        yield IpSet(lane.name, lane.family, marks=True, size=facts.set_size)
+        # Whoever appears has an entry, and one that finds no room would fail every pass.
+        yield IpSet(lane.name, lane.family, marks=True, size=max(facts.set_size, ROOM))
         for _, length in self.newcomers:
             mask = length if length != (32 if lane.family == 4 else 128) else 0
             name = seen_name(lane, length)

@@ -107,6 +107,7 @@ class Premises:
             for status in reported:
                 if status.host == self._setup.host:
                     self._safe.recall(status.safe_reasons)
+                    self._peers = _read_peers(status.peers)
             self.recalls = True
 
     def probe_again(self) -> bool:
@@ -175,12 +176,13 @@ class Premises:
         self,
         clients: Iterable[str],
         now: float,
-        reported: Iterable[HostStatus] = (),
+        reported: Iterable[HostStatus] | None = (),
         reached: Iterable[str] = (),
     ) -> set[str] | None:
         """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` are hosts of the database), the
-        ports by which it is managed, and the addresses of other gateways, of what they have `reported`. Returns the
-        addresses that have joined or left; None if nothing has changed."""
+        ports by which it is managed, and the addresses of other gateways, of what they have `reported` (None: nobody
+        can be asked, and those that are known count). Returns the addresses that have joined or left; None if nothing
+        has changed."""
         where, clients = self._read_addresses(), tuple(clients)
         before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
         self._doors.update(where.doors)
@@ -188,7 +190,8 @@ class Premises:
         self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
         self._where = where
         changed = before ^ {*self._where.own, *self._safe.reasons}
-        self._peers = find_peers(reported, self._setup.host, where.own)
+        known = self._peers if reported is None else find_peers(reported, self._setup.host)
+        self._peers = known - {*where.own}
         return changed if changed or others != (self._management, self._peers) else None
 
     def _read_addresses(self) -> Addresses:
@@ -244,17 +247,21 @@ class Premises:
     def describe(self) -> dict[str, object]:
         """What a gateway says of its host: fields of HostStatus."""
         if self._found is None:
-            return {}
+            return self._describe_others()
         return {
             "capabilities": self._capabilities,
             "hz": self._found.hz,
             "notes": self.notes,
             "own": self._where.own,
             "management": self._management,
-            "safe": tuple(self._safe.reasons),
-            "safe_reasons": dict(self._safe.reasons),
             "networks": self._networks,
+            **self._describe_others(),
         }
+
+    def _describe_others(self) -> dict[str, object]:
+        """Whom a gateway knows; from a run before, too."""
+        reasons = self._safe.reasons
+        return {"safe": tuple(reasons), "safe_reasons": dict(reasons), "peers": tuple(sorted(self._peers))}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -295,9 +302,12 @@ class Premises:
         return tuple(sorted({door.port for door in self._doors}))
 
 
-def find_peers(reported: Iterable[HostStatus], host: str, own: Iterable[str]) -> frozenset[str]:
-    """The addresses of the other gateways of a database; not those that this one has too, such as one that moves from
-    gateway to gateway."""
-    told = {text for status in reported if status.host != host for text in status.own} - set(own)
+def find_peers(reported: Iterable[HostStatus], host: str) -> frozenset[str]:
+    """The addresses of the other gateways of a database."""
+    return _read_peers(text for status in reported if status.host != host for text in status.own)
+
+
+def _read_peers(told: Iterable[str]) -> frozenset[str]:
+    """Those that lead to one gateway, wherever it is asked for."""
     addresses = map(ip_address, told)
     return frozenset(str(each) for each in addresses if not (each.is_loopback or each.is_link_local))

@@ -106,7 +106,8 @@ class HostStatus:
     `on_failure: open` and are out of force because the database is gone. `drifted` counts things found changed and not
     yet put right. `faults` are errors that nobody expected, since the controller began. `networks` are the prefixes
     that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
-    `reporter` is another word for each run of a controller, and None for a pass alone. `seen_at` is by the database's
+    `reporter` is another word for each run of a controller, and None for a pass alone. `peers` are the addresses of the
+    other gateways of the database. `seen_at` is by the database's
     clock, and so is `silence`: how long ago that was when this was read.
     """
 
@@ -134,6 +135,7 @@ class HostStatus:
     faults: int = 0
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reporter: str | None = None
+    peers: tuple[str, ...] = ()
     silence: timedelta | None = field(default=None, compare=False)
 
 

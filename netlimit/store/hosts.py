@@ -44,6 +44,7 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "faults": status.faults,
         "networks": {prefix: list(devices) for prefix, devices in status.networks.items()},
         "reporter": status.reporter,
+        "peers": list(status.peers),
     }
     connection.execute(upsert(connection, hosts), [row])
     return received
@@ -86,6 +87,7 @@ def _read(row: Row[Any]) -> HostStatus:
         faults=row.faults,
         networks=_read_networks(row.networks),
         reporter=row.reporter,
+        peers=tuple(each for each in _read_list(row.peers, str) if is_network(each)),
         silence=row.now - row.seen_at,
     )
 

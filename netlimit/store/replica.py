@@ -53,6 +53,8 @@ class Replica(Store):
     full, say) is no error here: nothing of it keeps the kernel from being right.
     """
 
+    tells_of_others = False
+
     def __init__(self, path: Path, host: str) -> None:
         super().__init__(f"sqlite:///{path}", wal=False)  # it must be there on a full disk
         self._host = host

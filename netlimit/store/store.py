@@ -90,6 +90,9 @@ class Store:
     share a store; processes must each make their own.
     """
 
+    tells_of_others = True
+    """Whether it knows more gateways than one, and who has spoken to the API."""
+
     def __init__(
         self,
         url: str,

@@ -286,6 +286,18 @@ def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
     assert (safe["verdict"], any(step["hits"] for step in safe["steps"])) == ("passes", False)
 
 
+def test_a_paused_gateway_does_nothing_to_a_packet(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "host", "name": "office"})
+    for host in ("gw1", "gw2"):
+        store.report(HostStatus(host=host, backend="iptables"))
+    store.pause("gw1", True)
+    query = {"src": "10.1.2.3", "dst": "198.51.100.7"}
+    assert client.get("/explain", params=query).json()["verdict"] == "limited"
+    answer = client.get("/explain", params={**query, "host": "gw1"}).json()
+    assert answer["verdict"] == "passes"
+    assert answer["steps"][0]["reason"] == "not enforced: gw1 is paused by a teardown, until `netlimit apply`."
+
+
 @pytest.mark.parametrize(
     ("field", "query"),
     [

@@ -15,7 +15,7 @@ import pytest
 
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
-from netlimit.records import Outcome, Window
+from netlimit.records import HostStatus, Outcome, Window
 from netlimit.roles import Role
 from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
@@ -116,6 +116,23 @@ def test_who_was_safe_is_so_for_a_controller_that_starts_without_its_database(aw
     assert away.site.send("198.51.100.7") == ["accept"]
     assert away.site.send("198.51.100.8") == ["drop"]
     assert "198.51.100.7" in open_replica(away.directory, "gw").hosts()[0].safe_reasons
+
+
+def test_other_gateways_are_known_without_the_database(away: Away) -> None:
+    away.site.store.report(HostStatus("gw2", "fake", own=("203.0.113.2", "127.0.0.1", "fe80::1")))
+    away.site.add(target="203.0.113.0/24", action="block")
+    away.run()
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run()
+    away.take_away()
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run("alone")
+    away.run()
+    assert away.controller._compiled.facts.peers == {"203.0.113.2"}
+    away.restart()
+    away.run("alone")
+    away.run()
+    assert away.controller._compiled.facts.peers == {"203.0.113.2"}
 
 
 def test_the_copy_knows_for_how_long_somebody_has_been_safe(away: Away) -> None:

@@ -25,6 +25,18 @@ def test_what_a_teardown_has_left_is_not_touched(site: Site) -> None:
     assert site.kernel.structure() == held
 
 
+def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
+    site.add(target=BLOCKED, action="block")
+    site.controller.tick()
+    assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
+    site.store.pause("gw", True)
+    site.controller.tick()
+    assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(0, 1)]
+    site.store.pause("gw", False)
+    site.controller.tick()
+    assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
+
+
 def test_a_copy_that_is_paused_still_takes_out_nothing_of_what_a_window_has_brought(
     sqlite_url: str, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -79,6 +79,23 @@ def gateway(sqlite_url: str) -> Iterator[Shaper]:
 
 
 # -- passes ---------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_appear_find_room_however_small_sets_are(small_site: Callable[[int], Site]) -> None:
+    """Else whoever sends from many addresses would end all passes."""
+    site = small_site(8)
+    site.kernel.routes = HOME
+    site.add(target="10.2.0.0/16", direction="to", rate="1 Mbit/s", per="host", action="shape", interface="wan")
+    site.controller.tick()
+    for number in range(20):
+        site.send("10.1.0.2", f"10.2.0.{number + 1}")
+    site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+    site.controller.tick()
+    (lane,) = (name for name in site.kernel.sets if name.startswith("nl-q4"))
+    assert len(site.kernel.elements[lane]) == 21
+    site.add(target="10.9.0.1", action="block")
+    site.controller.tick()
+    assert site.send("10.9.0.1") == ["drop"]
 
 
 def test_a_rule_shapes_from_the_next_pass_on_and_no_longer_when_removed(gateway: Shaper) -> None:
