@@ -47,7 +47,7 @@ from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
 from netlimit.telling import Telling
-from netlimit.tree import SavedRoot
+from netlimit.tree import INGRESS_DEVICE, SavedRoot
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Replica, Store, Watch
@@ -732,8 +732,10 @@ class Controller:
 
     def _apply(self, plan: Plan) -> None:
         """Take the steps. A device that refuses its queues must not keep what others have, and what polices, from what
-        they shall be: that error is raised at the end."""
+        they shall be: that error is raised at the end. One that has gone meanwhile refuses nothing: devices are looked
+        at anew."""
         refusal: KernelError | None = None
+        gone = False
         self._applied += len(plan.steps)
         for step in plan.steps:
             try:
@@ -741,12 +743,23 @@ class Controller:
             except KernelError as error:
                 if not isinstance(step, WriteTree | WriteIngress):
                     raise
-                refusal = refusal or error
+                if self._is_there(step):
+                    refusal = refusal or error
+                else:
+                    gone = True
                 continue
             if isinstance(step, WriteTree) and step.drop and step.put_back is not None:
                 self._store.forget_root(self._setup.host, step.device)
+        if gone:
+            self._premises.forget()
         if refusal is not None:
             raise refusal
+
+    def _is_there(self, step: WriteTree | WriteIngress) -> bool:
+        """Whether the devices are there of which a step is."""
+        there = self._kernel.topology().devices
+        asked = (step.device,) if isinstance(step, WriteTree) else step.ingress.devices if step.ingress else ()
+        return all(device in there or device == INGRESS_DEVICE for device in asked)
 
     def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
@@ -1256,8 +1269,18 @@ class Controller:
             self._watch = None
 
     def _back_off(self, retry: float, stopped: Callable[[], bool]) -> float:
+        """Rest before another attempt; not for long where rules are others now, which must not wait for it."""
         self._quiet = False
-        end = time.monotonic() + retry
-        while time.monotonic() < end and not stopped():
+        began = time.monotonic()
+        while (rested := time.monotonic() - began) < retry and not stopped():
             time.sleep(0.05)
+            if rested >= _FIRST_RETRY and self._hears_of_rules():
+                break
         return min(2 * retry, _LAST_RETRY)
+
+    def _hears_of_rules(self) -> bool:
+        """Whether the database has other rules than were loaded last."""
+        try:
+            return self._watch is not None and self._watch.changed() and self._database.revision() != self._revision
+        except StoreError:
+            return True  # the next pass says so

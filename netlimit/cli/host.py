@@ -81,6 +81,11 @@ def apply(
         if take_over or confirm:
             raise typer.BadParameter("What was applied last is only put back; leave out the other options, or --last.")
         return apply_last(settings, kernel, json)
+    if take_over and confirm:
+        raise typer.BadParameter(
+            "The end of a window of confirmation puts no qdisc back. Take over without --confirm; `netlimit teardown` "
+            "puts it back."
+        )
     with open_store(settings) as store, ExitStack() as window:
         seconds = parse_length(confirm) if confirm else None
         if seconds is not None:

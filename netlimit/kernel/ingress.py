@@ -248,19 +248,23 @@ def _write(step: WriteIngress, filters: list[_Filter], maps: _Maps) -> None:
 
 
 def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
-    """Put a program on the devices; one that has ours changes from one packet to the next."""
+    """Put a program on the devices; one that has ours changes from one packet to the next. A device may have gone
+    meanwhile: the others have their program all the same."""
     target = _bring_up_target()
-    indices = {device: _find_device(device) for device in ingress.devices}
+    found = {device: _find_device(device) for device in ingress.devices}
+    indices = {device: index for device, index in found.items() if index}
     left_out = _leave_out(indices)
-    if left_out and not indices:
+    if found and not indices:
         indices = {INGRESS_DEVICE: target}  # no packet comes in there: the program does nothing but hold the maps
     name = _FILTER + (_WITHOUT + " ".join(left_out) if left_out else "")
     program = _load(ingress, target, maps)
     try:
-        for device, index in indices.items():
-            if not index:
-                raise KernelError(_WHAT, f"there is no device {device}")
-            _replace_filter(index, program, target, name)
+        for index in indices.values():
+            try:
+                _replace_filter(index, program, target, name)
+            except OSError:
+                if _is_there(index):
+                    raise
     finally:
         os.close(program)
     _detach(each for each in filters if each.device not in indices.values() or each.place != _INFO)
@@ -390,6 +394,13 @@ def _find_device(name: str) -> int:
         return socket.if_nametoindex(name)
     except OSError:
         return 0
+
+
+def _is_there(index: int) -> bool:
+    try:
+        return bool(socket.if_indextoname(index))
+    except OSError:
+        return False
 
 
 # -- maps and keys --------------------------------------------------------------------------------------------------

@@ -95,6 +95,15 @@ def test_what_cannot_be_taken_over(uplink: Netlimit, qdisc: str | None, said: st
     assert snapshot(uplink) == before
 
 
+def test_what_is_taken_over_has_no_window(uplink: Netlimit) -> None:
+    """Nobody would put it back when the window ends."""
+    uplink.do("db", "upgrade")
+    before = snapshot(uplink)
+    done = uplink.run("apply", "--take-over", "wan", "--confirm", "60s")
+    assert (done.returncode, "`netlimit teardown` puts it back" in done.stderr) == (2, True)
+    assert snapshot(uplink) == before
+
+
 def test_where_no_rule_shapes_nothing_is_taken_over(uplink: Netlimit) -> None:
     uplink.do("db", "upgrade")
     put(uplink, "pfifo limit 77")

@@ -1,6 +1,7 @@
 """While something is not as it was applied and cannot be put right, or is undone over and over, the rules concerned are
 not applied; they are again when peace is made."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,23 @@ def test_the_time_for_which_a_pass_waits_for_a_lock_counts(
     run(site, 1)
     assert site.store.marked("gw") == {}
     assert site.send("10.0.0.9") == ["drop"]
+
+
+def test_rules_that_change_do_not_wait_for_the_end_of_a_rest(site: Site) -> None:
+    """One device that refuses its queues must not keep a block from coming for half a minute."""
+    site.controller.sync()
+    site.controller._watch = site.store.watch()
+    site.controller._watch.changed()
+    looks = count()
+    rest = 1.5
+    site.store.note("apply", "test", site.clock())  # no rule has changed
+    assert site.controller._back_off(rest, lambda: next(looks) >= 20) == 2 * rest
+    assert next(looks) >= 20
+    site.add(target="10.0.0.9", action="block")
+    looks = count()
+    site.controller._back_off(60.0, lambda: next(looks) >= 200)
+    assert next(looks) < 200
+    site.controller._stop_watching()
 
 
 def test_the_lock_of_iptables_is_waited_for_no_longer_than_one_may_be_blind() -> None:

@@ -12,6 +12,7 @@ from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
+from netlimit.plan import Step, WriteTree
 from netlimit.records import State
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
@@ -79,6 +80,28 @@ def gateway(sqlite_url: str) -> Iterator[Shaper]:
 
 
 # -- passes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_goes_while_its_queues_are_written_holds_up_nobody(site: Site) -> None:
+    """Containers come and go: what else there is to do must not wait until none does."""
+    site.kernel.routes = HOME
+    site.add(target="10.1.0.2", direction="to", rate="1 Mbit/s", action="shape")
+    site.controller.tick()
+    apply = site.kernel.apply
+
+    def lose(step: Step) -> None:
+        if isinstance(step, WriteTree) and step.device == "wan":
+            site.kernel.routes = WITHOUT_WAN
+        apply(step)
+
+    site.kernel.apply = lose  # type: ignore[method-assign]
+    site.add(target="10.2.0.2", direction="to", rate="1 Mbit/s", action="shape")
+    site.add(target="10.9.0.1", action="block")
+    site.controller.tick()
+    assert site.send("10.9.0.1") == ["drop"]
+    site.controller.tick()
+    assert site.store.hosts()[0].last_error is None
+    assert set(site.kernel.trees) == {"lan"}
 
 
 def test_hosts_that_appear_find_room_however_small_sets_are(small_site: Callable[[int], Site]) -> None:

@@ -894,13 +894,21 @@ def test_filters_of_others_come_first_whatever_their_number(network: Network, ki
 
 
 def test_what_cannot_be_done_is_refused_with_a_sentence(network: Network) -> None:
-    lane = IngressLane("all", 4, "src")
     network.apply(WriteIngress(remove={"all": ("10.0.0.1",)}))
     with pytest.raises(KernelError, match="no program on any device"):
         network.apply(WriteIngress(add={"all": {"10.0.0.1": to(ONE)}}))
-    with pytest.raises(KernelError, match="no device g9"):
-        network.apply(WriteIngress(Ingress(("g9",), OWN, (lane,))))
     assert network.gateway.ingress() == {}
+
+
+def test_a_device_that_has_gone_is_left_out_and_the_others_are_not(network: Network) -> None:
+    lane = IngressLane("all", 4, "src")
+    wanted = network.shape({"all": {CLIENT[4]: to(ONE)}}, lane, devices=("g0", "g9"))
+    assert network.gateway.ingress() == {"g0": wanted.digest}
+    network.talk("udp", HOST[4], count=5)
+    assert network.packets(ONE) == 5
+    network.shape({}, lane, devices=("g9",))
+    assert "g0" not in network.gateway.ingress()
+    assert network.readings("all").keys() == {CLIENT[4]}
 
 
 def test_a_trial_leaves_nothing(network: Network) -> None:
