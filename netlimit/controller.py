@@ -101,6 +101,16 @@ _MOST_TOLD = 20
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 
 
+def _say_renamed(before: str | None, now: str) -> Iterator[str]:
+    """What is to be told of a gateway whose copy is of another name."""
+    if before not in (None, now):
+        yield (
+            f"This gateway was called {before} when rules were copied here last, and is {now} now, for the database "
+            f"another one: what names {before} (`hosts` of rules, a teardown's pause) does not concern it. If it is "
+            f"still the same, set NETLIMIT_HOST={before}."
+        )
+
+
 def _spent() -> float:
     """Seconds of processor time that this process and the tools it has called took so far. Looks rest by it, and not by
     the clock: others that keep the processor busy do not put them off."""
@@ -183,6 +193,7 @@ class Controller:
         self._blind_since: float | None = None
         self._crowded: dict[int, str] = {}
         self._uncounted: tuple[str, ...] = ()
+        self._renamed = tuple(_say_renamed(replica.owner, setup.host)) if replica is not None else ()
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
@@ -362,11 +373,12 @@ class Controller:
         words = tell(plan, self._compiled, found, partial(find_rules, self._store), former, applied)
         return plan, [*words, *self._fallback.tell(self._compiled.problems)]
 
-    def relax(self) -> None:
-        """One pass that takes rules with `on_failure: open` out of force. Raises as `sync`."""
+    def relax(self) -> frozenset[int]:
+        """One pass that takes rules with `on_failure: open` out of force; returns which. Raises as `sync`."""
         self._load()
         self._lift("The controller")
         self.sync()
+        return frozenset(self._roster.lifted or ())
 
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
@@ -1204,7 +1216,7 @@ class Controller:
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
             told = filter(None, (*warnings, *self._telling.warnings))
-            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left)
+            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.mishaps import Mishaps
-from netlimit.records import Actor, Outcome, Window
+from netlimit.records import Actor, Exceptional, Outcome, State, Window
 from netlimit.store.replica import Replica, Snapshot, take_snapshot
 from netlimit.teardown import restore_nothing
 
@@ -47,6 +47,7 @@ OVERTAKEN_SECONDS = 10.0
 """So long after its end a window was undone by the controller, which waits for the guard a few seconds only."""
 OVERSEE_SECONDS = 1.0
 """How often it is looked, past the end of a window, whether the one who writes to the kernel hangs."""
+_LIFTED = "Out of force: no controller has run here for too long, and `on_failure` is open. The next one puts it back."
 _UNSEEN = "Who hangs while he writes to the kernel is not found."
 PASS_SECONDS = 20.0
 """How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
@@ -78,6 +79,7 @@ class Guard:
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
         self._complaint = ""
+        self._untold: frozenset[int] = frozenset()
         self._mishaps = Mishaps()
 
     def run(self, stopped: Callable[[], bool], once: bool = False) -> None:
@@ -288,9 +290,13 @@ class Guard:
         try:
             kernel = self._make_kernel()
             if kernel.controlled():
-                self._controlled_at = _now()
+                self._controlled_at, self._untold = _now(), frozenset()
+            elif self._untold:
+                self._tell_lifted()
             elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
                 self._relax(kernel)
+        except StoreError as error:
+            self._complain(error)
         except Exception as error:
             self._mishaps.note(error, "It is not known whether a controller runs.")
 
@@ -298,11 +304,17 @@ class Guard:
         try:
             with self._open_copy() as copy:
                 if copy is not None and copy.revision() and not copy.paused(self._host):
-                    self._make_controller(copy, kernel).relax()
+                    self._untold = self._make_controller(copy, kernel).relax()
         except Exception as error:
             self._complain(error)
             return
         self._controlled_at = None  # once is enough: the next controller puts everything back
+
+    def _tell_lifted(self) -> None:
+        """Have the database know what is not in force, once it answers: it takes a rule for as it was told last."""
+        told = [Exceptional(rule_id, State.ERROR, _LIFTED) for rule_id in sorted(self._untold)]
+        self._store.mark(self._host, told, ())
+        self._untold = frozenset()
 
     # -- the database
 

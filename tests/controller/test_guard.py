@@ -18,7 +18,7 @@ from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
-from netlimit.records import Actor, Outcome, Window
+from netlimit.records import Actor, Outcome, State, Window
 from netlimit.store import Replica, Store, open_replica, windows
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
@@ -274,7 +274,7 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
     monkeypatch.setattr(site.kernel, "controlled", lambda: guarded.alive)
     guard = guarded.make_guard(failure_seconds=0.3)
     thread = threading.Thread(target=guard.run, args=[guarded.stopping.is_set])
-    site.add(target=CLIENT, action="block", on_failure="open")
+    lifted = site.add(target=CLIENT, action="block", on_failure="open")
     site.add(target="10.0.0.2", action="block")
     site.controller.sync()
     with guarded.copy() as copy:
@@ -286,8 +286,13 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
         guarded.alive = False
         guarded.wait_until_open()
         assert site.send("10.0.0.2") == ["drop"]
+        wait(lambda: bool(site.store.marked("gw")))
+        marked = site.store.marked("gw")
+        assert (marked.keys(), marked[lifted.id].state) == ({lifted.id}, State.ERROR)
+        assert "no controller has run" in marked[lifted.id].message
         guarded.alive = True
         site.restart().sync()
+        assert site.store.marked("gw") == {}
         assert site.send(CLIENT) == ["drop"]
         time.sleep(0.6)
         assert site.send(CLIENT) == ["drop"], "it lives again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from netlimit.controller import Controller, Setup
 from netlimit.store import Store, open_replica
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Site
@@ -35,6 +36,21 @@ def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
     site.store.pause("gw", False)
     site.controller.tick()
     assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
+
+
+def test_a_gateway_that_has_another_name_now_says_so(sqlite_url: str, tmp_path: Path) -> None:
+    store = Store(sqlite_url)
+    away = Away(Site(store), tmp_path)
+    away.site.add(target=BLOCKED, action="block")
+    away.run()
+    store.pause("gw", True)
+    setup = Setup("renamed", "fake")
+    for told in (True, False):
+        Controller(store, away.site.kernel, setup, away.site.clock, away.replica).tick()
+        notes = {status.host: status.notes for status in store.hosts()}["renamed"]
+        assert any("NETLIMIT_HOST=gw" in note for note in notes) is told
+    away.replica.close()
+    store.close()
 
 
 def test_a_copy_that_is_paused_still_takes_out_nothing_of_what_a_window_has_brought(
