@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from netlimit.branches import Branches, Wish
+from netlimit.bypasses import Bypass, find_bypasses, say_bypasses
 from netlimit.htb import bytes_per_second
 from netlimit.ingress import Ingress
 from netlimit.interfaces import find_miss
@@ -18,7 +19,7 @@ from netlimit.management import find_lack
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
 from netlimit.routing import find_home, find_way, leads_towards
-from netlimit.rules import TARGET, Direction, Protocol, Rule, Target, format_target
+from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
 from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
@@ -35,6 +36,10 @@ MOST_KINDS = 500
 MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
 _ROOTS = range(1, 64)
+
+
+_Named = tuple[Target, Direction, Selector]
+"""What rules are about, if they name a device."""
 
 
 class Note(NamedTuple):
@@ -88,6 +93,8 @@ class Shaping:
         self._rules: dict[int, Rule] = {}
         self._homes: dict[int, list[tuple[_Device, Lane | None]]] = {}
         self._notes: dict[int, Note] = {}
+        self._bypasses: dict[int, tuple[Bypass, ...]] = {}
+        self._named: dict[_Named, set[int]] = {}
         self._devices: dict[str, _Device] = {}
         self._touched: dict[str, set[int]] = {}
 
@@ -118,9 +125,9 @@ class Shaping:
         """Take a rule out; one that is not there is no error."""
         rule = self._rules.pop(rule_id, None)
         self.problems.pop(rule_id, None)
-        self._notes.pop(rule_id, None)
         if rule is not None:
             self._move_out(rule)
+            self._forget(rule)
 
     def relocate(self, facts: Facts) -> list[int]:
         """Take new facts: rules move to where their traffic leaves now, and those that had a problem are tried again.
@@ -128,6 +135,9 @@ class Shaping:
         before, self.facts = self.facts, facts
         if facts.topology is not before.topology:
             self._count_homes()
+            for rule in self._rules.values():
+                if rule.id not in self.problems:
+                    self._look_past(rule)
         moved = [rule for rule in self._rules.values() if rule.id in self.problems or self._moves(rule, before)]
         for rule in sorted(moved, key=lambda each: each.id):
             self.put(rule)
@@ -142,7 +152,7 @@ class Shaping:
 
     def _refuse(self, rule: Rule, problem: str) -> None:
         self._move_out(rule)
-        self._notes.pop(rule.id, None)
+        self._forget(rule)
         self._rules[rule.id] = rule
         self.problems[rule.id] = problem
 
@@ -165,9 +175,31 @@ class Shaping:
             problem = self._move_in(rule, name)
             if problem:
                 return problem
-        if missing or way.note:
-            self._notes[rule.id] = Note(missing or way.note or "", degraded=missing is not None)
+        told = " ".join(filter(None, (missing, way.note)))
+        if told:
+            self._notes[rule.id] = Note(told, degraded=missing is not None)
+        self._look_past(rule)
         return None
+
+    def _look_past(self, rule: Rule) -> None:
+        """Note by which devices the rule misses something, or, of one that names its device, that another need not."""
+        bypasses = find_bypasses(rule, self.facts)
+        if bypasses:
+            self._bypasses[rule.id] = bypasses
+        else:
+            self._bypasses.pop(rule.id, None)
+        if rule.selector.interface:
+            self._named.setdefault(_name(rule, rule.selector.interface), set()).add(rule.id)
+
+    def _forget(self, rule: Rule) -> None:
+        self._notes.pop(rule.id, None)
+        self._bypasses.pop(rule.id, None)
+        if rule.selector.interface:
+            self._named.get(_name(rule, rule.selector.interface), set()).discard(rule.id)
+
+    def _find_missed(self, rule: Rule) -> list[Bypass]:
+        """The devices by which a rule misses something that no other rule for the same target shapes there."""
+        return [each for each in self._bypasses[rule.id] if not self._named.get(_name(rule, each.device))]
 
     def _find_lack(self, rule: Rule, devices: Iterable[str]) -> str | None:
         suffix = "6" if rule.family == 6 else ""
@@ -495,6 +527,11 @@ class Shaping:
         notes = dict(self._notes)
         for rule_id, text in self._tell_passing():
             notes.setdefault(rule_id, Note(text, degraded=True))
+        for rule_id in self._bypasses:
+            missed = self._find_missed(self._rules[rule_id])
+            if missed:
+                said = [notes[rule_id].text] if rule_id in notes else []
+                notes[rule_id] = Note(" ".join([*said, say_bypasses(missed)]), degraded=True)
         for device in self._devices.values():
             lack = find_lack(4, self.facts)
             if device.cap and lack:
@@ -515,6 +552,10 @@ _PASSING = (
     "Somebody may translate here, so that what comes for this address may be for a host behind it: what has no ports "
     "(ICMP, GRE, later fragments) and the SYNs of TCP are not shaped. Limit those beside it (`action: drop`)."
 )
+
+
+def _name(rule: Rule, device: str) -> _Named:
+    return rule.target, rule.direction, replace(rule.selector, interface=device)
 
 
 def _marks(lane: Lane) -> str:

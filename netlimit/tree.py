@@ -171,14 +171,16 @@ MAIN_TABLE = 254
 
 
 class Route(NamedTuple):
-    """A unicast route: the prefix (as text), the devices of its next hops, and the number of its table. `connected`:
-    reached without a gateway. `attached`: the host has an address in it, of which the kernel made the route."""
+    """A unicast route: the prefix (as text), the devices of its next hops, their gateways, and the number of its table.
+    `connected`: reached without a gateway. `attached`: the host has an address in it, of which the kernel made the
+    route."""
 
     prefix: str
     devices: tuple[str, ...]
     connected: bool = False
     attached: bool = False
     table: int = MAIN_TABLE
+    gateways: tuple[str, ...] = ()
 
 
 class Lookup(NamedTuple):

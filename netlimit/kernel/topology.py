@@ -258,8 +258,9 @@ def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iter
             continue
         known = tuple(dict.fromkeys(names[hop.device] for hop in each.hops if hop.device in names))
         if known:
-            connected = not any(hop.gateway for hop in each.hops)
-            yield Route(_write_prefix(each), known, connected, each.attached and connected, each.table)
+            gateways = tuple(dict.fromkeys(hop.gateway for hop in each.hops if hop.gateway))
+            attached = each.attached and not gateways
+            yield Route(_write_prefix(each), known, not gateways, attached, each.table, gateways)
 
 
 def _read_gateways(messages: Iterable[_Message]) -> tuple[str, ...]:

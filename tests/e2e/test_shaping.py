@@ -14,13 +14,14 @@ from itertools import chain
 
 import pytest
 
+from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import SERVER, SERVER6, Lab
 from scripts.testbed.reports import ReceiveReport
 from scripts.testbed.stalls import Watch, share
 from scripts.testbed.transfers import PORT as TCP_PORT
 from scripts.testbed.transfers import transferring
-from tests.e2e.gateway import Gateway
+from tests.e2e.gateway import HOST, Gateway
 from tests.e2e.loads import FRAME, MEGABIT, Passed, add_server_addresses, megabits, offer, shape
 
 OFFERED = 3.0
@@ -163,7 +164,7 @@ class Run:
 def run(lab: Lab, controller: Gateway) -> Iterator[Run]:
     lab.add_client_addresses(*{host for flow in FLOWS.values() for host in flow.hosts})
     add_server_addresses(lab, *SENDERS.values())
-    controller.put(*(fields for flow in FLOWS.values() for fields in flow.rules))
+    put(controller, *(fields for flow in FLOWS.values() for fields in flow.rules))
     assert not controller.drift()
     show_newcomers(lab, controller)
     sent = {}
@@ -180,6 +181,13 @@ def run(lab: Lab, controller: Gateway) -> Iterator[Run]:
     assert all(report.lost == 0 for report in reports.values())
     yield Run(sent, reports)
     controller.clear()
+
+
+def put(controller: Gateway, *wanted: dict[str, object]) -> None:
+    """Add rules. Several networks lie behind `lan`: what their hosts send each other is said of rules `from` them."""
+    controller.add(*wanted)
+    said = controller.store.marked(HOST).values()
+    assert all(each.state is State.DEGRADED and " by lan is not shaped. " in each.message for each in said), said
 
 
 def show_newcomers(lab: Lab, controller: Gateway) -> None:
@@ -226,7 +234,8 @@ def test_what_passes_of_tcp(gateway: Gateway, lab: Lab) -> None:
     ends = {TCP_PORT: ("10.1.60.1", SERVER), TCP_PORT + 1: ("fd00:1::6001", SERVER6)}
     hosts = {TCP_PORT + 2: "10.1.60.2", TCP_PORT + 3: "fd00:1::6002"}
     lab.add_client_addresses(*(host for host, _ in ends.values()), *hosts.values())
-    gateway.put(
+    put(
+        gateway,
         *(shape(host, "4 Mbit/s") for host, _ in ends.values()),
         *(shape(host, "4 Mbit/s", direction="to") for host in hosts.values()),
     )

@@ -42,6 +42,12 @@ CONNECTED = {
 }
 
 
+def via(prefix: str, *gateways: str, table: int = MAIN_TABLE) -> Route:
+    """A route by gateways, behind `left` or `right` as their addresses say."""
+    devices = ("left" if gateway.startswith(("10.5.", "fd05:")) else "right" for gateway in gateways)
+    return Route(prefix, tuple(dict.fromkeys(devices)), table=table, gateways=gateways)
+
+
 def read_routes(kernel: RemoteKernel) -> set[Route]:
     routes = kernel.topology().routes
     assert len(set(routes)) == len(routes)
@@ -67,16 +73,16 @@ def test_what_is_connected(kernel: RemoteKernel) -> None:
 
 
 ROUTES = [
-    ("default via 10.5.0.9", Route("0.0.0.0/0", ("left",))),
-    ("default via fd06::9", Route("::/0", ("right",))),
-    ("10.7.0.0/16 via 10.5.0.9 table 1000", Route("10.7.0.0/16", ("left",), table=1000)),
+    ("default via 10.5.0.9", via("0.0.0.0/0", "10.5.0.9")),
+    ("default via fd06::9", via("::/0", "fd06::9")),
+    ("10.7.0.0/16 via 10.5.0.9 table 1000", via("10.7.0.0/16", "10.5.0.9", table=1000)),
     ("10.7.0.1 dev right", Route("10.7.0.1/32", ("right",), connected=True)),
-    ("10.7.0.0/16 nexthop via 10.5.0.9 nexthop via 10.6.0.9", Route("10.7.0.0/16", ("left", "right"))),
-    ("10.7.0.0/16 nexthop via 10.5.0.8 nexthop via 10.5.0.9", Route("10.7.0.0/16", ("left",))),
-    ("fd07::/48 nexthop via fd05::9 nexthop via fd06::9", Route("fd07::/48", ("left", "right"))),
-    ("10.7.0.0/16 via inet6 fd05::9 dev left", Route("10.7.0.0/16", ("left",))),
-    ("10.7.0.0/16 nhid 7", Route("10.7.0.0/16", ("left", "right"))),
-    ("fd07::/48 nhid 8", Route("fd07::/48", ("left",))),
+    ("10.7.0.0/16 nexthop via 10.5.0.9 nexthop via 10.6.0.9", via("10.7.0.0/16", "10.5.0.9", "10.6.0.9")),
+    ("10.7.0.0/16 nexthop via 10.5.0.8 nexthop via 10.5.0.9", via("10.7.0.0/16", "10.5.0.8", "10.5.0.9")),
+    ("fd07::/48 nexthop via fd05::9 nexthop via fd06::9", via("fd07::/48", "fd05::9", "fd06::9")),
+    ("10.7.0.0/16 via inet6 fd05::9 dev left", via("10.7.0.0/16", "fd05::9")),
+    ("10.7.0.0/16 nhid 7", via("10.7.0.0/16", "10.5.0.9", "10.6.0.9")),
+    ("fd07::/48 nhid 8", via("fd07::/48", "fd05::9")),
 ]
 
 
@@ -102,14 +108,14 @@ NEXTHOPS = (
 )
 
 BY_NEXTHOP = [
-    ("10.7.0.0/16 nhid 5", Route("10.7.0.0/16", ("left",))),
-    ("10.7.0.0/16 nhid 7", Route("10.7.0.0/16", ("left", "right"))),
+    ("10.7.0.0/16 nhid 5", via("10.7.0.0/16", "10.5.0.9")),
+    ("10.7.0.0/16 nhid 7", via("10.7.0.0/16", "10.5.0.9", "10.6.0.9")),
     ("10.7.0.0/16 nhid 9 table 1000", Route("10.7.0.0/16", ("right",), connected=True, table=1000)),
-    ("10.7.0.0/16 nhid 8", Route("10.7.0.0/16", ("left",))),
+    ("10.7.0.0/16 nhid 8", via("10.7.0.0/16", "fd05::9")),
     ("10.7.0.0/16 nhid 11", None),
-    ("fd07::/48 nhid 8", Route("fd07::/48", ("left",))),
-    ("fd07::/48 nhid 10", Route("fd07::/48", ("left",))),
-    ("fd07::/48 nhid 13", Route("fd07::/48", ("left", "right"))),
+    ("fd07::/48 nhid 8", via("fd07::/48", "fd05::9")),
+    ("fd07::/48 nhid 10", via("fd07::/48", "fd05::9")),
+    ("fd07::/48 nhid 13", via("fd07::/48", "fd05::9", "fd06::9")),
 ]
 
 
@@ -153,7 +159,7 @@ def test_routes_that_lead_nowhere(kernel: RemoteKernel, kind: str) -> None:
 def test_a_link_that_is_down_leads_nowhere(kernel: RemoteKernel) -> None:
     kernel.run("ip", "route", "add", *["10.7.0.0/16", "nexthop", "via", "10.5.0.9", "nexthop", "via", "10.6.0.9"])
     kernel.run("ip", "link", "set", "left-end", "down")
-    wanted = {*(route for route in CONNECTED if route.devices == ("right",)), Route("10.7.0.0/16", ("right",))}
+    wanted = {*(route for route in CONNECTED if route.devices == ("right",)), via("10.7.0.0/16", "10.6.0.9")}
     end = time.monotonic() + PATIENCE
     while read_routes(kernel) != wanted and time.monotonic() < end:
         time.sleep(0.05)  # the kernel notes the other end's state a little later
@@ -397,6 +403,6 @@ def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
     added = read_routes(kernel) - CONNECTED
     assert added == {
         Route("::ffff:0:0/96", ("left",), connected=True),
-        Route("fc00::/7", ("left", "right")),
+        via("fc00::/7", "fd05::8", "fd06::8"),
         Route("10.7.0.0/16", ("right",), connected=True, table=70000),
     }
