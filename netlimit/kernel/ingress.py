@@ -263,7 +263,7 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
             try:
                 _replace_filter(index, program, target, name)
             except OSError:
-                if _is_there(index):
+                if index in read_names():
                     raise
     finally:
         os.close(program)
@@ -394,13 +394,6 @@ def _find_device(name: str) -> int:
         return socket.if_nametoindex(name)
     except OSError:
         return 0
-
-
-def _is_there(index: int) -> bool:
-    try:
-        return bool(socket.if_indextoname(index))
-    except OSError:
-        return False
 
 
 # -- maps and keys --------------------------------------------------------------------------------------------------
