@@ -164,8 +164,9 @@ class HostReport:
     `bridges` are devices, `joining` those of them that have ports, `bridged` the address families of which what they
     forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs
     of others by device, as tc says them, `ahead` the filters of others before ours on the ingress of devices,
-    `redirecting` those that lead what comes in out by another device, `rewriting` those that write into it, `above`
-    devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
+    `redirecting` those that lead what comes in out by another device, `rewriting` those that write into it, `diverting`
+    those that have what leaves leave by another device, `translators` modules that translate between the families,
+    `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
     `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they
     are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the
     device. `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels
@@ -191,6 +192,8 @@ class HostReport:
     ahead: Mapping[str, str] = field(default_factory=dict)
     redirecting: Mapping[str, str] = field(default_factory=dict)
     rewriting: Mapping[str, str] = field(default_factory=dict)
+    diverting: Mapping[str, str] = field(default_factory=dict)
+    translators: tuple[str, ...] = ()
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ifbs: frozenset[str] = frozenset()
     offloading: tuple[str, ...] = ()
@@ -221,6 +224,8 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_ahead,
         _find_redirected,
         _find_rewritten,
+        _find_diverted,
+        _find_translators,
         _find_translated,
         _find_rerouted,
         _find_taken,
@@ -504,6 +509,33 @@ def _find_rewritten(report: HostReport) -> Iterator[Finding]:
             "Translate with NAT (`snat to`, `dnat to`), which rules allow for; or name in rules both what is sent and "
             "what it becomes.",
             Spoiled.EVERY,
+        )
+
+
+def _find_diverted(report: HostReport) -> Iterator[Finding]:
+    """Who takes what leaves before the queues of its device. An IFB device gives it back, behind them."""
+    if report.diverting:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.diverting.items()))
+        yield Finding(
+            "diverted packets",
+            Severity.SERIOUS,
+            f"Others have what leaves by {named} leave by another device, before it comes to queues: what shapes there "
+            "does not hold it.",
+            "Take that away (`tc filter del dev … egress pref …`), or name in `interface` where it really leaves.",
+            Spoiled.SHAPED,
+        )
+
+
+def _find_translators(report: HostReport) -> Iterator[Finding]:
+    """Who takes packets of one family in PREROUTING and sends those of the other one."""
+    if report.translators:
+        yield Finding(
+            "NAT64",
+            Severity.WARNING,
+            f"The module {' and '.join(report.translators)} translates between IPv6 and IPv4: it takes packets before "
+            "they are forwarded, and sends others of the other family past FORWARD. Limits do not see these; blocks "
+            "`from` and limits `from … per: peer` do, which stand before it.",
+            "Limit where packets come in or leave by another host, or translate by a device of its own (tayga).",
         )
 
 

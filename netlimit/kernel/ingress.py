@@ -124,15 +124,18 @@ def find_ahead() -> dict[str, str]:
 def find_redirecting() -> dict[str, str]:
     """The devices on whose ingress a filter leads packets out by a device from which they do not come back, with the
     kind and priority of the filter. What programs (bpf) redirect by themselves is not seen."""
-    backs = read_ifbs()
-    ifbs = {index for index, name in read_names().items() if name in backs}
-    return _find_acting(lambda kind, told: kind == "mirred" and _leads_away(told, ifbs))
+    return _find_leading(_INGRESS)
+
+
+def find_diverting() -> dict[str, str]:
+    """The devices on whose egress, which comes before the root qdisc, a filter does so."""
+    return _find_leading(_EGRESS)
 
 
 def find_rewriting() -> dict[str, str]:
     """The devices on whose ingress a filter has an action that writes into packets, other addresses perhaps, with the
     kind and priority of the filter."""
-    return _find_acting(lambda kind, _: kind in _WRITING)
+    return _find_acting(_INGRESS, lambda kind, _: kind in _WRITING)
 
 
 def read_ifbs() -> frozenset[str]:
@@ -141,12 +144,18 @@ def read_ifbs() -> frozenset[str]:
         return frozenset(read_name(each.get_attr("IFLA_IFNAME") or b"") for each in ipr.get_links(kind="ifb"))
 
 
-def _find_acting(matches: Callable[[str, bytes], bool]) -> dict[str, str]:
-    """The devices on whose ingress a filter has an action (its kind, and what it is told) that `matches`."""
+def _find_leading(hook: int) -> dict[str, str]:
+    backs = read_ifbs()
+    ifbs = {index for index, name in read_names().items() if name in backs}
+    return _find_acting(hook, lambda kind, told: kind == "mirred" and _leads_away(told, ifbs))
+
+
+def _find_acting(hook: int, matches: Callable[[str, bytes], bool]) -> dict[str, str]:
+    """The devices on which a filter at a hook has an action (its kind, and what it is told) that `matches`."""
     names, found = read_names(), dict[str, str]()
     for qdisc in _read_clsacts():
         if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
-            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, _INGRESS):
+            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, hook):
                 kind = _read_text(each.attributes.get(_KIND, b""))
                 if any(matches(*action) for action in _read_actions(kind, each.attributes.get(_OPTIONS, b""))):
                     found.setdefault(names[qdisc.device], f"{kind}, pref {each.info >> 16}")

@@ -16,7 +16,7 @@ from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_own
-from netlimit.kernel.ingress import find_ahead, find_redirecting, find_rewriting, read_ifbs
+from netlimit.kernel.ingress import find_ahead, find_diverting, find_redirecting, find_rewriting, read_ifbs
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
@@ -41,6 +41,7 @@ _PART, _LONGEST = 2**20, 0.5
 """Bytes that are read at once of what the kernel may have much of, and seconds after which the rest of it is not."""
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
+_TRANSLATORS = "jool", "jool_siit"
 _BRIDGE = "/proc/sys/net/bridge/"
 _NO_DEVICES = frozenset(("all", "default", "lo"))
 """What stands among devices in /proc/sys/net/ipv6/conf, and loopback."""
@@ -110,6 +111,8 @@ def look_round(
         foreign=foreign,
         ahead=look.at("filters on the ingress of devices", find_ahead, {}),
         redirecting=look.at("what filters lead away", find_redirecting, {}),
+        diverting=look.at("what filters have leave by another device", find_diverting, {}),
+        translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),
         rewriting=look.at("what filters write into packets", find_rewriting, {}),
         above=look.at("which devices stand on others", lambda: dict(_find_above()), {}),
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
@@ -305,6 +308,11 @@ def _find_bridged() -> frozenset[int]:
         return frozenset(family for family in asked if read_text(_BRIDGE + asked[family]).strip() == "1")
     except FileNotFoundError:
         return frozenset()
+
+
+def _find_translators() -> Iterator[str]:
+    """The modules of the kernel that are loaded and translate between IPv6 and IPv4."""
+    yield from (name for name in _TRANSLATORS if Path("/sys/module", name).exists())
 
 
 def _is_source_routed() -> bool:

@@ -116,6 +116,23 @@ def test_shaping_to_the_gateway_tells_what_it_leaves_to_hosts_behind_nat(gateway
         lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *MASQUERADE)
 
 
+def test_what_others_have_leave_past_queues_is_told(gateway: Gateway, lab: Lab) -> None:
+    queued, limited = gateway.put(shape(SERVER, direction="to"), {"target": SERVER, "rate": "900 packets/s"})
+    lab.gateway.run("tc", "qdisc", "replace", "dev", "wan", "clsact")
+    egress = ("dev", "wan", "egress", "pref", "10")
+    match = ("protocol", "all", "u32", "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", "lan")
+    lab.gateway.run("tc", "filter", "add", *egress, *match)
+    try:
+        with looked_again(gateway):
+            assert "wan (u32, pref 10)" in gateway.wait_for_state(queued, State.DEGRADED)
+        assert gateway.state(limited) == (State.APPLIED, "")
+        assert "SERIOUS: diverted packets" in gateway.attempt("doctor").stdout
+    finally:
+        lab.gateway.run("tc", "filter", "del", *egress)
+    with looked_again(gateway):
+        gateway.wait_for_state(queued, State.APPLIED)
+
+
 MASQUERADE = ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE")
 STATELESS = """table ip t {
 	chain c {

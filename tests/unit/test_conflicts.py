@@ -120,6 +120,9 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         Severity.WARNING,
         "`encap ila`, fd00:9::/64",
     ),
+    (HostReport(diverting={"wan": "u32, pref 1"}), "diverted packets", Severity.SERIOUS, "wan (u32, pref 1)"),
+    (HostReport(rewriting={"lan": "matchall, pref 1"}), "rewritten packets", Severity.SERIOUS, "lan, matchall, pref 1"),
+    (HostReport(translators=("jool",)), "NAT64", Severity.WARNING, "The module jool translates"),
     (HostReport(waypoints=("lan", "wan")), "segment routing", Severity.WARNING, "on lan, wan"),
     (
         HostReport(nat=(("-A INPUT -s 10.1.0.0/16 -j SNAT --to-source 10.1.250.1",),)),
