@@ -16,7 +16,7 @@ from typing import NamedTuple
 from netlimit.limits import Facts
 from netlimit.routes import Parsed, devices_of, find_best, find_inside, read_table
 from netlimit.routing import names_host
-from netlimit.rules import Direction, Rule, format_target
+from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import Topology
 
 MANY_PEERS = frozenset(("wireguard", "amneziawg", "ovpn", "tun"))
@@ -58,6 +58,14 @@ def say_bypasses(bypasses: Sequence[Bypass]) -> str:
     named = _join([f"`interface: {each.device}`" for each in some])
     mend = f"A rule with {named} shapes it." if len(some) == 1 else f"Rules with {named} shape it."
     return f"What it sends {', and '.join(ways)} is not shaped. {mend}"
+
+
+def are_peers(network: Target, device: str, topology: Topology) -> bool:
+    """Whether those in a network behind a device have no neighbours, and reach each other by this host alone."""
+    behind = _read_behind(topology, network.version).get(device)
+    if behind is None or not behind.peers:
+        return False
+    return any(each.network == network and _has_room(each) for each in behind.attached)
 
 
 class _Behind(NamedTuple):

@@ -538,10 +538,10 @@ class _Family:
             for each in self.lanes
             if hook == "FORWARD" or each.lane.stands_here or each.lane.direction is Direction.TO
         ]
-        return sorted(here, key=lambda each: (each.lane.rank, each.lane.name))
+        return sorted(here, key=lambda each: (each.lane.order, each.lane.name))
 
     def _queue(self, lanes: Iterable[OpenLane]) -> Iterator[ChainRule]:
-        asks = [Ask(_way_out(each.lane), False, (not each.lane.exact,), _find_way_out(each)) for each in lanes]
+        asks = [Ask(_way_out(each.lane), False, each.lane.order, _find_way_out(each)) for each in lanes]
         yield from self._tree("mangle").line_up(asks)
 
     def _lane_chain(self, each: OpenLane) -> Iterator[ChainRule]:

@@ -53,6 +53,12 @@ class Lane:
         return 0 if self.exact else 1 if self.own else 2
 
     @property
+    def order(self) -> tuple[int, bool]:
+        """The same of lanes on the way out, where the last that knows a packet has it: its receiver comes behind its
+        sender. The two meet only where peers of a VPN, and others without neighbours, reach each other by this host."""
+        return self.rank, self.direction is Direction.TO
+
+    @property
     def side(self) -> Side:
         """Where the target stands in a packet."""
         return side_of(self.direction)

@@ -69,7 +69,7 @@ def ask_queues(rules: list[Rule], device: str | None, facts: Facts) -> Iterator[
         lanes.setdefault(find_lane(rule, device or "", facts), []).append(rule)
     if not lanes:
         return
-    ordered = sorted(lanes, key=lambda lane: (lane.rank, lane.name))
+    ordered = sorted(lanes, key=lambda lane: (lane.order, lane.name))
     # Chains look in every lane, and the last that knows the packet decides; the program on the ingress takes the first.
     chosen = ordered[0] if device == INGRESS_DEVICE else ordered[-1]
     first, *around = _sort_out(lanes.pop(chosen))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from netlimit.branches import Branches, Wish
-from netlimit.bypasses import Bypass, find_bypasses, say_bypasses
+from netlimit.bypasses import Bypass, are_peers, find_bypasses, say_bypasses
 from netlimit.htb import bytes_per_second
 from netlimit.ingress import Ingress
 from netlimit.interfaces import find_miss
@@ -47,6 +47,10 @@ class Note(NamedTuple):
 
     text: str
     degraded: bool = False
+
+    def beside(self, other: Note) -> Note:
+        """Both, another one first."""
+        return Note(f"{other.text} {self.text}", self.degraded or other.degraded)
 
 
 @dataclass(slots=True)
@@ -514,6 +518,27 @@ class Shaping:
             traffic.places[block].number for traffic in lanes for block in traffic.present if block in traffic.places
         }
 
+    def _tell_bypasses(self) -> Iterator[tuple[int, Note]]:
+        for rule_id in self._bypasses:
+            missed = self._find_missed(self._rules[rule_id])
+            if missed:
+                yield rule_id, Note(say_bypasses(missed), degraded=True)
+
+    def _tell_peers(self) -> Iterator[tuple[int, Note]]:
+        """Rules for what somebody sends, some of which waits in queues of rules for what his peers are sent."""
+        for device in self._devices.values():
+            found = {lane: self._find_peers(device, lane) for lane in device.lanes}
+            for lane in (lane for lane in found if lane.direction is Direction.FROM and found[lane]):
+                receiving = (other for other in found if other.direction is Direction.TO and other.overlaps(lane))
+                received = {home for other in receiving for home in found[other]}
+                homes = ((rule.id, self._home(rule, device.name)) for rule in device.lanes[lane].rules if received)
+                yield from ((number, _say_received(home, device.name)) for number, home in homes if home in received)
+
+    def _find_peers(self, device: _Device, lane: Lane) -> set[Target]:
+        """The networks that rules of a lane are for, of which the hosts have no neighbours."""
+        homes = (home for home in device.homes[lane] if home is not None)
+        return {home for home in homes if are_peers(home, device.name, self.facts.topology)}
+
     def _tell_passing(self) -> Iterator[tuple[int, str]]:
         """What is not held of what ends on this host, where answers to others have its address as well."""
         here = self._devices.get(INGRESS_DEVICE)
@@ -527,11 +552,8 @@ class Shaping:
         notes = dict(self._notes)
         for rule_id, text in self._tell_passing():
             notes.setdefault(rule_id, Note(text, degraded=True))
-        for rule_id in self._bypasses:
-            missed = self._find_missed(self._rules[rule_id])
-            if missed:
-                said = [notes[rule_id].text] if rule_id in notes else []
-                notes[rule_id] = Note(" ".join([*said, say_bypasses(missed)]), degraded=True)
+        for rule_id, note in (*self._tell_peers(), *self._tell_bypasses()):
+            notes[rule_id] = note.beside(notes[rule_id]) if rule_id in notes else note
         for device in self._devices.values():
             lack = find_lack(4, self.facts)
             if device.cap and lack:
@@ -583,6 +605,13 @@ def _name_both(rule: Rule, rival: Rule, device: str) -> str:
     return (
         f"On {device} a packet would belong to this rule and to {name}, `{rival}`; it can wait in one queue only. Name "
         "different devices in `interface`, or ports or targets that do not meet."
+    )
+
+
+def _say_received(home: Target, device: str) -> Note:
+    return Note(
+        f"What it sends to another in {format_target(home)} by {device} waits in that one's queue, where a rule `to` "
+        "gives it one, and not in a queue of this rule: a packet waits in one only."
     )
 
 

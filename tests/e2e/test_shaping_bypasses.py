@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,46 @@ def test_what_passes_between_parts_of_the_target_is_told(gateway: Gateway, lab: 
     assert gateway.state(rule) == (State.APPLIED, "")
     gateway.wait(lambda: bool(deliver(lab, lab.server, SERVER).megabits < 2), "its queue")
     assert deliver(lab, lab.server, SERVER).is_about(1)
+
+
+@pytest.mark.parametrize("rates", [(1, 2), (2, 1)], ids=["sender", "receiver"])
+def test_what_peers_send_each_other_waits_in_the_queue_of_the_receiver(
+    gateway: Gateway, lab: Lab, other: Namespace, rates: tuple[int, int]
+) -> None:
+    sender, receiver = (f"{rate} Mbit/s" for rate in rates)
+    gateway.put(shape(CLIENT, sender, interface="lan"))
+    assert deliver(lab, other, PEER).is_about(rates[0])
+    gateway.put(shape(PEER, receiver, direction="to"))
+    assert deliver(lab, other, PEER).is_about(rates[1])
+
+
+TUNNEL = """
+import fcntl, struct
+with open("/dev/net/tun", "r+b", 0) as tunnel:
+    fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH22x", b"vpn", 0x1001))  # TUNSETIFF, IFF_TUN | IFF_NO_PI
+    print("made", flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def tunnel(lab: Lab) -> Iterator[None]:
+    """A device as VPN programs have it; nobody is behind it. It goes with the program."""
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("This kernel has no tun.")
+    program = lab.gateway.popen(sys.executable, "-c", TUNNEL, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "made\n"
+    lab.gateway.ip("link set vpn up", "addr add 10.8.0.1/24 dev vpn")
+    yield
+    program.communicate("\n")
+
+
+def test_peers_behind_a_tunnel_are_known_by_its_device(gateway: Gateway, tunnel: None) -> None:
+    (up,) = gateway.add(shape("10.8.0.2"))
+    assert "What it sends to 10.8.0.0/24 by vpn is not shaped." in gateway.wait_for_state(up, State.DEGRADED)
+    there, _ = gateway.add(shape("10.8.0.2", interface="vpn"), shape("10.8.0.3", direction="to"))
+    assert "is not shaped" not in gateway.state(up)[1]
+    state, sentence = gateway.state(there)
+    assert state is State.APPLIED
+    assert sentence.startswith("What it sends to another in 10.8.0.0/24 by vpn waits in that one's queue")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from ipaddress import ip_address
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,22 @@ def test_the_rules_that_hit_are_those_whose_classes_are_passed(shaped: list[Rule
     gateway.sync()
     for packet in packets(HOME):
         check(gateway, packet)
+
+
+@pytest.mark.parametrize("received", [{}, {"protocol": "tcp"}, {"protocol": "tcp", "ports": "1-99"}], ids=str)
+@pytest.mark.parametrize("sent", [{}, {"protocol": "tcp"}, {"protocol": "tcp", "ports": "1-99"}], ids=str)
+def test_of_what_peers_send_each_other_it_names_the_queue_of_the_receiver(
+    sent: dict[str, object], received: dict[str, object]
+) -> None:
+    crossing = Packet(
+        ip_address("10.1.0.2"), ip_address("10.1.0.3"), "tcp", 80, in_interface="lan", out_interface="lan"
+    )
+    gateway = Gateway()
+    gateway.put(shape(1, "10.1.0.2", direction="from", interface="lan", **sent))
+    gateway.put(shape(2, "10.1.0.3", **received))
+    gateway.sync()
+    check(gateway, crossing)
+    assert hit(ask([*gateway.rules.values()], crossing)) == {2}
 
 
 DOWN = Packet(ip_address("192.0.2.7"), ip_address("10.1.0.2"), "tcp", 80, in_interface="wan", out_interface="lan")

@@ -14,7 +14,7 @@ from netlimit.packet import Packet
 from netlimit.plan import WriteTree, diff
 from netlimit.routing import find_way
 from netlimit.rules import Rule
-from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS
+from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS, Note
 from netlimit.state import State
 from netlimit.traffic import SHARD_HOSTS
 from netlimit.tree import (
@@ -23,6 +23,7 @@ from netlimit.tree import (
     LAST_CHILD,
     REST,
     ROUTERS,
+    Device,
     QueueClass,
     Route,
     Topology,
@@ -466,6 +467,60 @@ def test_where_one_network_may_be_led_by_two_ways_both_directions_are_held() -> 
     made = gateway(*pair, facts=replace(gateway_facts, topology=topology))
     assert made.compilation.problems == {}
     assert find_way(pair[0], made.compilation.facts).devices == ("lan", "wan")
+
+
+SOME = ({}, {"protocol": "udp"}, {"protocol": "udp", "ports": 53}, {"protocol": "udp", "ports": "50-60"})
+
+
+@pytest.mark.parametrize("ports", [(), range(1000, 1020)], ids=["in a row", "by trees"])
+@pytest.mark.parametrize("received", SOME, ids=str)
+@pytest.mark.parametrize("sent", SOME, ids=str)
+def test_what_peers_send_each_other_waits_in_the_queue_of_the_receiver(
+    sent: dict[str, object], received: dict[str, object], ports: range
+) -> None:
+    """Whatever the order in which the rules came."""
+    for sender, receiver in ((1, 2), (2, 1)):
+        made = gateway(
+            shape(sender, "10.1.0.2", direction="from", interface="lan", **sent),
+            shape(receiver, "10.1.0.3", **received),
+            *(shape(n, "10.1.0.3", protocol="udp", ports=n) for n in ports),
+            *(shape(1000 + n, "10.1.0.2", direction="from", interface="lan", protocol="udp", ports=n) for n in ports),
+        )
+        crossing = {"in_interface": "lan", "protocol": "udp", "port": 53}
+        assert waits(made, "10.1.0.3", "10.1.0.2", **crossing) == receiver
+        assert waits(made, "10.1.0.4", "10.1.0.2", **crossing) == sender
+
+
+PEERS = Route("10.1.0.0/16", ("lan",), True, attached=True)
+
+
+@pytest.mark.parametrize("kind", ["wireguard", "tun", "gre"])
+def test_who_shapes_what_peers_send_hears_that_the_queue_of_the_receiver_comes_first(kind: str) -> None:
+    devices = {**HOME.devices, "lan": Device(2, True, kind)}
+    facts = replace(gateway_facts, topology=Topology(devices, (PEERS, *HOME.routes[1:])))
+    sender = shape(1, "10.1.0.2", direction="from", interface="lan")
+    made = gateway(sender, shape(2, "10.1.0.3"), facts=facts)
+    assert made.compilation.problems == {}
+    assert made.compilation.shaping.notes == {
+        1: Note(
+            "What it sends to another in 10.1.0.0/16 by lan waits in that one's queue, where a rule `to` gives it one, "
+            "and not in a queue of this rule: a packet waits in one only."
+        )
+    }
+    for other in (
+        shape(2, "10.1.0.3", protocol="udp"),
+        shape(2, "10.1.0.0/16", per="host"),
+    ):
+        assert change(made, other).compilation.shaping.notes.keys() == {1}
+    change(
+        made,
+        shape(1, "10.1.0.2", direction="from", interface="lan", protocol="tcp"),
+        shape(2, "10.1.0.3", protocol="udp"),
+    )
+    assert made.compilation.shaping.notes == {}
+    change(made, sender, drop=[2])
+    assert made.compilation.shaping.notes == {}
+    assert gateway(sender, shape(2, "10.1.0.3")).compilation.shaping.notes == {}, "neighbours do not come by"
 
 
 # -- the host -------------------------------------------------------------------------------------------------------
