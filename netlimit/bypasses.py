@@ -8,7 +8,7 @@ between those who reach each other by this host alone, as peers of a VPN do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -50,7 +50,8 @@ def find_bypasses(rule: Rule, facts: Facts) -> tuple[Bypass, ...]:
     return tuple(_tell(device, reached) for device, reached in found if reached)
 
 
-def say_bypasses(bypasses: Sequence[Bypass]) -> str:
+@lru_cache(maxsize=256)
+def say_bypasses(bypasses: tuple[Bypass, ...]) -> str:
     """What an operator should know of them, and can do."""
     some = bypasses[:_MOST_NAMED]
     ways = [f"to {_join([*each.networks, *['others'] * each.more])} by {each.device}" for each in some]

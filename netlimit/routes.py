@@ -86,10 +86,9 @@ def find_around(target: Target, topology: Topology) -> Iterator[Parsed]:
 def list_around(target: Target, topology: Topology) -> Iterator[list[Parsed]]:
     """The routes to all of a target, those to one prefix together."""
     table, address = read_table(topology, target.version), int(target.network_address)
+    own, longest = target.prefixlen, target.max_prefixlen
     for length in table.lengths:
-        if length <= target.prefixlen and (
-            alike := table.routes.get((length, address >> target.max_prefixlen - length))
-        ):
+        if length <= own and (alike := table.routes.get((length, address >> longest - length))):
             yield alike
 
 
@@ -97,11 +96,14 @@ def find_best(target: Target, topology: Topology) -> list[Parsed]:
     """The best routes to all of a target: those of each table that routing rules may lead to, up to the rule behind
     which no packet goes. Who is attached to this host is not looked for by a default route: what goes that way reaches
     him only if it comes back here."""
+    lookups = read_table(topology, target.version).lookups
+    if len(lookups) == 1 and lookups[0].suppressed < 0:  # as nearly everywhere
+        return next(list_around(target, topology), [])
     tables: dict[int, list[Parsed]] = {}
     for each in find_around(target, topology):
         tables.setdefault(each.route.table, []).append(each)
     found: list[Parsed] = []
-    for lookup in read_table(topology, target.version).lookups:
+    for lookup in lookups:
         best = [each for each in _take_longest(tables.get(lookup.table, ())) if each.length > lookup.suppressed]
         found += best
         if best and lookup.always:
@@ -116,6 +118,8 @@ def _take_longest(routes: Sequence[Parsed]) -> Iterator[Parsed]:
 
 def find_inside(target: Target, topology: Topology) -> list[Parsed]:
     """The routes to parts of a target."""
+    if target.prefixlen == target.max_prefixlen:
+        return []
     table, first = read_table(topology, target.version), int(target.network_address)
     begin = bisect_left(table.starts, (first, target.prefixlen + 1))
     end = bisect_left(table.starts, (first | int(target.hostmask), target.max_prefixlen + 1))

@@ -38,10 +38,6 @@ MOST_NESTED = 6
 _ROOTS = range(1, 64)
 
 
-_Named = tuple[Target, Direction, Selector]
-"""What rules are about, if they name a device."""
-
-
 class Note(NamedTuple):
     """What an operator should know of a rule that is held; `degraded`: not held for all that it speaks of."""
 
@@ -98,7 +94,7 @@ class Shaping:
         self._homes: dict[int, list[tuple[_Device, Lane | None]]] = {}
         self._notes: dict[int, Note] = {}
         self._bypasses: dict[int, tuple[Bypass, ...]] = {}
-        self._named: dict[_Named, set[int]] = {}
+        self._named: dict[tuple[Target, Direction], dict[int, Selector]] = {}
         self._devices: dict[str, _Device] = {}
         self._touched: dict[str, set[int]] = {}
 
@@ -193,17 +189,21 @@ class Shaping:
         else:
             self._bypasses.pop(rule.id, None)
         if rule.selector.interface:
-            self._named.setdefault(_name(rule, rule.selector.interface), set()).add(rule.id)
+            self._named.setdefault((rule.target, rule.direction), {})[rule.id] = rule.selector
 
     def _forget(self, rule: Rule) -> None:
         self._notes.pop(rule.id, None)
         self._bypasses.pop(rule.id, None)
-        if rule.selector.interface:
-            self._named.get(_name(rule, rule.selector.interface), set()).discard(rule.id)
+        self._named.get((rule.target, rule.direction), {}).pop(rule.id, None)
 
-    def _find_missed(self, rule: Rule) -> list[Bypass]:
+    def _find_missed(self, rule: Rule) -> tuple[Bypass, ...]:
         """The devices by which a rule misses something that no other rule for the same target shapes there."""
-        return [each for each in self._bypasses[rule.id] if not self._named.get(_name(rule, each.device))]
+        missed = self._bypasses[rule.id]
+        named = self._named.get((rule.target, rule.direction))
+        if not named:
+            return missed
+        kept = {each.interface for each in named.values() if replace(each, interface=None) == rule.selector}
+        return tuple(each for each in missed if each.device not in kept)
 
     def _find_lack(self, rule: Rule, devices: Iterable[str]) -> str | None:
         suffix = "6" if rule.family == 6 else ""
@@ -574,10 +574,6 @@ _PASSING = (
     "Somebody may translate here, so that what comes for this address may be for a host behind it: what has no ports "
     "(ICMP, GRE, later fragments) and the SYNs of TCP are not shaped. Limit those beside it (`action: drop`)."
 )
-
-
-def _name(rule: Rule, device: str) -> _Named:
-    return rule.target, rule.direction, replace(rule.selector, interface=device)
 
 
 def _marks(lane: Lane) -> str:

@@ -125,12 +125,8 @@ def test_other_rules_miss_nothing_or_are_told_elsewhere() -> None:
 
 
 def test_it_is_said_with_what_would_help() -> None:
-    one = Bypass("lan", ("10.3.0.0/16",))
-    assert (
-        say_bypasses([one])
-        == "What it sends to 10.3.0.0/16 by lan is not shaped. A rule with `interface: lan` shapes it."
-    )
-    many = [Bypass(f"lan{n}", ("10.3.0.0/16", "10.4.0.0/16", "10.5.0.0/16"), more=True) for n in range(5)]
+    assert say_bypasses((Bypass("lan", ("10.3.0.0/16",)),)) == TOLD.text
+    many = tuple(Bypass(f"lan{n}", ("10.3.0.0/16", "10.4.0.0/16", "10.5.0.0/16"), more=True) for n in range(5))
     assert say_bypasses(many[:2]) == (
         "What it sends to 10.3.0.0/16, 10.4.0.0/16, 10.5.0.0/16 and others by lan0, and to 10.3.0.0/16, 10.4.0.0/16, "
         "10.5.0.0/16 and others by lan1 is not shaped. Rules with `interface: lan0` and `interface: lan1` shape it."
