@@ -141,7 +141,10 @@ def test_small_packets_that_travel_as_one_are_charged_one_header(gateway: Gatewa
     charges the headers of each."""
     bits, shaped = "10.1.77.4", "10.1.77.5"
     gateway.lab.add_client_addresses(bits, shaped)
-    gateway.put({"target": bits, "rate": "80 kbit/s"}, {"target": shaped, "rate": "80 kbit/s", "action": "shape"})
+    gateway.put(
+        {"target": bits, "rate": "80 kbit/s"},
+        {"target": shaped, "rate": "80 kbit/s", "action": "shape", "interface": "wan"},
+    )
 
     passed, seconds = _tally(gateway.lab, bits, shaped, segment=SMALLEST, segments=MOST, times=400)
     allowed = 10_000 * (1 + seconds)
