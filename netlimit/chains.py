@@ -282,8 +282,9 @@ class _Family:
                 yield from (chain_rule(close, match) for match in self._any_of(exempt, side, table))
             if any(block.direction is direction for block in blocks):
                 blocked = blocked_set(self.family, direction, self.facts)
-                if hook == "FORWARD" and direction is Direction.FROM and not self._passes_unasked:
-                    yield from (chain_rule(close, *way, InSet(blocked.name, side)) for way in self._spared_before())
+                if hook == "FORWARD" and direction is Direction.FROM and self._is_asked_before:
+                    # What comes by loopback was spared: MPLS hands on by it what it has unpacked.
+                    yield chain_rule(close, Enters("lo"), InSet(blocked.name, side))
                 else:
                     yield from (chain_rule(close, match) for match in self._any_of(blocked, side, table))
 
@@ -294,23 +295,17 @@ class _Family:
         return [InSet(ipset.name, side)] if keys is None else [Has(side, key) for key in keys]
 
     @cached_property
-    def _passes_unasked(self) -> bool:
-        """Whether of what is forwarded anything may be blocked `from` and have been asked in no PREROUTING: where such
-        a block waits; where a VRF leaves it open what is this host's own, and so spared; where SRv6 takes packets out
-        of tunnels, which pass no PREROUTING."""
+    def _is_asked_before(self) -> bool:
+        """Whether of all that is forwarded PREROUTING has asked for who is blocked `from`: no such block waits, and
+        nothing was spared there for what it was sent to, and led to another since. NAT does that, with answers through
+        a masquerade, too; with IPv6 so do prefixes that are translated (NPT) and routing headers; VRFs leave open what
+        is this host's own; and what SRv6 takes out of tunnels passes no PREROUTING."""
         blocks = (block for block in self.verdicts if block.action is Action.BLOCK)
         # Whoever may translate by now: he may go, and mangle is switched before raw is.
         longest = self._find_longest_exemption(answered=True)
         waiting = any(block.direction is Direction.FROM and block.length <= longest for block in blocks)
-        lacking = self.family in self.facts.translated and not self._knows_sent_ports("mangle")
-        return waiting or lacking or bool(self.facts.vrfs or self.facts.topology.segments)
-
-    def _spared_before(self) -> Iterator[Matches]:
-        """What else may have been spared there and is forwarded all the same: what comes by loopback, as MPLS hands on
-        what it has unpacked, and what was for this host, or for somebody safe, before NAT led it elsewhere."""
-        yield (Enters("lo"),)
-        if self._knows_sent_ports("mangle"):
-            yield (Led(),)
+        led = self.family == 6 or self.family in self.facts.translated
+        return not (waiting or led or self.facts.vrfs or self.facts.topology.segments)
 
     def _look_closely(
         self, table: Table, hook: Hook, exact: list[Group], general: list[Group], blocks: list[VerdictGroup]

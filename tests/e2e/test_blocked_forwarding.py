@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, SERVER, Lab
+from scripts.testbed.namespaces import CLIENT, SERVER, WAN, WAN_MAC, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 
-PORT, SENT = 9000, 30
+PORT, BFD, SENT = 9000, 3784, 30
 BLOCKED: dict[str, object] = {"target": CLIENT, "action": "block"}
 UNPACKED = ("parent", "ffff:", "protocol", "ip", "prio", "1", "u32", "match", "ip", "dst", SERVER)
 UNPACKED += ("action", "mirred", "ingress", "redirect", "dev", "lo")
@@ -52,3 +52,24 @@ def test_nothing_passes_while_a_block_moves_and_back(gateway: Gateway, lab: Lab)
             gateway.wait_until_applied()
         assert sender.running
     assert receiver.report().packets == 0
+
+
+@pytest.mark.parametrize(("port", "hops"), [(PORT, 64), (BFD, 255)])
+def test_what_is_answered_to_a_host_behind_a_masquerade_is_blocked(
+    gateway: Gateway, lab: Lab, port: int, hops: int
+) -> None:
+    """It is for an address of the gateway's own where it comes in, and there what keeps gateways alive is spared."""
+    rule = ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE")
+    lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-A", *rule)
+    asking = frames.udp(CLIENT, SERVER, PORT, port, b"x")
+    answer = frames.ip(SERVER, WAN, frames.UDP, frames.udp(SERVER, WAN, port, PORT, b"x"), hops)
+    try:
+        for blocked in (False, True):
+            if blocked:
+                gateway.put({"target": SERVER, "action": "block"})
+            with streams.receive(lab.client, port) as receiver:
+                frames.send(lab.client, [frames.frame(frames.ip(CLIENT, SERVER, frames.UDP, asking))])
+                frames.send(lab.server, [frames.frame(answer, WAN_MAC)] * SENT)
+            assert receiver.report().packets == (0 if blocked else SENT)
+    finally:
+        lab.gateway.run("iptables-legacy", "-w", "-t", "nat", "-D", *rule)
