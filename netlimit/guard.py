@@ -313,7 +313,7 @@ class Guard:
     def _tell_lifted(self) -> None:
         """Have the database know what is not in force, once it answers: it takes a rule for as it was told last."""
         told = [Exceptional(rule_id, State.ERROR, _LIFTED) for rule_id in sorted(self._untold)]
-        self._store.mark(self._host, told, ())
+        self._store.mark_lifted(self._host, told)
         self._untold = frozenset()
 
     # -- the database

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from netlimit.records import HostStatus, Reception, SafeReason
 from netlimit.rules import is_network
@@ -60,8 +61,22 @@ def statuses(connection: Connection) -> list[HostStatus]:
     return [_read(row) for row in rows]
 
 
+def lift(connection: Connection, host: str, number: int) -> None:
+    """Keep that so many rules of a gateway, of those that its controller enforced, are out of force without it."""
+    found = connection.execute(select(hosts.c.enforced).where(hosts.c.host == host)).scalar()
+    if found is not None:
+        values = {"enforced": max(0, found - number), "lifted": number}
+        connection.execute(update(hosts).where(hosts.c.host == host).values(values))
+
+
 def _read(row: Row[Any]) -> HostStatus:
-    """A gateway's report; what of it cannot be read is as if it had not been said."""
+    """A gateway's report; what of it cannot be read is as if it had not been said. Whoever is paused holds nothing,
+    whatever a controller said before."""
+    status = _read_report(row)
+    return replace(status, enforced=0, degraded=0, lifted=0) if status.paused else status
+
+
+def _read_report(row: Row[Any]) -> HostStatus:
     return HostStatus(
         host=row.host,
         backend=row.backend,

@@ -459,6 +459,12 @@ class Store:
         with self._database.writing() as connection:
             states.mark(connection, host, exceptional, cleared)
 
+    def mark_lifted(self, host: str, lifted: Sequence[Exceptional]) -> None:
+        """Keep that rules of a gateway are out of force, for no controller runs there."""
+        with self._database.writing() as connection:
+            states.mark(connection, host, lifted, ())
+            hosts.lift(connection, host, len(lifted))
+
     def exceptional(self, rule_ids: Sequence[int]) -> dict[int, dict[str, Exceptional]]:
         """The exceptional states of these rules, by rule and gateway; rules that have none are left out."""
         with self._database.reading() as connection:

@@ -290,6 +290,7 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
         marked = site.store.marked("gw")
         assert (marked.keys(), marked[lifted.id].state) == ({lifted.id}, State.ERROR)
         assert "no controller has run" in marked[lifted.id].message
+        assert [(each.enforced, each.lifted) for each in site.store.hosts()] == [(1, 1)]
         guarded.alive = True
         site.restart().sync()
         assert site.store.marked("gw") == {}

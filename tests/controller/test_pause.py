@@ -31,6 +31,7 @@ def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
     site.controller.tick()
     assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
     site.store.pause("gw", True)
+    assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(0, 1)], "also where no controller runs"
     site.controller.tick()
     assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(0, 1)]
     site.store.pause("gw", False)
