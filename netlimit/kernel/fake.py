@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
@@ -410,9 +410,10 @@ class FakeKernel:
             raise KernelError(str(step), "there is no program of ours on the ingress of any device")
         if step.ingress is not None:
             there = {*self.routes.devices, *self.trees}
-            for device in (INGRESS_DEVICE, *step.ingress.devices):
-                if device not in there:
-                    raise KernelError(str(step), f'Cannot find device "{device}"')
+            if INGRESS_DEVICE not in there:
+                raise KernelError(str(step), f'Cannot find device "{INGRESS_DEVICE}"')
+            devices = tuple(device for device in step.ingress.devices if device in there)
+            step = replace(step, ingress=replace(step.ingress, devices=devices))
         for name, entries in step.add.items():
             for key, entry in entries.items():
                 self.lanes.setdefault(name, {})[key] = _Element(entry._replace(expires=0))

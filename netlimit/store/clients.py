@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select
+from sqlalchemy import Connection, Row, delete, or_, select
 
 from netlimit.clientele import Client, choose
 from netlimit.roles import Role
@@ -34,11 +34,12 @@ def saw(connection: Connection, host: str, client: Client) -> None:
 
 
 def since(connection: Connection, host: str, moment: datetime) -> list[str]:
-    """The addresses that were seen at a gateway at this moment or later: no more than count as safe, those that come
-    before others first."""
-    wanted = select(clients).where(clients.c.host == host, clients.c.seen_at >= moment)
-    found = [_read(row) for row in connection.execute(wanted) if is_network(row.address)]
-    return [each.address for each in choose(found)]
+    """The addresses that were seen at a gateway at this moment or later, and those of administrators at any, for the
+    address by which they come may move: no more than count as safe, those that come before others first."""
+    here, administers = clients.c.host == host, clients.c.role == Role.ADMIN
+    wanted = select(clients).where(or_(here, administers), clients.c.seen_at >= moment).order_by(here)
+    found = {row.address: _read(row) for row in connection.execute(wanted) if is_network(row.address)}
+    return [each.address for each in choose(found.values())]
 
 
 def _read(row: Row[Any]) -> Client:

@@ -30,19 +30,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rules of one gateway at a revision, and what a controller must know to write the very same objects again."""
+    """The rules of one gateway at a revision, and what a controller must know to write the very same objects again;
+    and what the gateway said of itself last, which tells who is safe (None: nothing)."""
 
     revision: int
     rules: tuple[Rule, ...]
     numbering: Mapping[tuple[str, str], int]
     roots: Mapping[str, SavedRoot]
     paused: bool
+    status: HostStatus | None = None
 
 
 def take_snapshot(store: Store, host: str, revision: int, paused: bool) -> Snapshot:
     """The rules of a revision that concern a gateway. Raises StoreError, NoSuchRevision."""
     here = tuple(k.rule for k in store.rules_at(revision) if not k.rule.hosts or host in k.rule.hosts)
-    return Snapshot(revision, here, store.numbering(host), store.saved_roots(host), paused)
+    status = next((each for each in store.hosts() if each.host == host), None)
+    return Snapshot(revision, here, store.numbering(host), store.saved_roots(host), paused, status)
 
 
 class Replica(Store):
@@ -123,15 +126,15 @@ class Replica(Store):
             for device, root in snapshot.roots.items():
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, snapshot.paused)
-            self._sign(connection)
+            self._sign(connection, snapshot.status)
             windows.write(connection, window)
         self._copied = -1
 
-    def _sign(self, connection: Connection) -> None:
-        """Keep whose copy it is: a machine that starts may not have its name yet."""
+    def _sign(self, connection: Connection, status: HostStatus | None = None) -> None:
+        """Keep whose copy it is: a machine that starts may not have its name yet. And what it is known to have said."""
         connection.execute(delete(tables.hosts).where(tables.hosts.c.host != self._host))
         if connection.execute(select(tables.hosts.c.host)).first() is None:
-            hosts.report(connection, HostStatus(self._host, ""))
+            hosts.report(connection, status or HostStatus(self._host, ""))
 
     @property
     def owner(self) -> str | None:

@@ -13,12 +13,22 @@ from tests.store.examples import NOW
 def test_clients_are_kept_by_gateway_with_when_they_were_seen_last(store: Store) -> None:
     store.saw_client("gw1", "192.0.2.1", NOW)
     store.saw_client("gw1", "2001:db8::1", NOW + timedelta(seconds=1))
-    store.saw_client("gw2", "192.0.2.9", NOW)
+    store.saw_client("gw2", "192.0.2.9", NOW, "ops", Role.OPERATOR)
     assert store.clients("gw1", NOW) == ["192.0.2.1", "2001:db8::1"]
     assert store.clients("gw1", NOW + timedelta(seconds=1)) == ["2001:db8::1"]
     store.saw_client("gw1", "192.0.2.1", NOW + timedelta(seconds=2))
     assert store.clients("gw1", NOW + timedelta(seconds=1)) == ["192.0.2.1", "2001:db8::1"]
     assert store.clients("gw3", NOW) == []
+
+
+def test_administrators_are_known_at_every_gateway(store: Store) -> None:
+    """The address by which they come may move to another."""
+    store.saw_client("gw1", "192.0.2.1", NOW, "alice", Role.ADMIN)
+    store.saw_client("gw2", "192.0.2.1", NOW + timedelta(seconds=60), "alice", Role.ADMIN)
+    store.saw_client("gw1", "192.0.2.2", NOW, "ci", Role.OPERATOR)
+    assert store.clients("gw2", NOW) == ["192.0.2.1"]
+    assert store.clients("gw3", NOW) == ["192.0.2.1"]
+    assert store.clients("gw1", NOW) == ["192.0.2.1", "192.0.2.2"]
 
 
 def test_who_came_first_stays_as_long_as_it_is_seen(store: Store) -> None:
