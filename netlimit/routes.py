@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from ipaddress import ip_network
-from itertools import takewhile
 from typing import NamedTuple
 
 from netlimit.rules import Target
@@ -29,7 +28,8 @@ class Parsed(NamedTuple):
 
 class Table(NamedTuple):
     """The routes of a family by prefix length and the bits of the prefix, and in the order of their first addresses
-    (`ordered`, `starts`); the routing rules that lead to any of them; their devices, and those of default routes."""
+    (`ordered`, `starts`); the routing rules that lead to any of them; their devices, and those of default routes;
+    whether `every` route is one for all packets to its prefix."""
 
     routes: dict[tuple[int, int], list[Parsed]]
     lengths: list[int]
@@ -38,6 +38,7 @@ class Table(NamedTuple):
     lookups: tuple[Lookup, ...]
     devices: tuple[str, ...]
     default: tuple[str, ...]
+    every: bool
 
 
 @lru_cache(maxsize=4)
@@ -52,7 +53,8 @@ def read_table(topology: Topology, family: int) -> Table:
     starts = [(each.first, each.length) for each in ordered]
     lookups = tuple(_find_lookups(topology, family, {each.route.table for each in ordered}))
     default = devices_of(each for each in ordered if each.length == 0)
-    return Table(routes, lengths, ordered, starts, lookups, devices_of(ordered), default)
+    every = not any(each.route.partial for each in ordered)
+    return Table(routes, lengths, ordered, starts, lookups, devices_of(ordered), default, every)
 
 
 def _parse(topology: Topology, family: int) -> Iterator[Parsed]:
@@ -96,8 +98,9 @@ def find_best(target: Target, topology: Topology) -> list[Parsed]:
     """The best routes to all of a target: those of each table that routing rules may lead to, up to the rule behind
     which no packet goes. Who is attached to this host is not looked for by a default route: what goes that way reaches
     him only if it comes back here."""
-    lookups = read_table(topology, target.version).lookups
-    if len(lookups) == 1 and lookups[0].suppressed < 0:  # as nearly everywhere
+    table = read_table(topology, target.version)
+    lookups = table.lookups
+    if len(lookups) == 1 and lookups[0].suppressed < 0 and table.every:  # as nearly everywhere
         return next(list_around(target, topology), [])
     tables: dict[int, list[Parsed]] = {}
     for each in find_around(target, topology):
@@ -106,14 +109,21 @@ def find_best(target: Target, topology: Topology) -> list[Parsed]:
     for lookup in lookups:
         best = [each for each in _take_longest(tables.get(lookup.table, ())) if each.length > lookup.suppressed]
         found += best
-        if best and lookup.always:
+        if lookup.always and any(not each.route.partial for each in best):
             break
     attached = any(each.route.attached for each in found)
     return [each for each in found if each.length or not attached]
 
 
-def _take_longest(routes: Sequence[Parsed]) -> Iterator[Parsed]:
-    return takewhile(lambda each: each.length == routes[0].length, routes)
+def _take_longest(routes: Iterable[Parsed]) -> Iterator[Parsed]:
+    """Of routes by falling length of their prefixes, those up to the first that is for all packets, and its likes."""
+    shortest = -1
+    for each in routes:
+        if each.length < shortest:
+            return
+        yield each
+        if not each.route.partial:
+            shortest = each.length
 
 
 def find_inside(target: Target, topology: Topology) -> list[Parsed]:

@@ -173,7 +173,7 @@ MAIN_TABLE = 254
 class Route(NamedTuple):
     """A unicast route: the prefix (as text), the devices of its next hops, their gateways, and the number of its table.
     `connected`: reached without a gateway. `attached`: the host has an address in it, of which the kernel made the
-    route."""
+    route. `partial`: only some packets to its prefix go by it, as it asks for a TOS or for a source."""
 
     prefix: str
     devices: tuple[str, ...]
@@ -181,6 +181,7 @@ class Route(NamedTuple):
     attached: bool = False
     table: int = MAIN_TABLE
     gateways: tuple[str, ...] = ()
+    partial: bool = False
 
 
 class Lookup(NamedTuple):

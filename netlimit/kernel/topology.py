@@ -148,7 +148,8 @@ _Hops = Sequence[tuple[int, _Hop]]
 class _Message(NamedTuple):
     """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
     hundred thousand. `hops` are those that packets can go by, `gateways` those of all, `tunnels` the encapsulations
-    that take what comes in. `attached`: the kernel made it, for an address."""
+    that take what comes in. `attached`: the kernel made it, for an address. `partial`: it asks for more, a TOS or
+    a source."""
 
     family: int
     length: int
@@ -158,12 +159,13 @@ class _Message(NamedTuple):
     hops: tuple[_Hop, ...]
     gateways: tuple[str, ...]
     tunnels: tuple[str, ...] = ()
+    partial: bool = False
 
 
 def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
     """A route as the kernel sends it; None for what drops or stays here, and for what it has only noted of one address
     (RTM_F_CLONED), as whoever answers it may have it do. `objects` gives the nexthop objects, by number."""
-    family, length, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
+    family, length, of_source, tos, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
     if kind != _UNICAST or flags & _CLONED:
         return None
     said = rtnetlink.decode(body, _ROUTE.size)
@@ -180,7 +182,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
     tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
     prefix, attached = said.get(_DESTINATION, b""), protocol == _MADE_BY_KERNEL
-    return _Message(family, length, prefix, table, attached, usable, gateways, tunnels)
+    partial = bool(of_source or tos)
+    return _Message(family, length, prefix, table, attached, usable, gateways, tunnels, partial)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -260,7 +263,7 @@ def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iter
         if known:
             gateways = tuple(dict.fromkeys(hop.gateway for hop in each.hops if hop.gateway))
             attached = each.attached and not gateways
-            yield Route(_write_prefix(each), known, not gateways, attached, each.table, gateways)
+            yield Route(_write_prefix(each), known, not gateways, attached, each.table, gateways, each.partial)
 
 
 def _read_gateways(messages: Iterable[_Message]) -> tuple[str, ...]:

@@ -14,12 +14,13 @@ import pytest
 from sqlalchemy import Connection, text
 
 from netlimit import guard as guarding
+from netlimit import safety
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
-from netlimit.records import Actor, Outcome, State, Window
-from netlimit.store import Replica, Store, open_replica, windows
+from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
+from netlimit.store import Replica, Store, open_replica, take_snapshot, windows
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
 
@@ -300,6 +301,22 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
     finally:
         guarded.stopping.set()
         thread.join(PATIENCE)
+
+
+def test_a_copy_in_memory_knows_who_is_safe(site: Site, tmp_path: Path) -> None:
+    """For a window that ends while neither the database nor the copy can be written."""
+    site.add(target="192.0.2.0/24", action="block")
+    reasons = {"192.0.2.7/32": SafeReason(safety.CLIENT, site.clock().timestamp())}
+    site.store.report(HostStatus("gw", "fake", safe_reasons=reasons, peers=("192.0.2.8",)))
+    window = site.store.open_window(1, "test", datetime.now(UTC))
+    snapshot = take_snapshot(site.store, "gw", window.base, False)
+    copy = Replica(tmp_path / "base.db", "gw")
+    copy.upgrade()
+    copy.hold(snapshot, window)
+    Controller(copy, site.kernel, SETUP, site.clock).sync()
+    assert [site.send(f"192.0.2.{host}") for host in (7, 9)] == [["accept"], ["drop"]]
+    assert copy.hosts()[0].peers == ("192.0.2.8",)
+    copy.close()
 
 
 def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(

@@ -396,6 +396,15 @@ def test_many_routes_are_read_fast_and_seldom(kernel: RemoteKernel) -> None:
     assert float(said) < 0.3
 
 
+def test_routes_for_some_packets_alone(kernel: RemoteKernel) -> None:
+    kernel.run("ip", "route", "add", "10.7.0.0/16", "tos", "0x10", "dev", "right")
+    kernel.run("ip", "-6", "route", "add", "2001:db8:7::/48", "from", "fd00:9::/64", "dev", "left")
+    assert read_routes(kernel) - CONNECTED == {
+        Route("10.7.0.0/16", ("right",), connected=True, partial=True),
+        Route("2001:db8:7::/48", ("left",), connected=True, partial=True),
+    }
+
+
 def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
     kernel.run("ip", "-6", "route", "add", "::ffff:0:0/96", "dev", "left")
     kernel.run("ip", "-6", "route", "add", "fc00::/7", "nexthop", "via", "fd05::8", "nexthop", "via", "fd06::8")

@@ -120,6 +120,19 @@ def test_the_best_of_each_table_counts_that_routing_rules_may_lead_to(
     assert leads_towards(ip_network("203.0.113.5"), ("wan",), topology) == ("wan" in devices)
 
 
+def test_a_route_for_some_packets_alone_leaves_the_others_to_the_next() -> None:
+    """By their TOS, or by where they come from."""
+    partial = Route("203.0.113.0/24", ("site",), partial=True)
+    topology = led(*(Lookup(4, GUESTS), Lookup(4, MAIN, always=True)), routes=(*SITES, partial))
+    assert way("203.0.113.5", topology).devices == ("net", "site", "wan")
+    nearer = Route("203.0.113.5/32", ("vpn",), partial=True)
+    topology = led(Lookup(4, MAIN, always=True), Lookup(4, GUESTS), routes=(*SITES, nearer))
+    assert way("203.0.113.5", topology).devices == ("net", "vpn")
+    assert leads_towards(ip_network("203.0.113.5"), ("net",), topology)
+    wider = Route("203.0.0.0/16", ("vpn",), partial=True)
+    assert way("203.0.113.5", routed(*SITES[:4], wider)).devices == ("net",)
+
+
 def test_who_is_attached_is_not_looked_for_by_a_default_route() -> None:
     rules = Lookup(4, GUESTS), Lookup(4, MAIN, always=True)
     assert way("10.1.0.2", led(*rules)).devices == ("lan",)
