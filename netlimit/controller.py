@@ -36,7 +36,7 @@ from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.outage import Outage
 from netlimit.overdue import Overdue
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
-from netlimit.premises import Premises
+from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.questions import Questions
@@ -75,8 +75,6 @@ LOOK_SHARE = 20
 SWEEP_SHARE = 50
 """A sweep that took t seconds is followed by that many times t of rest, or up to twice that if there is time."""
 MOST_OFFENDERS = 100
-CLOCK_SLACK = 2.0
-"""Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 COPY_SAFE_SECONDS = 300.0
 """How often the copy is told when those who are safe were seen last."""
 PROBE_SECONDS = 5.0
@@ -374,10 +372,12 @@ class Controller:
         return plan, [*words, *self._fallback.tell(self._compiled.problems)]
 
     def relax(self) -> frozenset[int]:
-        """One pass that takes rules with `on_failure: open` out of force; returns which. Raises as `sync`."""
+        """One pass that takes rules with `on_failure: open` out of force, if there are any; returns which. Raises as
+        `sync`."""
         self._load()
         self._lift("The controller")
-        self.sync()
+        if self._roster.lifted:
+            self.sync()
         return frozenset(self._roster.lifted or ())
 
     def standing(self) -> tuple[int, int]:
@@ -465,8 +465,6 @@ class Controller:
         """A clock that was set moves every end: look at all of them again, and write them anew."""
         offset = self._now().timestamp() - time.monotonic()
         moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
-        if abs(moved) > CLOCK_SLACK:
-            self._premises.follow_clock(moved)
         if abs(moved) > CLOCK_SLACK and self._compilation is not None:  # whoever is paused begins anew anyway
             log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
             for rule in self._roster.ending:

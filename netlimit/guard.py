@@ -304,11 +304,19 @@ class Guard:
         try:
             with self._open_copy() as copy:
                 if copy is not None and copy.revision() and not copy.paused(self._host):
+                    self._try(partial(self._renew, copy))
                     self._untold = self._make_controller(copy, kernel).relax()
         except Exception as error:
             self._complain(error)
             return
         self._controlled_at = None  # once is enough: the next controller puts everything back
+
+    def _renew(self, copy: Replica) -> None:
+        """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
+        while no controller ran. Raises StoreError, NoSuchRevision."""
+        applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
+        if applied and applied != copy.revision():
+            copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)
 
     def _tell_lifted(self) -> None:
         """Have the database know what is not in force, once it answers: it takes a rule for as it was told last."""

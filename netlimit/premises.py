@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # for the types alone
 
 log = logging.getLogger(__name__)
 Roots = Mapping[str, SavedRoot]
+CLOCK_SLACK = 2.0
+"""Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 UNFOLLOWED = "The outer addresses of the far ends of some tunnels are not known, so that rules may hit them"
 
 
@@ -38,6 +41,9 @@ class Premises:
         self._where = Addresses((), ())
         self._safe = SafeSet(setup.safe, setup.servers, setup.set_size)
         self.recalls = False
+        self.elapsed: Callable[[], float] = time.monotonic
+        """Seconds by a clock that nobody sets."""
+        self._offset: float | None = None
         self._doors = set(setup.doors)
         self._topology = Topology()
         self._translated: frozenset[int] = frozenset()
@@ -168,10 +174,6 @@ class Premises:
         }
         return self._foreign != before
 
-    def follow_clock(self, moved: float) -> None:
-        """The clock was set by so many seconds: who was safe a moment ago is so still, and no longer than before."""
-        self._safe.follow_clock(moved)
-
     def find_safe(
         self,
         clients: Iterable[str],
@@ -183,6 +185,7 @@ class Premises:
         ports by which it is managed, and the addresses of other gateways, of what they have `reported` (None: nobody
         can be asked, and those that are known count). Returns the addresses that have joined or left; None if nothing
         has changed."""
+        self._follow_clock(now)
         where, clients = self._read_addresses(), tuple(clients)
         before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
         self._doors.update(where.doors)
@@ -193,6 +196,14 @@ class Premises:
         known = self._peers if reported is None else find_peers(reported, self._setup.host)
         self._peers = known - {*where.own}
         return changed if changed or others != (self._management, self._peers) else None
+
+    def _follow_clock(self, now: float) -> None:
+        """A clock that is set, at whatever moment, makes nobody safe for less long, or longer."""
+        offset = now - self.elapsed()
+        moved = 0.0 if self._offset is None else offset - self._offset
+        if abs(moved) > CLOCK_SLACK:
+            self._safe.follow_clock(moved)
+        self._offset = offset
 
     def _read_addresses(self) -> Addresses:
         """The addresses of the host, and who is logged in; those that are known, with a note, where they cannot be

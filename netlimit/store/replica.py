@@ -112,9 +112,9 @@ class Replica(Store):
                 hosts.pause(connection, self._host, paused)
             self._paused = paused
 
-    def hold(self, snapshot: Snapshot, window: Window) -> None:
-        """Hold what a snapshot says, instead of all else: the rules from before a window that has expired. A controller
-        that runs on this copy hears of it by `window`. Raises StoreError."""
+    def hold(self, snapshot: Snapshot, window: Window | None) -> None:
+        """Hold what a snapshot says, instead of all else: as it is applied, or the rules from before a window that has
+        expired. A controller that runs on this copy hears of it by `window`. Raises StoreError."""
         with self._database.writing() as connection:
             connection.execute(delete(tables.rules))
             self._write(connection, snapshot.rules)
@@ -127,7 +127,8 @@ class Replica(Store):
                 roots.save(connection, self._host, device, root)
             hosts.pause(connection, self._host, snapshot.paused)
             self._sign(connection, snapshot.status)
-            windows.write(connection, window)
+            if window is not None:
+                windows.write(connection, window)
         self._copied = -1
 
     def _sign(self, connection: Connection, status: HostStatus | None = None) -> None:

@@ -303,6 +303,29 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
         thread.join(PATIENCE)
 
 
+@pytest.mark.parametrize("fails_open", [False, True])
+def test_what_was_confirmed_without_a_controller_stays(
+    site: Site, tmp_path: Path, elapsed: Elapsed, fails_open: bool
+) -> None:
+    """The copy is not followed while a window is open, and nobody has followed it since."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target=CLIENT, action="block", on_failure="open" if fails_open else "closed")
+    removed = site.add(target="10.0.0.3", action="block")
+    site.controller.sync()
+    with guarded.copy() as copy:
+        copy.follow(site.store)
+    site.store.open_window(60, "test", datetime.now(UTC))
+    site.add(target="10.0.0.2", action="block")
+    site.store.remove(removed.id, "test", datetime.now(UTC))
+    site.controller.sync()
+    site.store.confirm("test", datetime.now(UTC))
+    guarded.make_guard(failure_seconds=0.0)._relax(site.kernel)
+    passing = ["accept"] if fails_open else ["drop"]
+    assert [site.send(f"10.0.0.{host}") for host in (1, 2, 3)] == [passing, ["drop"], ["accept"]]
+    with guarded.copy() as copy:
+        assert copy.revision() == site.store.hosts()[0].applied_revision
+
+
 def test_a_copy_in_memory_knows_who_is_safe(site: Site, tmp_path: Path) -> None:
     """For a window that ends while neither the database nor the copy can be written."""
     site.add(target="192.0.2.0/24", action="block")
