@@ -74,6 +74,7 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     )
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
+    steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)
     return _write(replace(explanation, steps=(*steps, *misses)))
 
 
@@ -117,6 +118,17 @@ def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
 def _say_layer(step: Step) -> Step:
     """What hits, hits requests alone."""
     return replace(step, reason=f"{step.reason} (by the limiter, on HTTP requests)") if step.hits else step
+
+
+def _is_held(rule: Rule, hosts: list[HostStatus]) -> bool:
+    """Whether the kernel of any of these gateways has a rule as it is now."""
+    concerned = [host for host in hosts if not rule.hosts or host.host in rule.hosts]
+    return any(host.applied_revision >= rule.revision and not host.paused for host in concerned)
+
+
+def _say_pending(step: Step) -> Step:
+    """What hits will, once a gateway has it."""
+    return replace(step, reason=f"{step.reason} (pending: no gateway holds it yet)") if step.hits else step
 
 
 def _merge_safe(hosts: list[HostStatus]) -> dict[str, str]:

@@ -279,6 +279,12 @@ def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
     assert answer["verdict"] == "limited"
     assert {step["rule"]: step["hits"] for step in answer["steps"]} == {1: True, 2: False, 5: True}
     assert {step["name"] for step in answer["steps"]} == {"office", None}
+    assert all(
+        step["reason"].endswith("(pending: no gateway holds it yet)") for step in answer["steps"] if step["hits"]
+    )
+    store.report(HostStatus(host="gw1", backend="iptables", applied_revision=store.revision()))
+    held = client.get("/explain", params=query).json()
+    assert [step["reason"].endswith("holds it yet)") for step in held["steps"] if step["hits"]] == [False, True]
     here = client.get("/explain", params={**query, "host": "gw1"}).json()
     assert [step["rule"] for step in here["steps"]] == [1, 2]
     store.report(HostStatus(host="gw1", backend="iptables", own=("198.51.100.7",), safe=("10.1.0.0/16",)))
