@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from netlimit.limits import Facts
-from netlimit.routes import Parsed, devices_of, find_best, find_inside, read_table
+from netlimit.routes import Parsed, find_best, find_inside, read_table
 from netlimit.routing import names_host
 from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import Topology
@@ -44,9 +44,14 @@ def find_bypasses(rule: Rule, facts: Facts) -> tuple[Bypass, ...]:
     # Who is reached by a default route alone may send as such an address only if nearly everybody may.
     best = (each for each in find_best(target, topology) if each.length or target.prefixlen < _SHORTEST)
     towards = [*best, *find_inside(target, topology)]
-    devices = {*devices_of(towards)}.difference(read_table(topology, target.version).default)
+    parts: dict[str, list[Parsed]] = {}
+    for each in towards:
+        for device in each.route.devices:
+            parts.setdefault(device, []).append(each)
+    devices = parts.keys() - {*read_table(topology, target.version).default}
     behind = _read_behind(topology, target.version) if devices else {}
-    found = ((device, _find_reached(device, towards, behind[device])) for device in sorted(devices))
+    networks = len({each.network for each in towards})
+    found = ((device, _find_reached(parts[device], networks, behind[device])) for device in sorted(devices))
     return tuple(_tell(device, reached) for device, reached in found if reached)
 
 
@@ -55,7 +60,8 @@ def say_bypasses(bypasses: tuple[Bypass, ...]) -> str:
     """What an operator should know of them, and can do."""
     some = bypasses[:_MOST_NAMED]
     ways = [f"to {_join([*each.networks, *['others'] * each.more])} by {each.device}" for each in some]
-    ways += [f"by {len(bypasses) - len(some)} more devices"] if len(bypasses) > len(some) else []
+    more = len(bypasses) - len(some)
+    ways += [f"by {more} more device{'s' * (more > 1)}"] if more else []
     named = _join([f"`interface: {each.device}`" for each in some])
     mend = f"A rule with {named} shapes it." if len(some) == 1 else f"Rules with {named} shape it."
     return f"What it sends {', and '.join(ways)} is not shaped. {mend}"
@@ -78,12 +84,11 @@ class _Behind(NamedTuple):
     peers: bool | None
 
 
-def _find_reached(device: str, towards: list[Parsed], behind: _Behind) -> list[Parsed]:
-    """The networks behind a device to which some of a target's traffic comes back, or may."""
+def _find_reached(parts: list[Parsed], networks: int, behind: _Behind) -> list[Parsed]:
+    """The networks behind a device to which some of a target's traffic comes back, or may; `parts` are those of the
+    target that are behind it, of so many `networks`."""
     every = [*behind.attached, *behind.others]
-    parts = [each for each in towards if device in each.route.devices]
-    here = {each.network for each in parts}
-    if any(each.network not in here for each in towards):
+    if len({each.network for each in parts}) < networks:
         return every
     if behind.peers is None:
         return []

@@ -283,8 +283,10 @@ class _Family:
             if any(block.direction is direction for block in blocks):
                 blocked = blocked_set(self.family, direction, self.facts)
                 if hook == "FORWARD" and direction is Direction.FROM and self._is_asked_before:
-                    # What comes by loopback was spared: MPLS hands on by it what it has unpacked.
-                    yield chain_rule(close, Enters("lo"), InSet(blocked.name, side))
+                    # What comes by loopback was spared: MPLS hands on by it what it has unpacked. And some multicast,
+                    # which bridges and multicast routing pass on.
+                    for way in (Enters("lo"), Has("dst", adverts.MULTICAST[self.family])):
+                        yield chain_rule(close, way, InSet(blocked.name, side))
                 else:
                     yield from (chain_rule(close, match) for match in self._any_of(blocked, side, table))
 

@@ -164,14 +164,15 @@ class HostReport:
     `bridges` are devices, `joining` those of them that have ports, `bridged` the address families of which what they
     forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs
     of others by device, as tc says them, `ahead` the filters of others before ours on the ingress of devices,
-    `redirecting` those that lead what comes in out by another device, `rewriting` those that write into it, `diverting`
-    those that have what leaves leave by another device, `translators` modules that translate between the families,
-    `above` devices with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back,
-    `offloading` the devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they
-    are full, `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the
-    device. `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels
-    before it is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way. `unknown` is
-    what could not be read, with the reason.
+    `redirecting` those that lead what comes in out by another device, `rewriting` those that translate its addresses,
+    `editing` those that write something into it, `handing` those that hand it to another device, `diverting` those that
+    have what leaves leave by another device, `translators` modules that translate between the families, `above` devices
+    with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
+    devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full,
+    `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
+    `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it
+    is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way. `unknown` is what could
+    not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -192,6 +193,8 @@ class HostReport:
     ahead: Mapping[str, str] = field(default_factory=dict)
     redirecting: Mapping[str, str] = field(default_factory=dict)
     rewriting: Mapping[str, str] = field(default_factory=dict)
+    editing: Mapping[str, str] = field(default_factory=dict)
+    handing: Mapping[str, str] = field(default_factory=dict)
     diverting: Mapping[str, str] = field(default_factory=dict)
     translators: tuple[str, ...] = ()
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -510,18 +513,39 @@ def _find_rewritten(report: HostReport) -> Iterator[Finding]:
             "what it becomes.",
             Spoiled.EVERY,
         )
+    if report.handing:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.handing.items()))
+        yield Finding(
+            "handed packets",
+            Severity.WARNING,
+            f"Filters hand what comes in by {named} to another device, as if it came in there: rules that name the one "
+            "in `interface` do not see it.",
+            "Name in `interface` the device to which it is handed, or none.",
+        )
+    if report.editing:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.editing.items()))
+        yield Finding(
+            "edited packets",
+            Severity.WARNING,
+            f"Filters write into what comes in by {named} (`pedit`). Where those are addresses or ports, rules do not "
+            "see what was sent, but what it has become.",
+            "Name in rules what packets become, or translate with NAT.",
+        )
 
 
 def _find_diverted(report: HostReport) -> Iterator[Finding]:
     """Who takes what leaves before the queues of its device. An IFB device gives it back, behind them."""
-    if report.diverting:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.diverting.items()))
+    forwards = find_forwards(report.nftables, report.ifbs, leaving=True)
+    found = {device: f"`{rule[:_SHOWN]}`" for device, rule in forwards.items()} | dict(report.diverting)
+    if found:
+        named = "; ".join(f"{device} ({what})" for device, what in sorted(found.items()))
         yield Finding(
             "diverted packets",
             Severity.SERIOUS,
             f"Others have what leaves by {named} leave by another device, before it comes to queues: what shapes there "
             "does not hold it.",
-            "Take that away (`tc filter del dev … egress pref …`), or name in `interface` where it really leaves.",
+            "Take that away (`nft delete rule netdev …`, `tc filter del dev … egress pref …`), or name in `interface` "
+            "where it really leaves.",
             Spoiled.SHAPED,
         )
 

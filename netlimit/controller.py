@@ -167,7 +167,7 @@ class Controller:
         self._now = now
         self._compilation: Compilation | None = None
         self._status = HostStatus(host=setup.host, backend=setup.backend)
-        self._revision = -1
+        self._revision = self._heard = -1
         self._stamp = 0
         self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
@@ -402,7 +402,10 @@ class Controller:
             return False
         log.error("%s Going on without it: what was applied last is kept in force.", error)
         self._undone = self._replica.window()
-        self._outage = Outage(partial(self._database.try_host, self._status))
+        lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
+        # What a controller before this one has lifted must not come back with each that starts.
+        lasted = self._setup.failure_seconds if lifted else 0.0
+        self._outage = Outage(partial(self._database.try_host, self._status), lasted)
         self._store = self._replica
         self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
         self._try_report(last_error=str(error))
@@ -1284,13 +1287,18 @@ class Controller:
         began = time.monotonic()
         while (rested := time.monotonic() - began) < retry and not stopped():
             time.sleep(0.05)
-            if rested >= _FIRST_RETRY and self._hears_of_rules():
+            if rested >= _FIRST_RETRY and self._watch is not None and self._hears_of_rules(self._watch):
                 break
         return min(2 * retry, _LAST_RETRY)
 
-    def _hears_of_rules(self) -> bool:
-        """Whether the database has other rules than were loaded last."""
+    def _hears_of_rules(self, watch: Watch) -> bool:
+        """Whether the database has other rules than were loaded last; once for each revision, for an attempt that fails
+        may load none."""
         try:
-            return self._watch is not None and self._watch.changed() and self._database.revision() != self._revision
+            revision = self._database.revision() if watch.changed() else self._revision
         except StoreError:
             return True  # the next pass says so
+        if revision in (self._revision, self._heard):
+            return False
+        self._heard = revision
+        return True

@@ -26,6 +26,7 @@ _BY_MAP = re.compile(r"\bvmap @")
 _STRING = re.compile(r'((?:^| )comment )?"[^"]*"')
 """What nft quotes, in which nothing is escaped, with the word before it where it is a comment."""
 _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
+_EGRESS = re.compile(r"type filter hook egress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
 _ENTRY = re.compile(r"type \w+ hook (?:prerouting|output) priority (-?\d+)?")
 _UNTRACKS = re.compile(r"(?<!\S)notrack(?!\S)")
@@ -77,12 +78,12 @@ class Translation(NamedTuple):
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def find_forwards(ruleset: str, harmless: Collection[str] = ()) -> dict[str, str]:
-    """The devices of which nftables forwards by itself what comes in (`fwd`), each with the rule; `harmless` are
-    devices from which packets come back."""
+def find_forwards(ruleset: str, harmless: Collection[str] = (), leaving: bool = False) -> dict[str, str]:
+    """The devices of which nftables forwards by itself (`fwd`) what comes in, or what is `leaving` by them, each with
+    the rule; `harmless` are devices from which packets come back."""
     found: dict[str, str] = {}
     for (family, _), chains in (_read_ruleset(ruleset) if "fwd " in ruleset else {}).items():
-        for header, rules in _find_hooked(chains, _INGRESS) if family == "netdev" else ():
+        for header, rules in _find_hooked(chains, _EGRESS if leaving else _INGRESS) if family == "netdev" else ():
             rule = next((each for each in rules if _is_forward(each, harmless)), None)
             if rule is not None:
                 found |= dict.fromkeys(_read_devices(header), rule)

@@ -19,11 +19,12 @@ class Outage:
     """Asks the database again and again, in a thread of its own and ever more seldom: an answer that does not come must
     keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part."""
 
-    def __init__(self, ask: Callable[[], object]) -> None:
+    def __init__(self, ask: Callable[[], object], lasted: float = 0.0) -> None:
+        """`lasted`: so many seconds already, as far as is known."""
         self._ask = ask
-        self._began = time.monotonic()
+        self._began = time.monotonic() - lasted
         self._retry = FIRST_RETRY
-        self._next = self._began + FIRST_RETRY
+        self._next = time.monotonic() + FIRST_RETRY
         self._thread = ThreadPoolExecutor(1, "database")
         self._asked: Future[object] | None = None
 

@@ -319,6 +319,13 @@ def find_peers(reported: Iterable[HostStatus], host: str) -> frozenset[str]:
 
 
 def _read_peers(told: Iterable[str]) -> frozenset[str]:
-    """Those that lead to one gateway, wherever it is asked for."""
-    addresses = map(ip_address, told)
-    return frozenset(str(each) for each in addresses if not (each.is_loopback or each.is_link_local))
+    """Those that lead to one gateway, wherever it is asked for; what is no address tells nothing."""
+    return frozenset(filter(None, map(_read_peer, told)))
+
+
+def _read_peer(text: str) -> str | None:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return None if address.is_loopback or address.is_link_local else str(address)

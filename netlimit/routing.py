@@ -58,7 +58,8 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
     A default route makes nobody a neighbour, with a gateway or without one (ppp, a tunnel).
     """
     best = next((alike for alike in list_around(target, topology) if alike[0].length), [])
-    if best and not any(device in each.route.devices for each in best):
+    parts = (each for each in find_inside(target, topology) if device in each.route.devices)
+    if best and not any(device in each.route.devices for each in best) and next(parts, None) is None:
         return best[0].network
     for each in find_around(target, topology):
         if each.length and each.route.connected and device in each.route.devices:

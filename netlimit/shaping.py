@@ -194,7 +194,10 @@ class Shaping:
     def _forget(self, rule: Rule) -> None:
         self._notes.pop(rule.id, None)
         self._bypasses.pop(rule.id, None)
-        self._named.get((rule.target, rule.direction), {}).pop(rule.id, None)
+        about = rule.target, rule.direction
+        named = self._named.get(about, {})
+        if named.pop(rule.id, None) and not named:
+            del self._named[about]
 
     def _find_missed(self, rule: Rule) -> tuple[Bypass, ...]:
         """The devices by which a rule misses something that no other rule for the same target shapes there."""

@@ -61,12 +61,11 @@ _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
 _FIRST_ACTION = 1
-_WRITING = "pedit", "nat"
 _ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 9}
 """Where each kind of filter has its actions (TCA_…_ACT)."""
 _MIRRED_PARAMETERS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
-_REDIRECT, _STOLEN = 1, 4
+_REDIRECT, _HANDS_ON, _STOLEN = 1, 3, 4
 """What a filter and its action "mirred" are made of (linux/pkt_cls.h, linux/tc_act/tc_mirred.h)."""
 _ENTRIES, _SEEN = "nl_in_entries", "nl_in_seen"
 _MOST_ENTRIES, _MOST_SEEN = 1 << 20, 1 << 16
@@ -133,9 +132,13 @@ def find_diverting() -> dict[str, str]:
 
 
 def find_rewriting() -> dict[str, str]:
-    """The devices on whose ingress a filter has an action that writes into packets, other addresses perhaps, with the
-    kind and priority of the filter."""
-    return _find_acting(_INGRESS, lambda kind, _: kind in _WRITING)
+    """The devices on whose ingress a filter translates addresses, with the kind and priority of the filter."""
+    return _find_acting(_INGRESS, lambda kind, _: kind == "nat")
+
+
+def find_editing() -> dict[str, str]:
+    """The devices on whose ingress a filter writes something into packets."""
+    return _find_acting(_INGRESS, lambda kind, _: kind == "pedit")
 
 
 def read_ifbs() -> frozenset[str]:
@@ -144,10 +147,15 @@ def read_ifbs() -> frozenset[str]:
         return frozenset(read_name(each.get_attr("IFLA_IFNAME") or b"") for each in ipr.get_links(kind="ifb"))
 
 
-def _find_leading(hook: int) -> dict[str, str]:
+def find_handing() -> dict[str, str]:
+    """The devices on whose ingress a filter hands packets to another device, as if they came in there."""
+    return _find_leading(_INGRESS, _HANDS_ON)
+
+
+def _find_leading(hook: int, way: int = _REDIRECT) -> dict[str, str]:
     backs = read_ifbs()
     ifbs = {index for index, name in read_names().items() if name in backs}
-    return _find_acting(hook, lambda kind, told: kind == "mirred" and _leads_away(told, ifbs))
+    return _find_acting(hook, lambda kind, told: kind == "mirred" and _leads_away(told, way, ifbs))
 
 
 def _find_acting(hook: int, matches: Callable[[str, bytes], bool]) -> dict[str, str]:
@@ -169,13 +177,13 @@ def _read_actions(kind: str, options: bytes) -> Iterator[tuple[str, bytes]]:
         yield _read_text(said.get(_KIND, b"")), said.get(_OPTIONS, b"")
 
 
-def _leads_away(told: bytes, ifbs: Collection[int]) -> bool:
-    """Whether packets leave by a device that is none of these; a mirror only copies them."""
+def _leads_away(told: bytes, way: int, ifbs: Collection[int]) -> bool:
+    """Whether packets are led so to a device that is none of these; a mirror only copies them."""
     parameters = decode(told).get(_MIRRED_PARAMETERS, b"")
     if len(parameters) < _MIRRED.size:
         return False
     *_, how, target = _MIRRED.unpack_from(parameters)
-    return how == _REDIRECT and target not in ifbs
+    return how == way and target not in ifbs
 
 
 def _is_asked(each: TcMessage) -> bool:

@@ -16,7 +16,15 @@ from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
 from netlimit.kernel.addresses import read_own
-from netlimit.kernel.ingress import find_ahead, find_diverting, find_redirecting, find_rewriting, read_ifbs
+from netlimit.kernel.ingress import (
+    find_ahead,
+    find_diverting,
+    find_editing,
+    find_handing,
+    find_redirecting,
+    find_rewriting,
+    read_ifbs,
+)
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
 from netlimit.kernel.tools import ask, run
@@ -113,7 +121,9 @@ def look_round(
         redirecting=look.at("what filters lead away", find_redirecting, {}),
         diverting=look.at("what filters have leave by another device", find_diverting, {}),
         translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),
-        rewriting=look.at("what filters write into packets", find_rewriting, {}),
+        rewriting=look.at("which filters translate addresses", find_rewriting, {}),
+        handing=look.at("which filters hand packets to other devices", find_handing, {}),
+        editing=look.at("which filters write into packets", find_editing, {}),
         above=look.at("which devices stand on others", lambda: dict(_find_above()), {}),
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),

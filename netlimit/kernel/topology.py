@@ -26,6 +26,8 @@ _GROUPS = LINKS | RULES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 _MADE_BY_KERNEL = 2
 """RTPROT_KERNEL: the route to the network of an address."""
 _LOOPBACK = 0x8
+_ETHERNET = 1
+"""ARPHRD_ETHER."""
 _UP = 0x1
 _DEAD = 0x1 | 0x10
 """RTNH_F_DEAD, RTNH_F_LINKDOWN: no packet goes there."""
@@ -127,6 +129,8 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
         if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE and is_speakable(name):
             about = message.get_attr("IFLA_LINKINFO")
             kind = (about.get_attr("IFLA_INFO_KIND") if about else None) or ""
+            if kind == "tun" and message["ifi_type"] == _ETHERNET:
+                kind = "tap"
             above = message.get_attr("IFLA_MASTER")
             master = names.get(above, f"device {above}") if above else ""
             yield name, Device(message["index"], bool(message["flags"] & _UP), kind, master)

@@ -11,7 +11,7 @@ from netlimit.clientele import Client, choose
 from netlimit.roles import Role
 from netlimit.rules import is_network
 from netlimit.safety import REMEMBERED_SECONDS
-from netlimit.store.tables import clients
+from netlimit.store.tables import clients, hosts
 from netlimit.store.upsert import upsert
 
 _REMEMBERED = timedelta(seconds=REMEMBERED_SECONDS)
@@ -35,11 +35,20 @@ def saw(connection: Connection, host: str, client: Client) -> None:
 
 def since(connection: Connection, host: str, moment: datetime) -> list[str]:
     """The addresses that were seen at a gateway at this moment or later, and those of administrators at any, for the
-    address by which they come may move: no more than count as safe, those that come before others first."""
+    address by which they come may move: no more than count as safe, those that come before others first. A gateway's
+    own address, from which somebody speaks to itself, is nobody's who comes to another."""
     here, administers = clients.c.host == host, clients.c.role == Role.ADMIN
     wanted = select(clients).where(or_(here, administers), clients.c.seen_at >= moment).order_by(here)
-    found = {row.address: _read(row) for row in connection.execute(wanted) if is_network(row.address)}
+    rows = [row for row in connection.execute(wanted) if is_network(row.address)]
+    theirs = _read_own(connection, host) if any(row.host != host for row in rows) else set()
+    found = {row.address: _read(row) for row in rows if row.host == host or row.address not in theirs}
     return [each.address for each in choose(found.values())]
+
+
+def _read_own(connection: Connection, host: str) -> set[str]:
+    """The own addresses of the other gateways."""
+    told = connection.execute(select(hosts.c.own).where(hosts.c.host != host)).scalars()
+    return {address for own in told if isinstance(own, list) for address in own if isinstance(address, str)}
 
 
 def _read(row: Row[Any]) -> Client:

@@ -63,9 +63,9 @@ def statuses(connection: Connection) -> list[HostStatus]:
 
 def lift(connection: Connection, host: str, number: int) -> None:
     """Keep that so many rules of a gateway, of those that its controller enforced, are out of force without it."""
-    found = connection.execute(select(hosts.c.enforced).where(hosts.c.host == host)).scalar()
+    found = connection.execute(select(hosts.c.enforced, hosts.c.lifted).where(hosts.c.host == host)).first()
     if found is not None:
-        values = {"enforced": max(0, found - number), "lifted": number}
+        values = {"enforced": max(0, found.enforced + found.lifted - number), "lifted": number}
         connection.execute(update(hosts).where(hosts.c.host == host).values(values))
 
 

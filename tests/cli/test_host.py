@@ -203,6 +203,18 @@ def test_teardown_without_a_database(gateway: Netlimit) -> None:
     assert done.stdout == "There was nothing to remove.\n"
 
 
+def test_a_teardown_without_its_database_holds(gateway: Netlimit) -> None:
+    """Neither the guard nor a machine that starts puts back what is in the copy."""
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    server.end()
+    database = Path(gateway.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///"))
+    database.rename(database.with_suffix(".away"))
+    done = gateway.run("teardown")
+    assert (done.returncode, "stop it first" in done.stderr) == (0, True)
+    assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
 def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
     before = snapshot(gateway)
     done = gateway.run("doctor", "--json")

@@ -164,6 +164,10 @@ def test_rules_that_change_do_not_wait_for_the_end_of_a_rest(site: Site) -> None
     looks = count()
     site.controller._back_off(60.0, lambda: next(looks) >= 200)
     assert next(looks) < 200
+    looks = count()
+    site.store.note("apply", "test", site.clock())
+    site.controller._back_off(1.0, lambda: next(looks) >= 15)
+    assert next(looks) >= 15, "the attempt has loaded nothing, and is not made over and over"
     site.controller._stop_watching()
 
 

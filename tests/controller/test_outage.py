@@ -118,8 +118,30 @@ def test_who_was_safe_is_so_for_a_controller_that_starts_without_its_database(aw
     assert "198.51.100.7" in open_replica(away.directory, "gw").hosts()[0].safe_reasons
 
 
+def test_what_was_lifted_stays_so_for_a_controller_that_starts_meanwhile(away: Away) -> None:
+    away.failure_seconds = 0.3
+    away.site.add(target="10.0.0.1", action="block", on_failure="open")
+    away.restart()
+    away.run()
+    away.take_away()
+    away.run("lifted")
+    away.run()
+    assert away.site.send("10.0.0.1") == ["accept"]
+    away.failure_seconds = 3600.0
+    away.restart()
+    away.run("lifted")
+    away.run()
+    assert away.site.send("10.0.0.1") == ["accept"]
+    away.bring_back()
+    away.run("back")
+    away.run()
+    assert away.site.send("10.0.0.1") == ["drop"]
+
+
 def test_other_gateways_are_known_without_the_database(away: Away) -> None:
-    away.site.store.report(HostStatus("gw2", "fake", own=("203.0.113.2", "127.0.0.1", "fe80::1")))
+    away.site.store.report(
+        HostStatus("gw2", "fake", own=("203.0.113.2", "127.0.0.1", "fe80::1", "10.0.0.0/8", "nowhere"))
+    )
     away.site.add(target="203.0.113.0/24", action="block")
     away.run()
     away.controller._due = dict.fromkeys(away.controller._due, 0.0)

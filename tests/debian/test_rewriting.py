@@ -22,7 +22,9 @@ def test_who_writes_into_what_comes_in_is_told(gateway: Gateway, name: str) -> N
     gateway.lab.gateway.run("tc", *FILTER, *ACTIONS[name])
     gateway.start()
     (rule,) = gateway.add({"target": CLIENT, "rate": "200 packets/s"})
-    if name == "none":
-        assert gateway.state(rule) == (State.APPLIED, "")
-    else:
+    if name == "nat":
         assert "the filter of lan, matchall, pref 10" in gateway.wait_for_state(rule, State.DEGRADED)
+    else:
+        assert gateway.state(rule) == (State.APPLIED, "")
+        told = "WARNING: edited packets" in gateway.attempt("doctor").stdout
+        assert told is (name == "pedit")

@@ -40,6 +40,15 @@ def test_what_is_handed_on_by_loopback_is_blocked(gateway: Gateway, lab: Lab) ->
     assert count_arriving(lab) == 0
 
 
+def test_multicast_that_is_spared_where_it_comes_in_is_asked_for_where_it_is_forwarded(
+    gateway: Gateway, lab: Lab
+) -> None:
+    """Bridges pass on what routers tell each other on a link, and multicast routing what other gateways say."""
+    gateway.put(BLOCKED)
+    saved = lab.gateway.run("iptables-legacy-save", "-t", "mangle").stdout
+    assert "-A NL-FORWARD -d 224.0.0.0/4 -m set --match-set nl-blocked4-from src -g NL-FORWARD-CLOSE" in saved
+
+
 def test_nothing_passes_while_a_block_moves_and_back(gateway: Gateway, lab: Lab) -> None:
     """An exception `to` somebody makes a block wait until it is known for whom a packet is."""
     gateway.put(BLOCKED)

@@ -4,6 +4,7 @@ from collections import Counter
 from datetime import timedelta
 
 from netlimit.clientele import MOST, MOST_OF_BLOCK, MOST_OF_TOKEN, MOST_OF_VIEWER
+from netlimit.records import HostStatus
 from netlimit.roles import Role
 from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store import Store
@@ -29,6 +30,9 @@ def test_administrators_are_known_at_every_gateway(store: Store) -> None:
     assert store.clients("gw2", NOW) == ["192.0.2.1"]
     assert store.clients("gw3", NOW) == ["192.0.2.1"]
     assert store.clients("gw1", NOW) == ["192.0.2.1", "192.0.2.2"]
+    store.report(HostStatus("gw1", "fake", own=("192.0.2.7",)))
+    store.saw_client("gw1", "192.0.2.7", NOW, "alice", Role.ADMIN)
+    assert store.clients("gw2", NOW) == ["192.0.2.1"], "whoever is behind it would be safe"
 
 
 def test_who_came_first_stays_as_long_as_it_is_seen(store: Store) -> None:

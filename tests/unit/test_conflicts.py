@@ -24,6 +24,13 @@ FLOWTABLE = """table inet f {
 	}
 }
 """
+LEAVING = """table netdev t {
+	chain e {
+		type filter hook egress device "wan" priority filter; policy accept;
+		ip daddr 10.2.0.2 fwd to "w2"
+	}
+}
+"""
 TWIN = """table ip filter {
 	chain FORWARD {
 		type filter hook forward priority filter; policy accept;
@@ -122,6 +129,9 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     ),
     (HostReport(diverting={"wan": "u32, pref 1"}), "diverted packets", Severity.SERIOUS, "wan (u32, pref 1)"),
     (HostReport(rewriting={"lan": "matchall, pref 1"}), "rewritten packets", Severity.SERIOUS, "lan, matchall, pref 1"),
+    (HostReport(editing={"lan": "matchall, pref 1"}), "edited packets", Severity.WARNING, "lan (matchall, pref 1)"),
+    (HostReport(handing={"lan": "u32, pref 1"}), "handed packets", Severity.WARNING, "lan (u32, pref 1)"),
+    (HostReport(nftables=LEAVING), "diverted packets", Severity.SERIOUS, 'wan (`ip daddr 10.2.0.2 fwd to "w2"`)'),
     (HostReport(translators=("jool",)), "NAT64", Severity.WARNING, "The module jool translates"),
     (HostReport(waypoints=("lan", "wan")), "segment routing", Severity.WARNING, "on lan, wan"),
     (

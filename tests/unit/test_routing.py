@@ -133,6 +133,14 @@ def test_a_route_for_some_packets_alone_leaves_the_others_to_the_next() -> None:
     assert way("203.0.113.5", routed(*SITES[:4], wider)).devices == ("net",)
 
 
+def test_parts_of_a_network_behind_another_device_have_no_home_there() -> None:
+    """What one part sends another leaves by that device."""
+    topology = routed(Route("10.0.0.0/8", ("lan",)), Route("10.9.0.0/16", ("wan",)), Route("10.8.0.0/16", ("dmz",)))
+    whole = ip_network("10.0.0.0/8")
+    assert find_home(whole, "wan", topology) is None
+    assert find_home(whole, "vpn", topology) == whole
+
+
 def test_who_is_attached_is_not_looked_for_by_a_default_route() -> None:
     rules = Lookup(4, GUESTS), Lookup(4, MAIN, always=True)
     assert way("10.1.0.2", led(*rules)).devices == ("lan",)
