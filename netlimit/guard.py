@@ -315,7 +315,7 @@ class Guard:
         """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
         while no controller ran. Raises StoreError, NoSuchRevision."""
         applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
-        if applied and applied != copy.revision():
+        if applied > copy.revision():
             copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)
 
     def _tell_lifted(self) -> None:
