@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
@@ -376,6 +376,7 @@ def _open_postgres(url: URL, patience: float | None, silence: float | None) -> E
         event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE, names))
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
     event.listen(engine, "connect", partial(_prepare_postgres, wait))
+    event.listen(engine, "handle_error", _close_lost_cursor)
     return engine
 
 
@@ -397,6 +398,14 @@ def _choose_impatience(silence: float, names: Names) -> Callable[..., Any]:
 def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:
     connection.execute(f"SET lock_timeout = {milliseconds}")
     connection.commit()
+
+
+def _close_lost_cursor(context: ExceptionContext) -> None:
+    """SQLAlchemy leaves a cursor open whose connection was lost; one that the server keeps complains when it goes."""
+    statement = context.execution_context
+    if context.is_disconnect and statement is not None:
+        with suppress(Exception):
+            statement.cursor.close()
 
 
 def _read_text(raw: bytes) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import warm
+from tests.ports import free_port
 
 MODULE = "netlimit.cli.main"
 PROGRAM = (sys.executable, "-W", "error", "-m", MODULE)
@@ -132,12 +132,6 @@ def settings_in(directory: Path, **others: str) -> dict[str, str]:
         "NETLIMIT_URL": f"http://{place}",
         **others,
     }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def until(come: Callable[[], object], say: Callable[[], str] = str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import PROGRAM, SECONDS, Netlimit, free_port, until
+from tests.cli.running import PROGRAM, SECONDS, Netlimit, until
+from tests.ports import free_port
 from tests.warm import ROOT
 
 START = 'export LISTEN_PID=$$ && exec "$@"'

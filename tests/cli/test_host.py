@@ -227,6 +227,7 @@ def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
 
 def test_doctor_is_content_where_everything_runs(gateway: Netlimit) -> None:
     server = gateway.serve()
+    until(lambda: gateway.ask("status")["hosts"])
     rows = {words[0]: words[1:] for line in gateway.do("doctor").splitlines() if (words := line.split())}
     assert [rows[name] for name in ("classify", "htb", "bpf", "ifb")] == [["yes"]] * 4
     assert rows["fq_codel"][:2] in (["yes"], ["not", "needed"])

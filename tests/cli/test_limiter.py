@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from netlimit.l7.headers import USUAL, Family
 from netlimit.settings import HEADERS, USUAL_HEADERS
-from tests.cli.running import Netlimit, Server, free_port, settings_in, until
+from tests.cli.running import Netlimit, Server, settings_in, until
+from tests.ports import free_port
 
 RULES = "domain: web\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: %s}\n"
 USER = ("--user", "nobody") if os.geteuid() == 0 else ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.cli.running import Netlimit, free_port
+from tests.cli.running import Netlimit
+from tests.ports import free_port
 
 
 def test_status(served: Netlimit) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cli.running import Netlimit, free_port
+from tests.cli.running import Netlimit
 from tests.l7.service.serving import Served, serving
+from tests.ports import free_port
 
 RULES = """
 domain: web

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.report import Finding, Fit, describe_report, make_report
 from netlimit.l7.rules import Descriptor, Entry, Mode, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.usage import Usage
+from tests.ports import free_port
 
 DAY = 86_400
 
@@ -281,8 +281,7 @@ class TestDetail:
 
 
 def test_counters_that_are_away_are_told() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     rules = RuleSet({"site": Node(default={"user": Node(rule(5))})})
 
     async def ask() -> tuple[bool, bool, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import subprocess
@@ -145,16 +146,21 @@ def test_a_file_that_is_moved_away_in_a_change_undoes_it(path: Path) -> None:
     store.close()
 
 
+def cut(postgres: Postgres, database: str) -> None:
+    """End every connection to a database."""
+    postgres.run(
+        database,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+
+
 def test_a_connection_that_is_lost_in_a_change_undoes_it(postgres: Postgres, postgres_url: str, migrated: str) -> None:
     store = Store(postgres_url)
     keep(store)
 
     def alter(before: object) -> object:
-        postgres.run(
-            migrated,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        )
+        cut(postgres, migrated)
         return rule("10.9.9.9")
 
     with pytest.raises(StoreError, match="look at NETLIMIT_DATABASE_URL and the server"):
@@ -162,6 +168,23 @@ def test_a_connection_that_is_lost_in_a_change_undoes_it(postgres: Postgres, pos
     assert store.revision() == 1
     assert len(store.audit()) == 1
     assert keep(store, "10.0.0.2").revision == 2
+    store.close()
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["before the first rule", "between two"])
+def test_a_connection_that_is_lost_while_rules_are_streamed_leaves_no_cursor(
+    postgres: Postgres, postgres_url: str, migrated: str, read: int
+) -> None:
+    store = Store(postgres_url)
+    store.add([rule(f"10.0.{number // 250}.{number % 250}") for number in range(2500)], "test", NOW)
+    _, _, rules = store.load_stamped("gw1")
+    for _ in range(read):
+        next(rules)
+    cut(postgres, migrated)
+    with pytest.raises(StoreError, match="look at NETLIMIT_DATABASE_URL and the server"):
+        list(rules)
+    del rules
+    gc.collect()  # an open cursor says so when it goes, and pytest hears it
     store.close()
 
 

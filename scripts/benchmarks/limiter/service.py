@@ -21,7 +21,8 @@ import httpx
 
 from scripts.benchmarks.figures import Figure
 from scripts.benchmarks.limiter.load import QUESTIONS, RPC, SLOW
-from tests.cli.running import Netlimit, free_port, settings_in, until
+from tests.cli.running import Netlimit, settings_in, until
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 RULES = "domain: bench\ndescriptors:\n  - key: user\n    rate_limit: {unit: minute, requests_per_unit: 1000000}\n"

@@ -26,9 +26,9 @@ from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.application import Service
 from scripts.testbed.streams import ROOT
-from tests.cli.running import free_port
 from tests.l7.asking import ask
 from tests.l7.waking import Waking
+from tests.ports import free_port
 
 RULES = """
 domain: web

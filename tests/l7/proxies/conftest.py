@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import free_port
 from tests.l7.proxies.programs import MAKERS, running
 from tests.l7.service.serving import Served, serving
+from tests.ports import free_port
 
 RULES = """
 domain: web

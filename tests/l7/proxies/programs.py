@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 
 from scripts.testbed.streams import ROOT
-from tests.cli.running import SECONDS, free_port
+from tests.cli.running import SECONDS
+from tests.ports import free_port
 
 CONFIGURATIONS = ROOT / "docs/proxies"
 PROGRAMS = Path(sys.executable).parent

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socket
 from tempfile import TemporaryDirectory
 
 from redis import Redis
 from redis.exceptions import RedisError
+
+from tests.ports import free_port_of_cluster
 
 START_SECONDS = 120.0
 CLUSTER = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]
@@ -20,24 +21,11 @@ SHARE = SLOTS // 3
 """Of each node of a cluster of three; the last one has one more."""
 
 
-def find_port() -> int:
-    """A port that nobody listens on, nor on the one of the cluster's bus above it."""
-    while True:
-        with socket() as one, socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + 10000))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 class Server:
     """One redis-server; can be killed, and started again at the same place."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        self.port = find_port()
+        self.port = free_port_of_cluster()
         self.directory = directory / str(self.port)
         self.directory.mkdir(parents=True)
         self.options = options

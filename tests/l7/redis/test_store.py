@@ -21,7 +21,8 @@ from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 from tests.l7.redis.driving import EVERY, PATIENT, ask_until_answered, hit, make_rule, opened
 from tests.l7.redis.racing import ALGORITHMS, ROOT, Racers
-from tests.l7.redis.servers import Server, find_port
+from tests.l7.redis.servers import Server
+from tests.ports import free_port
 
 FOREVER = -1  # what PTTL says
 DAY = 86_400
@@ -299,7 +300,7 @@ def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    certificate, key, port = tmp_path / "certificate.pem", tmp_path / "key.pem", find_port()
+    certificate, key, port = tmp_path / "certificate.pem", tmp_path / "key.pem", free_port()
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
     name = ("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate))
     subprocess.run([*make.split(), *name], check=True, capture_output=True)
