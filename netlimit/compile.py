@@ -20,7 +20,6 @@ from netlimit.detours import Areas, read_areas
 from netlimit.fragments import find_leak
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
-from netlimit.interfaces import Miss, find_miss
 from netlimit.lanes import OpenLane
 from netlimit.limits import (
     Facts,
@@ -42,6 +41,7 @@ from netlimit.limits import (
     set_keys,
     stands_under_mark,
 )
+from netlimit.misses import Miss, find_miss, may_miss
 from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
@@ -145,7 +145,7 @@ class Compilation:
         self.shaping = Shaping(facts, self.numbers)
         self.fragments: dict[int, Fragment] = {}
         self._problems: dict[int, str] = {}
-        self._bound: dict[int, tuple[str, Direction]] = {}
+        self._doubtful: dict[int, Rule] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
         self.touched_classes: dict[str, set[int]] = {}
@@ -178,9 +178,9 @@ class Compilation:
             problem = self.kinds.refuse(fragment.purpose)
         before = self._enforced(rule.id)
         self.fragments[rule.id] = fragment
-        self._bound.pop(rule.id, None)
-        if rule.selector.interface:
-            self._bound[rule.id] = rule.selector.interface, rule.direction
+        self._doubtful.pop(rule.id, None)
+        if may_miss(rule):
+            self._doubtful[rule.id] = rule
         if problem is None:
             self._problems.pop(rule.id, None)
             self._add(slot, fragment)
@@ -196,7 +196,7 @@ class Compilation:
             self._remove(before, None)
         self._problems.pop(rule.id, None)
         self.fragments.pop(rule.id, None)
-        self._bound.pop(rule.id, None)
+        self._doubtful.pop(rule.id, None)
         return self.shaping.put(rule)
 
     def drop(self, rule_id: int) -> None:
@@ -205,7 +205,7 @@ class Compilation:
         before = self._enforced(rule_id)
         self._problems.pop(rule_id, None)
         self.fragments.pop(rule_id, None)
-        self._bound.pop(rule_id, None)
+        self._doubtful.pop(rule_id, None)
         if before is not None:
             self._remove(before, None)
 
@@ -227,10 +227,9 @@ class Compilation:
 
     @property
     def misses(self) -> dict[int, Miss]:
-        """Why rules that are held hit nothing, or not all, by their ids: those for an interface by which no packet
-        seems to come or go."""
-        held = ((rule_id, bound) for rule_id, bound in self._bound.items() if rule_id not in self._problems)
-        found = ((rule_id, find_miss(*bound, self.facts.topology)) for rule_id, bound in held)
+        """Why rules that are held hit nothing, or not all, by their ids."""
+        held = ((rule_id, rule) for rule_id, rule in self._doubtful.items() if rule_id not in self._problems)
+        found = ((rule_id, find_miss(rule, self.facts)) for rule_id, rule in held)
         return {rule_id: miss for rule_id, miss in found if miss is not None}
 
     def sets_of(self, rule_id: int) -> tuple[str, ...]:

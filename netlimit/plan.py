@@ -37,13 +37,13 @@ _LINES_SHOWN = 20
 _LEAVING: tuple[Table, ...] = ("raw", "security", "filter", "mangle")
 """A limit may move from one table to another. While others come, blocks move from raw to mangle and connections from
 security to filter; while others leave, they move back. The new place comes first. Filter rejects what mangle marks, and
-mangle clears what others have marked so: it comes first and leaves last. No entry leads to a limit that rejects before
-filter knows of it. But where the bits of the mark change by which filter rejects, it knows both before mangle marks by
-the new ones.
+mangle clears what others have marked so: it comes first and leaves last.
 """
 _ARRIVING = _LEAVING[::-1]
 _FAMILIES = (4, 6)
-_KNOWING_BOTH: tuple[Table, ...] = ("filter", *(table for table in _ARRIVING if table != "filter"))
+_REJECTING: tuple[Table, ...] = ("filter", *(table for table in _ARRIVING if table != "filter"))
+"""Where filter rejects already, and so mangle clears, filter knows of what is new before mangle leads there. Where it
+does not, no entry leads to a limit before both do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +230,15 @@ def diff(
     coming = {**desired.structure.sets, **between.sets}
     create = tuple(ipset for name, ipset in coming.items() if have.get(name) != ipset)
     # What takes the place of a set in use must not be empty, and where nothing of ours is yet, all can come at once. So
-    # can limits, of which none but they themselves make an exception: those of another set may take their places.
+    # can limits, of which none but they themselves make an exception: those of another set may take their places. But
+    # where filter does not reject yet, mangle would let pass what is over one that rejects.
     old = _families(observed.structure)
-    full = {each.name for each in create if each.name in have or each.family not in old or limits(each.name)}
+    early = {family for family in _FAMILIES if not _begins_to_reject(family, observed.structure, between)}
+    full = {
+        each.name
+        for each in create
+        if each.name in have or each.family not in old or (limits(each.name) and each.family in early)
+    }
     fill = {name: desired.entries[name] for name in between.sets if name in full and desired.entries.get(name)}
     add, remove = _diff_entries(desired, observed, between, touched)
     add = {name: entries for name, entries in add.items() if name not in full}
@@ -248,7 +254,9 @@ def diff(
         exceptions[name] = {key: entry for key, entry in exceptions[name].items() if key not in entries}
     add |= late
     if not late and not crowded:  # all exceptions are there before chains lead to what is new: so can be blocks
-        new = {ipset.name for ipset in create if ipset.name not in have}
+        new = {
+            each.name for each in create if each.name not in have and (each.family in early or not limits(each.name))
+        }
         fill |= {name: entries for name, entries in add.items() if name in new}
         add = {name: entries for name, entries in add.items() if name not in new}
     remove = {name: keys for name, keys in remove.items() if name not in crowded}
@@ -257,7 +265,7 @@ def diff(
     steps: list[Step] = [
         *(grown for grown, _ in trees),
         WriteSets(create=create, add=exceptions | fill),
-        *_switch(between, observed.structure, _find_orders(between, observed.structure)),
+        *_switch(between, observed.structure, _find_orders(observed.structure)),
         WriteSets(remove=crowded),
         WriteSets(add=add, remove=remove),
         *_switch(desired.structure, between, dict.fromkeys(_FAMILIES, _LEAVING)),
@@ -432,19 +440,27 @@ def alike(wanted: Entry, found: Entry | None) -> bool:
     return same and abs(wanted.expires - found.expires) <= TIMEOUT_SLACK
 
 
-def _find_orders(between: Structure, found: Structure) -> dict[int, tuple[Table, ...]]:
+def _find_orders(found: Structure) -> dict[int, tuple[Table, ...]]:
     """The order in which tables are switched to what is there in between, by address family. Where raw holds nothing,
     what comes there is new, or comes from mangle: it holds before mangle knows what it lets pass instead."""
-    before, after = _find_rejecting(found), _find_rejecting(between)
-    usual = _KNOWING_BOTH if before and after - before else _ARRIVING
-    raw = {chain.family for chain in found.chains if chain.table == "raw"}
-    blocking: tuple[Table, ...] = ("raw", *(table for table in usual if table != "raw"))
-    return {family: usual if family in raw else blocking for family in _FAMILIES}
+    return {family: _find_order(family, found) for family in _FAMILIES}
 
 
-def _find_rejecting(structure: Structure) -> set[str]:
+def _find_order(family: int, found: Structure) -> tuple[Table, ...]:
+    usual = _REJECTING if _find_rejecting(family, found) else _ARRIVING
+    if any((chain.family, chain.table) == (family, "raw") for chain in found.chains):
+        return usual
+    return "raw", *(table for table in usual if table != "raw")
+
+
+def _begins_to_reject(family: int, found: Structure, wanted: Structure) -> bool:
+    """Whether filter is to look for whom to reject, and does not yet."""
+    return bool(_find_rejecting(family, wanted)) and not _find_rejecting(family, found)
+
+
+def _find_rejecting(family: int, structure: Structure) -> set[str]:
     """The hooks' rules of filter by which it looks for whom to reject."""
-    hooks = (rules for hook, rules in structure.hooks.items() if hook.table == "filter")
+    hooks = (rules for at, rules in structure.hooks.items() if (at.family, at.table) == (family, "filter"))
     return {rule.text for rules in hooks for rule in rules if rule.text.startswith("-m mark")}
 
 

@@ -12,10 +12,10 @@ from netlimit.branches import Branches, Wish
 from netlimit.bypasses import Bypass, are_peers, find_bypasses, say_bypasses
 from netlimit.htb import bytes_per_second
 from netlimit.ingress import Ingress
-from netlimit.interfaces import find_miss
 from netlimit.lanes import Lane, OpenLane, find_lane, seen_name
 from netlimit.limits import SEEN, Facts, set_keys
 from netlimit.management import find_lack
+from netlimit.misses import find_missing
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
 from netlimit.routing import find_home, find_way, leads_towards
@@ -215,7 +215,7 @@ class Shaping:
             if reason is not None:
                 return reason
         for device in devices:
-            miss = find_miss(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
+            miss = find_missing(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
             if miss is not None and not is_cap(rule, device):
                 return miss.text  # what the port itself sends can be capped, but nobody can be told apart there
             if device in self.facts.foreign:

@@ -79,6 +79,16 @@ def test_nobody_is_unlimited_or_cut_off_for_a_moment(journey: tuple[Change, list
     check(*journey)
 
 
+@pytest.mark.parametrize("known", [(), ({"id": 4, "target": "10.9.0.9", "rate": "1 packets/min", "action": "reject"},)])
+def test_who_is_over_a_limit_does_not_pass_while_one_that_rejects_comes(known: tuple[dict[str, object], ...]) -> None:
+    everybody = {"id": 1, "target": "0.0.0.0/0", "direction": "from", "rate": "1 packets/min", "per": "target"}
+    spared = {"id": 2, "target": "0.0.0.0/0", "direction": "from", "action": "allow", "protocol": "tcp"}
+    rejecting = {**everybody, "id": 3, "target": "10.0.0.0/8", "action": "reject"}
+    packet = Packet(ip_address("10.1.0.2"), ip_address("10.2.0.2"), "udp", 53, 1024, "lan", "wan", 1500, opens=False)
+    there = everybody, spared, *known
+    check(Change(rules(*there), rules(*there, rejecting)), [packet])
+
+
 @settings(max_examples=80)
 @given(journeys(), st.sets(st.sampled_from(("10.1.0.2/32", "10.1.0.0/24", "10.2.0.9/32", "fd00:1::2/128"))))
 def test_nor_when_others_become_safe(journey: tuple[Change, list[Packet]], safe: set[str]) -> None:

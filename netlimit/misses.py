@@ -1,6 +1,7 @@
-"""Interfaces that rules name, and by which no packet seems to come or go: loopback, which is never touched, devices
-that are not there, and those that belong to a bridge or a bond. What enters by a bridge's port has entered by the
-bridge when it is routed.
+"""Rules that hit nothing, or not all that they speak of: those for interfaces by which no packet seems to come or go
+(loopback, which is never touched, devices that are not there, and those that belong to a bridge or a bond: what enters
+by a bridge's port has entered by the bridge when it is routed), for what would leave by an interface and ends on the
+host, and for addresses of loopback.
 
 Such a rule stays in the kernel: it holds as soon as the device is there, or is no port any more.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from netlimit.rules import Direction
+from netlimit.limits import Facts
+from netlimit.rules import Direction, Rule, format_target
 from netlimit.tree import Topology
 
 _MOST_TOLD = 12
@@ -17,13 +19,37 @@ _WHAT = {"bridge": "a port of the bridge", "bond": "a slave of the bond", "team"
 
 
 class Miss(NamedTuple):
-    """Why a rule for an interface hits nothing, or (`partly`) not all that it speaks of."""
+    """Why a rule hits nothing, or (`partly`) not all that it speaks of."""
 
     text: str
     partly: bool = False
 
 
-def find_miss(interface: str, direction: Direction, topology: Topology) -> Miss | None:
+def may_miss(rule: Rule) -> bool:
+    """Whether the host must be asked what the rule misses: of most rules it is known that they miss nothing."""
+    return bool(rule.selector.interface) or rule.target.is_loopback
+
+
+def find_miss(rule: Rule, facts: Facts) -> Miss | None:
+    """What a rule that limits, blocks or allows misses on a host; None if nothing, or if that is not known."""
+    interface = rule.selector.interface
+    if rule.target.is_loopback:
+        return Miss(
+            f"What this host sends to itself is never touched: the rule hits only what others send with an address of "
+            f"{format_target(rule.target)}, if the kernel takes it.",
+            partly=True,
+        )
+    if not interface:
+        return None
+    if rule.direction is Direction.TO and facts.is_own(rule.target) and not facts.vrfs:
+        return Miss(
+            f"{rule.target.network_address} is this host's own: what is sent to it ends here and leaves by no "
+            "interface, so that the rule hits nothing. Leave out `interface`."
+        )
+    return find_missing(interface, rule.direction, facts.topology)
+
+
+def find_missing(interface: str, direction: Direction, topology: Topology) -> Miss | None:
     """Why packets of this interface are not seen; None if they are, or if nothing is known of the host's devices."""
     devices = topology.devices
     if interface == "lo":
