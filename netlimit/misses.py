@@ -33,7 +33,7 @@ def may_miss(rule: Rule) -> bool:
 def find_miss(rule: Rule, facts: Facts) -> Miss | None:
     """What a rule that limits, blocks or allows misses on a host; None if nothing, or if that is not known."""
     interface = rule.selector.interface
-    if rule.target.is_loopback:
+    if rule.target.is_loopback and interface != "lo":
         return Miss(
             f"What this host sends to itself is never touched: the rule hits only what others send with an address of "
             f"{format_target(rule.target)}, if the kernel takes it.",
