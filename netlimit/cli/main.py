@@ -30,6 +30,7 @@ from netlimit.cli import (
 )
 from netlimit.cli.errors import Sentences
 from netlimit.cli.guard import guard
+from netlimit.kernel.tools import find_in_system_directories
 
 app = typer.Typer(
     cls=Sentences,
@@ -61,6 +62,7 @@ def netlimit(
     ] = False,
 ) -> None:
     """Limit who may send or receive how much, by the kernel of a Linux gateway."""
+    find_in_system_directories()
     # Commands answer in their own words. What runs for long replaces this by a log (`log_to_stderr`).
     logging.basicConfig(handlers=[logging.NullHandler()])
 

@@ -33,8 +33,17 @@ _PACKAGES = {
 """The packages (of Debian) that have tools which are not called like them."""
 
 
+_SYSTEM = "/usr/local/sbin", "/usr/sbin", "/sbin"
+
 LONGEST = 60.0
 """Seconds that a tool may take: one that hangs would keep all that is to be repaired waiting for as long as it does."""
+
+
+def find_in_system_directories() -> None:
+    """Let this process and what it starts find tools of the system where a user's PATH does not lead, as that of cron
+    and that of `su` without a dash."""
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join([*path, *(each for each in _SYSTEM if each not in path)])
 
 
 def own_module(name: str) -> tuple[str, ...]:

@@ -225,6 +225,14 @@ def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:
     assert snapshot(gateway) == before
 
 
+def test_tools_are_found_where_the_path_is_that_of_a_user(gateway: Netlimit) -> None:
+    """As in cron, in at, and after `su` without a dash."""
+    path = "/usr/bin:/bin"
+    assert "Missing" not in gateway.run("doctor", PATH=path).stdout
+    done = gateway.run("teardown", PATH=path)
+    assert (done.returncode, "install" in done.stderr) == (0, False)
+
+
 def test_doctor_is_content_where_everything_runs(gateway: Netlimit) -> None:
     server = gateway.serve()
     until(lambda: gateway.ask("status")["hosts"])
