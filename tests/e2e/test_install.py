@@ -141,3 +141,22 @@ def test_the_units_of_the_controller_give_it_two_capabilities() -> None:
         given = "" if unit.stem in UNPRIVILEGED else "CAP_NET_ADMIN CAP_NET_RAW"
         assert f"\nCapabilityBoundingSet={given}\n" in text
         assert f"\nAmbientCapabilities={given}\n" in text
+
+
+def test_the_drop_in_for_shaping_is_for_all_units_that_touch_the_kernel() -> None:
+    named = re.search(r"for unit in (.*); do", (ROOT / "packaging/systemd/shaping.conf").read_text())
+    assert named
+    touching = {unit.stem for unit in UNITS if "=CAP_NET_ADMIN" in unit.read_text()}
+    assert {f"netlimit-{unit}" for unit in named[1].split()} == touching
+
+
+def test_who_shapes_what_ends_here_does_so_in_all_units_after_an_upgrade(staged: Path) -> None:
+    units = staged / "etc/systemd/system"
+    mine = units / "netlimit-controller.service.d/shaping.conf"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# as it was put here\n")
+    run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert mine.read_text() == "# as it was put here\n"
+    given = {path.parent.name for path in units.glob("*/shaping.conf")}
+    assert given == {f"{unit.name}.d" for unit in UNITS if "=CAP_NET_ADMIN" in unit.read_text()}
+    assert "prepare --bpf" in (units / "netlimit-restore-again.service.d/shaping.conf").read_text()
