@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from api.representation import write_time
-from netlimit.liveness import is_recent, say_ahead
+from netlimit.liveness import SILENCE, is_recent, say_ahead
 from netlimit.malformed import Malformed
 from netlimit.records import Exceptional, HostStatus, State
 from netlimit.rules import Action, Rule
 
-SILENCE = timedelta(seconds=30)
-"""After this a gateway that does not report is taken to be gone."""
 _BADNESS = {state.value: badness for badness, state in enumerate(State)}
 _LAYERS = {"fake": "iptables"}
 """The back ends whose name is not the layer's: the fake plays iptables. What is shaped is in tc, whatever the rest."""

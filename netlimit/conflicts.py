@@ -171,8 +171,9 @@ class HostReport:
     devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full,
     `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
     `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it
-    is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way. `unknown` is what could
-    not be read, with the reason.
+    is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by
+    which packets with labels of MPLS may. `namespaces`: any local user may make some. `unknown` is what could not be
+    read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -207,6 +208,8 @@ class HostReport:
     segments: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
     waypoints: tuple[str, ...] = ()
+    labelled: tuple[str, ...] = ()
+    namespaces: bool = False
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
     unknown: tuple[str, ...] = ()
@@ -237,6 +240,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_hidden,
         _find_guided,
         _find_waypoints,
+        _find_labelled,
         _find_full,
         _find_queues,
         _find_ground,
@@ -645,6 +649,18 @@ def _find_segments(report: HostReport) -> Iterator[Finding]:
         )
 
 
+def _find_labelled(report: HostReport) -> Iterator[Finding]:
+    if report.labelled:
+        yield Finding(
+            "MPLS",
+            Severity.WARNING,
+            f"Packets with labels of MPLS are taken by {', '.join(report.labelled)} (`net.mpls.conf.….input`): what a "
+            "label leads on from here, with the next label or without one, passes no rule at all.",
+            "Limit it where it gets its first label or after it has lost the last one; a label that leads to `dev lo` "
+            "has its packet pass all rules.",
+        )
+
+
 def _find_masked(report: HostReport) -> Iterator[Finding]:
     """Who has this host answer to another address than to that from which somebody comes."""
     found = [*find_masked(report.nftables, report.nat)]
@@ -869,6 +885,16 @@ def _find_ground(report: HostReport) -> Iterator[Finding]:
             "This gateway follows the source routes of IPv4 packets (net.ipv4.conf.all.accept_source_route is 1): such "
             "packets are for the gateway itself until they are led on, and meet no rule `to` where they go.",
             "sysctl -w net.ipv4.conf.all.accept_source_route=0",
+        )
+    if report.namespaces:
+        yield Finding(
+            "user namespaces",
+            Severity.WARNING,
+            "Any local user may make namespaces here, and keep those parts of the kernel busy in them that it has once "
+            "for all (ipset, iptables, rtnetlink): what is in the kernel holds, but changes and repairs wait for as "
+            "long as he likes.",
+            "sysctl -w user.max_user_namespaces=0, or kernel.unprivileged_userns_clone=0 where the kernel has that, if "
+            "no local user needs containers of his own.",
         )
     if not report.synchronized:
         yield Finding(

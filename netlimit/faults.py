@@ -9,14 +9,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from netlimit.conflicts import Finding, Severity
-from netlimit.liveness import is_recent, say_ahead
+from netlimit.liveness import SILENCE, is_recent, say_ahead
 from netlimit.memory import MUCH_MEMORY, say_much, show_size
 from netlimit.tunnels import Passage
 
 _SHARE = 4
 """Where packets alone can take such a part of a host's memory, it is told."""
-SILENT = timedelta(seconds=30)
-"""A controller reports every five seconds; one that has not for so long is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
             "No controller runs here: changes of rules do not reach the kernel, and what others break stays broken.",
             "Start it: `systemctl start netlimit-controller`, or `netlimit serve` where there are no units.",
         )
-    elif report.lost is None and not is_recent(report.silent, SILENT):
+    elif report.lost is None and not is_recent(report.silent, SILENCE):
         yield Finding(
             "controller",
             Severity.SERIOUS,

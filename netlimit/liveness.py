@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+SILENCE = timedelta(seconds=15)
+"""After this a controller that does not report, as it does every five, is taken to be gone or kept from its work."""
+
 AHEAD = timedelta(seconds=5)
 """What was reported so much later than now proves nothing: a clock was set back since."""
 

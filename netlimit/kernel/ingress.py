@@ -67,6 +67,8 @@ _MIRRED_PARAMETERS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
 _REDIRECT, _HANDS_ON, _STOLEN = 1, 3, 4
 """What a filter and its action "mirred" are made of (linux/pkt_cls.h, linux/tc_act/tc_mirred.h)."""
+_CT_ACTION, _CT_NAT, _FLAGS = 3, 8, struct.Struct("=H")
+"""What an action "ct" is told to do (linux/tc_act/tc_ct.h)."""
 _ENTRIES, _SEEN = "nl_in_entries", "nl_in_seen"
 _MOST_ENTRIES, _MOST_SEEN = 1 << 20, 1 << 16
 
@@ -133,7 +135,7 @@ def find_diverting() -> dict[str, str]:
 
 def find_rewriting() -> dict[str, str]:
     """The devices on whose ingress a filter translates addresses, with the kind and priority of the filter."""
-    return _find_acting(_INGRESS, lambda kind, _: kind == "nat")
+    return _find_acting(_INGRESS, _translates)
 
 
 def find_editing() -> dict[str, str]:
@@ -175,6 +177,12 @@ def _read_actions(kind: str, options: bytes) -> Iterator[tuple[str, bytes]]:
     for action in decode(decode(options).get(_ACTIONS.get(kind, -1), b"")).values():
         said = decode(action)
         yield _read_text(said.get(_KIND, b"")), said.get(_OPTIONS, b"")
+
+
+def _translates(kind: str, told: bytes) -> bool:
+    """Whether an action writes other addresses: "nat" always does, "ct" where it is told to."""
+    flags = decode(told).get(_CT_ACTION, b"")
+    return kind == "nat" or (kind == "ct" and len(flags) == _FLAGS.size and bool(_FLAGS.unpack(flags)[0] & _CT_NAT))
 
 
 def _leads_away(told: bytes, way: int, ifbs: Collection[int]) -> bool:

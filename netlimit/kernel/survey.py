@@ -136,6 +136,8 @@ def look_round(
         waypoints=look.at(
             "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING
         ),
+        labelled=look.at("whether labels of MPLS are followed", lambda: tuple(_find_labelled()), _NOTHING),
+        namespaces=look.at("who may make namespaces", _are_namespaces_free, False),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=(
             look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset())
@@ -340,6 +342,22 @@ def _find_waypoints() -> Iterator[str]:
         if _is_on(place / "all" / key):
             paths = sorted(place.glob(f"*/{key}"))
             yield from (name_of(path.parent) for path in paths if path.parent.name not in _NO_DEVICES and _is_on(path))
+
+
+def _find_labelled() -> Iterator[str]:
+    """The devices by which packets may come of which a label of MPLS leads on from here."""
+    place = Path("/proc/sys/net/mpls")
+    if _is_on(place / "platform_labels"):
+        yield from (name_of(path.parent) for path in sorted(place.glob("conf/*/input")) if _is_on(path))
+
+
+def _are_namespaces_free() -> bool:
+    """Whether users without rights may make user namespaces, and so network namespaces."""
+    kernel = Path("/proc/sys/kernel")
+    if _is_on(kernel / "apparmor_restrict_unprivileged_userns"):
+        return False
+    debian = kernel / "unprivileged_userns_clone"
+    return _is_on(Path("/proc/sys/user/max_user_namespaces")) and (_is_on(debian) or not debian.exists())
 
 
 def _is_on(path: Path) -> bool:

@@ -12,6 +12,8 @@ FILTER = ("filter", "add", "dev", "lan", "ingress", "protocol", "ip", "pref", "1
 ACTIONS = {
     "pedit": ("pedit", "munge", "ip", "src", "set", "10.1.9.9"),
     "nat": ("nat", "ingress", "10.1.0.1", "10.1.9.9"),
+    "ct": ("ct", "commit", "nat", "src", "addr", "10.1.9.9", "pipe"),
+    "ct that only tracks": ("ct", "commit", "pipe"),
     "none": ("gact", "pass"),
 }
 
@@ -22,7 +24,7 @@ def test_who_writes_into_what_comes_in_is_told(gateway: Gateway, name: str) -> N
     gateway.lab.gateway.run("tc", *FILTER, *ACTIONS[name])
     gateway.start()
     (rule,) = gateway.add({"target": CLIENT, "rate": "200 packets/s"})
-    if name == "nat":
+    if name in ("nat", "ct"):
         assert "the filter of lan, matchall, pref 10" in gateway.wait_for_state(rule, State.DEGRADED)
     else:
         assert gateway.state(rule) == (State.APPLIED, "")

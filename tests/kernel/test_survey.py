@@ -71,6 +71,20 @@ def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -
     assert name not in found(linux)
 
 
+def test_who_may_make_namespaces_is_told(linux: RemoteKernel) -> None:
+    most = Path("/proc/sys/user/max_user_namespaces")
+    usual = most.read_text()
+    try:
+        most.write_text("0")
+        assert "user namespaces" not in found(linux)
+        most.write_text("1000")
+        debian = Path("/proc/sys/kernel/unprivileged_userns_clone")
+        restricted = debian.exists() and debian.read_text() == "0\n"
+        assert ("user namespaces" in found(linux)) is not restricted
+    finally:
+        most.write_text(usual)
+
+
 def test_legacy_rules_beside_those_of_nft_are_worse(linux: RemoteKernel) -> None:
     linux.run("iptables-nft", "-A", "FORWARD", "-s", "192.0.2.1", "-j", "DROP")
     linux.run("iptables-legacy", "-A", "FORWARD", "-s", "192.0.2.2", "-j", "DROP")
