@@ -137,7 +137,7 @@ def look_round(
             "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING
         ),
         labelled=look.at("whether labels of MPLS are followed", lambda: tuple(_find_labelled()), _NOTHING),
-        namespaces=look.at("who may make namespaces", _are_namespaces_free, False),
+        namespaces=look.at("who may make namespaces", are_namespaces_free, False),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=(
             look.at("which multicast addresses devices listen to", lambda: frozenset(_find_groups()), frozenset())
@@ -351,13 +351,12 @@ def _find_labelled() -> Iterator[str]:
         yield from (name_of(path.parent) for path in sorted(place.glob("conf/*/input")) if _is_on(path))
 
 
-def _are_namespaces_free() -> bool:
+def are_namespaces_free(settings: Path = Path("/proc/sys")) -> bool:
     """Whether users without rights may make user namespaces, and so network namespaces."""
-    kernel = Path("/proc/sys/kernel")
-    if _is_on(kernel / "apparmor_restrict_unprivileged_userns"):
+    if _is_on(settings / "kernel/apparmor_restrict_unprivileged_userns"):
         return False
-    debian = kernel / "unprivileged_userns_clone"
-    return _is_on(Path("/proc/sys/user/max_user_namespaces")) and (_is_on(debian) or not debian.exists())
+    debian = settings / "kernel/unprivileged_userns_clone"
+    return _is_on(settings / "user/max_user_namespaces") and (_is_on(debian) or not debian.exists())
 
 
 def _is_on(path: Path) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from netlimit.conflicts import find_conflicts, is_serious
 from netlimit.kernel import survey
+from netlimit.kernel.survey import are_namespaces_free
 from tests.kernel.conftest import THERE
 from tests.kernel.worker import RemoteKernel
 
@@ -71,18 +72,23 @@ def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -
     assert name not in found(linux)
 
 
-def test_who_may_make_namespaces_is_told(linux: RemoteKernel) -> None:
-    most = Path("/proc/sys/user/max_user_namespaces")
-    usual = most.read_text()
-    try:
-        most.write_text("0")
-        assert "user namespaces" not in found(linux)
-        most.write_text("1000")
-        debian = Path("/proc/sys/kernel/unprivileged_userns_clone")
-        restricted = debian.exists() and debian.read_text() == "0\n"
-        assert ("user namespaces" in found(linux)) is not restricted
-    finally:
-        most.write_text(usual)
+@pytest.mark.parametrize(
+    ("settings", "free"),
+    [
+        ({}, False),
+        ({"user/max_user_namespaces": 0}, False),
+        ({"user/max_user_namespaces": 127}, True),
+        ({"user/max_user_namespaces": 127, "kernel/unprivileged_userns_clone": 0}, False),
+        ({"user/max_user_namespaces": 127, "kernel/unprivileged_userns_clone": 1}, True),
+        ({"user/max_user_namespaces": 127, "kernel/apparmor_restrict_unprivileged_userns": 1}, False),
+        ({"user/max_user_namespaces": 127, "kernel/apparmor_restrict_unprivileged_userns": 0}, True),
+    ],
+)
+def test_who_may_make_namespaces_is_told(tmp_path: Path, settings: dict[str, int], free: bool) -> None:
+    for name, value in settings.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    assert are_namespaces_free(tmp_path) is free
 
 
 def test_legacy_rules_beside_those_of_nft_are_worse(linux: RemoteKernel) -> None:
