@@ -218,26 +218,42 @@ class Controller:
                 self.tick()
                 retry = _FIRST_RETRY
                 self._wait()
-            except StoreError as error:
-                self._stop_watching()
-                if self._go_on_without(error):
-                    continue
-                log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry, extra=self._say())
-                retry = self._back_off(retry, stopped)
-            except KernelError as error:
+            except Exception as error:
                 if isinstance(error, Occupied):  # who has waited for his turn has rested meanwhile
                     retry = _FIRST_RETRY
-                log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
-                self._in_step = False
-                self._premises.forget()
-                self._tell_refused(error, began)
-                self._try_report(last_error=str(error))
-                retry = self._back_off(retry, stopped)
-            except Exception as error:
-                self._begin_anew(error, retry)
-                retry = self._back_off(retry, stopped)
+                if not self._recover(error, began, retry):
+                    retry = self._back_off(retry, stopped)
         self._errands.stop()
         self._stop_watching()
+
+    def _recover(self, error: Exception, began: float, retry: float) -> bool:
+        """Log and report what has ended the pass that `began` then; whether the next may follow at once. An error on
+        the way, such as one of reporting, ends nothing either."""
+        try:
+            if isinstance(error, StoreError):
+                return self._lose_database(error, retry)
+            if isinstance(error, KernelError):
+                self._heed_refusal(error, began, retry)
+            else:
+                self._begin_anew(error, retry)
+        except Exception as another:
+            self._begin_anew(another, retry)
+        return False
+
+    def _lose_database(self, error: StoreError, retry: float) -> bool:
+        """Whether the copy takes its place."""
+        self._stop_watching()
+        if self._go_on_without(error):
+            return True
+        log.error("%s What is in the kernel stays; trying again in %.1f s.", error, retry, extra=self._say())
+        return False
+
+    def _heed_refusal(self, error: KernelError, began: float, retry: float) -> None:
+        log.error("%s Trying again in %.1f s.", error, retry, extra=self._say(self._news))
+        self._in_step = False
+        self._premises.forget()
+        self._tell_refused(error, began)
+        self._try_report(last_error=str(error))
 
     def _tell_refused(self, error: KernelError, began: float) -> None:
         """While the kernel refuses to have put right what somebody has changed, the rules concerned are in error; and
@@ -1234,16 +1250,16 @@ class Controller:
             self._store.repaired(self._setup.host, repair.kind, repair.found, repair.took, repair.at)
 
     def _tell(self) -> None:
-        if self._outage is not None:
-            self._telling.tell_copy(self._store)
-        else:
-            self._telling.tell(self._store)
+        tell = self._telling.tell if self._outage is None else self._telling.tell_copy
+        self._mishaps.survive(partial(tell, self._store), "What was to be told is lost; limits are kept in force.")
 
     def _try_report(self, **changes: object) -> None:
         try:
             self._report(**changes)
         except StoreError as error:
             log.error("%s", error)
+        except Exception as error:
+            self._mishaps.note(error, "What was to be reported is not.")
 
     # -- time
 
@@ -1277,9 +1293,9 @@ class Controller:
 
     def _stop_watching(self) -> None:
         self._quiet = False  # what is written until the next watch begins, nobody hears
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def _back_off(self, retry: float, stopped: Callable[[], bool]) -> float:
         """Rest before another attempt; not for long where rules are others now, which must not wait for it."""
@@ -1296,7 +1312,7 @@ class Controller:
         may load none."""
         try:
             revision = self._database.revision() if watch.changed() else self._revision
-        except StoreError:
+        except Exception:
             return True  # the next pass says so
         if revision in (self._revision, self._heard):
             return False

@@ -136,7 +136,10 @@ class Guard:
         """How the window has ended; None if nobody has ended it until the deadline."""
         looking: Future[Window | None] | None = None
         while (left := end - _now()) > 0:
-            looking = looking or self._database.submit(self._find_end, window)
+            looking = looking or self._try(lambda: self._database.submit(self._find_end, window))
+            if looking is None:  # no room for a thread
+                time.sleep(min(left, LOOK_SECONDS))
+                continue
             wait([looking], min(left, LOOK_SECONDS))
             if not looking.done():
                 continue
@@ -170,8 +173,8 @@ class Guard:
         into the kernel by himself: other changes may have come since."""
         restored = False
         while True:
-            undoing = self._database.submit(self._expire, window)
             try:
+                undoing = self._database.submit(self._expire, window)
                 revision = undoing.result(None if restored else RECORD_SECONDS)
                 settle = self._take_back if restored and revision is None else partial(self._settle, revision)
                 settling = self._database.submit(settle)
@@ -214,7 +217,13 @@ class Guard:
             self._mishaps.note(error, _UNSEEN)
 
     def _is_overtaken(self, end: float) -> bool:
-        return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
+        """Where the kernel does not tell whether there is a controller, it is asked again: so late, nothing is put in
+        by chance."""
+        try:
+            return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
+        except Exception as error:
+            self._complain(error)
+            return True
 
     def _expire(self, window: Window) -> int | None:
         """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from netlimit.errors import StoreError
+from netlimit.errors import StoreError, say_fault
 
 FIRST_RETRY, LAST_RETRY = 0.5, 30.0
 """Seconds between two attempts; each is twice as long as the one before."""
@@ -49,10 +49,11 @@ class Outage:
         asked, self._asked = self._asked, None
         try:
             asked.result()
-        except StoreError as error:
+        except Exception as error:  # one that nobody expected, too, must keep nobody from looking at the kernel
+            said = error if isinstance(error, StoreError) else f"A fault of netlimit's own: {say_fault(error)}."
             self._retry = min(2 * self._retry, LAST_RETRY)
             self._next = time.monotonic() + self._retry
-            log.warning("%s Asking again in %.1f s; what is in the kernel stays.", error, self._retry)
+            log.warning("%s Asking again in %.1f s; what is in the kernel stays.", said, self._retry)
             return False
         self._thread.shutdown(wait=False)
         return True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from netlimit.errors import Busy
+from netlimit.errors import Busy, StoreError
 from netlimit.namesakes import Namesakes
 from netlimit.records import HostStatus, Repair, RuleCounters
 from netlimit.skew import Skew
@@ -63,7 +63,9 @@ class Telling:
         self._repairs.append(repair)
 
     def tell(self, store: Store) -> None:
-        """Tell all that was noted, unless the database is busy, or was a moment ago. Raises StoreError for all else."""
+        """Tell all that was noted, unless the database is busy, or was a moment ago. Raises StoreError for all else
+        that it says; after any other error all is forgotten, for what cannot be told must not be in the way of what
+        can."""
         if time.monotonic() < self._rests_until:
             return
         try:
@@ -72,8 +74,18 @@ class Telling:
             if not self._rests_until:
                 log.warning("%s What is to be told waits; limits are kept in force meanwhile.", error)
             self._rests_until = time.monotonic() + REST_SECONDS
+        except StoreError:
+            raise
+        except Exception:
+            self._forget()
+            raise
         else:
             self._rests_until = 0.0
+
+    def _forget(self) -> None:
+        self._repairs.clear()
+        self._counts.clear()
+        self._status = None
 
     def tell_copy(self, copy: Store) -> None:
         """Tell a copy, in place of a database that is away: that one hears of repairs later."""

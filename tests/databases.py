@@ -57,9 +57,9 @@ class Postgres:
         """Make the directory's files."""
         assert not self._run("initdb", "-D", str(self.home / "data"), *_NEW).wait(60)
 
-    def make_database(self) -> str:
+    def make_database(self, encoding: str = "UTF8") -> str:
         name = f"test{next(self.numbers)}"
-        self.run("postgres", f"CREATE DATABASE {name}")
+        self.run("postgres", f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
         return name
 
     def drop_database(self, name: str) -> None:

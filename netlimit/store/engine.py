@@ -50,6 +50,8 @@ _PATIENCE = {
     "tcp_user_timeout": "15000",
 }
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
+_ENCODING = "UTF8"
+"""Of PostgreSQL's, the one that has every letter."""
 _SECRET = ("password", "sslpassword")
 """What libpq lets a URL say behind its question mark (libpq, 32.1.2), and nobody is to read."""
 
@@ -155,6 +157,7 @@ class Database:
                 self._choose_journal()
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
+                    self._refuse_encoding(connection)
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
                     connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS}s'"))
                 found = schema(connection)
@@ -238,6 +241,7 @@ class Database:
                 files.check_exchange(self.path)
             files.check_file(self.path)
         with self._in_words(), self._reader.connect() as connection:
+            self._refuse_encoding(connection)
             found = schema(connection)
         if found is None:
             raise StoreError(f"The database {self} has no tables yet; run `netlimit db upgrade`.")
@@ -248,6 +252,17 @@ class Database:
                 "run `netlimit db upgrade`."
             )
         self._place, self._checked = place, True
+
+    def _refuse_encoding(self, connection: Connection) -> None:
+        if self.is_sqlite:
+            return
+        encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+        if encoding != _ENCODING:
+            raise StoreError(
+                f"The database {self} has the encoding {encoding}, which cannot hold every text; make one that can: "
+                f"`createdb --encoding {_ENCODING} --locale C --template template0 NAME`. What is in this one, "
+                "`pg_dump` and `psql` bring there."
+            )
 
     def _refuse_newer(self, found: str) -> None:
         if found > SCHEMA:
@@ -364,6 +379,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _open_postgres(url: URL, patience: float | None, silence: float | None) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
+    defaults["client_encoding"] = _ENCODING  # whatever the URL, the environment or the database say
     pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
     try:
         engine = create_engine(url, connect_args=defaults, hide_parameters=True, pool_pre_ping=True, **pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from sqlalchemy import Connection, text
 from netlimit import guard as guarding
 from netlimit import safety
 from netlimit.controller import Controller, Setup
-from netlimit.errors import StoreError
+from netlimit.errors import KernelError, StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
@@ -181,6 +182,34 @@ def test_what_only_looks_for_who_hangs_keeps_nothing_from_coming_back(
     guarded.end_window()
     wait(lambda: guarded.outcome is Outcome.EXPIRED)
     assert guarded.site.store.select()[1] == 0
+
+
+def test_no_error_on_the_way_keeps_anything_from_coming_back(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long after the end the kernel is asked whether a controller has undone it; and there may be no room for the
+    thread that speaks to the database."""
+    guarded.cut()
+    refusals = [KernelError("look", "busy"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")]
+    submit, rooms = guarded.guard._database.submit, [RuntimeError("can't start new thread")] * 2
+
+    def find_controller() -> bool:
+        if refusals:
+            raise refusals.pop()
+        return False
+
+    def submit_late(*arguments: object) -> Future[object]:
+        if rooms:
+            raise rooms.pop()
+        return submit(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(guarded.site.kernel, "controlled", find_controller)
+    monkeypatch.setattr(guarded.guard._database, "submit", submit_late)
+    wait(lambda: not rooms)
+    with locked(guarded.site.store):
+        guarded.elapsed.more += guarding.OVERTAKEN_SECONDS + 1
+        rooms.append(RuntimeError("can't start new thread"))
+        guarded.end_window()
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+    assert not refusals
 
 
 def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarded) -> None:

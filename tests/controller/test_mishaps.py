@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from netlimit.controller import Controller
+from netlimit.errors import KernelError
 from netlimit.premises import Premises
+from netlimit.records import Counts, Repair, RuleCounters
 from tests.controller.conftest import Site
 
 
@@ -40,6 +42,13 @@ def break_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> Non
 def break_for_good(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     def fail(*_args: object, **_names: object) -> None:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    def fail(*_args: object, **_names: object) -> None:
+        raise KernelError("look", "no")
 
     monkeypatch.setattr(owner, name, fail)
 
@@ -78,6 +87,58 @@ def test_an_error_is_logged_with_its_trace_counted_and_told(
     site.controller.tick()
     assert passed(site, "10.0.0.1") == 3
     assert site.store.hosts()[0].last_error is None
+
+
+@pytest.mark.parametrize("method", ["structure", "exclusive"])
+@pytest.mark.parametrize("report", ["report", "hosts"])
+def test_an_error_while_an_error_is_reported_ends_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, method: str, report: str
+) -> None:
+    site.add(target="10.0.0.1", rate="3 packets/s")
+    break_for_good(monkeypatch, site.store, report)
+    break_for_good(monkeypatch, site.kernel, method)
+    run(site, 2)
+    monkeypatch.undo()
+    run(site, 2)
+    assert passed(site, "10.0.0.1") == 3
+    assert site.store.hosts()[0].last_error is None
+
+
+@pytest.mark.parametrize("broken", ["_mark", "_premises"])
+def test_an_error_while_an_error_is_heeded_ends_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    site.add(target="10.0.0.1", rate="3 packets/s")
+    run(site, 1)
+    monkeypatch.setattr("netlimit.controller.BLIND_SECONDS", 0.0)
+    refuse(monkeypatch, site.kernel, "structure")
+    site.controller._due["structure"] = 0.0
+    owner, name = (site.controller._premises, "forget") if broken == "_premises" else (site.controller, broken)
+    break_once(monkeypatch, owner, name)
+    run(site, 2)
+    assert site.controller._mishaps.count == 1
+    monkeypatch.undo()
+    run(site, 2)
+    assert passed(site, "10.0.0.1") == 3
+
+
+@pytest.mark.parametrize("method", ["report", "repaired", "count"])
+def test_what_cannot_be_told_is_in_the_way_of_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    site.add(target="10.0.0.1", rate="3 packets/s")
+    run(site, 1)
+    if method != "repaired":
+        break_for_good(monkeypatch, site.store, method)
+    site.controller._telling.repair(Repair("chains", "\ud800" if method == "repaired" else "-", 0.0, site.clock()))
+    site.controller._telling.count([RuleCounters(1, Counts(), Counts(), site.clock(), site.clock())])
+    site.controller._due["heartbeat"] = 0.0
+    site.add(target="10.0.0.2", rate="4 packets/s")
+    run(site, 1)
+    assert passed(site, "10.0.0.2") == 4
+    assert site.controller._mishaps.count
+    monkeypatch.undo()
+    site.controller._due["heartbeat"] = 0.0
+    run(site, 1)
+    assert site.store.hosts()[0].faults == site.controller._mishaps.count
 
 
 @pytest.mark.parametrize(
