@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netlimit.cli.actor import local_actor
+from netlimit.cli.controllers import refuse_stranger
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
@@ -87,6 +88,7 @@ def apply(
             "puts it back."
         )
     with open_store(settings) as store, ExitStack() as window:
+        refuse_stranger("apply", settings, kernel, store)
         seconds = parse_length(confirm) if confirm else None
         if seconds is not None:
             window.enter_context(confirming(context, settings, store, kernel, seconds))
@@ -170,6 +172,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     is lost must not keep anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
+            refuse_stranger("teardown", settings, kernel, store)
             store.pause(settings.host, True, local_actor(settings))
             if kernel.controlled():
                 pause_copy(settings)
@@ -177,6 +180,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
                 renew_copy(settings, store, kernel)
             return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
     except StoreError as error:
+        refuse_stranger("teardown", settings, kernel, None)
         complain(error)
         complain(CommandError("Going on; but a controller that runs may not hear of it, so stop it first."))
         pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it

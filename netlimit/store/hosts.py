@@ -44,7 +44,7 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "management": list(status.management),
         "faults": status.faults,
         "networks": {prefix: list(devices) for prefix, devices in status.networks.items()},
-        "reporter": status.reporter,
+        "reporter": status.reporter or received.before,  # a command that reports is no controller
         "peers": list(status.peers),
     }
     connection.execute(upsert(connection, hosts), [row])

@@ -25,6 +25,7 @@ from netlimit.tree import SavedRoot
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 5000
+_FILE = "applied.db"
 T = TypeVar("T")
 
 
@@ -216,7 +217,7 @@ def open_replica(directory: Path, host: str) -> Replica:
     """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of a newer version, is
     begun anew: it is a copy. One that cannot be written (the disk is full, or it is busy) is taken as it is. Raises
     StoreError."""
-    path = directory / "applied.db"
+    path = directory / _FILE
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -239,6 +240,16 @@ def open_replica(directory: Path, host: str) -> Replica:
         replica.revision()
         log.warning("%s The copy is taken as it is.", error)
     return replica
+
+
+def read_owner(directory: Path) -> str | None:
+    """The name of the gateway whose copy is in a directory; None where there is none, or none that says so. Changes
+    nothing."""
+    path = directory / _FILE
+    if path.is_symlink() or not path.is_file():
+        return None
+    with closing(Replica(path, "")) as replica:
+        return replica.owner
 
 
 def _remove(path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -213,6 +216,90 @@ def test_a_teardown_without_its_database_holds(gateway: Netlimit) -> None:
     done = gateway.run("teardown")
     assert (done.returncode, "stop it first" in done.stderr) == (0, True)
     assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def test_by_another_name_than_that_of_the_controller_nothing_is_touched(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    held = snapshot(gateway)
+    for command in (("teardown",), ("apply", "--confirm", "60s"), ("apply", "--take-over", "lo")):
+        said = gateway.refuse(*command, NETLIMIT_HOST="gw2")
+        assert "A controller runs here, but as gw1, not as gw2" in said
+        assert f"`NETLIMIT_HOST=gw1 netlimit {command[0]}`" in said
+        assert "`systemctl stop netlimit-controller`" in said
+    assert snapshot(gateway) == held
+    assert [each["host"] for each in gateway.ask("status")["hosts"]] == ["gw1"]
+    assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+    server.end()
+    assert gateway.run("apply", NETLIMIT_HOST="gw2").stdout.endswith("1 rule in force here.\n"), "nobody is there"
+    gateway.do("teardown")
+
+
+def test_by_another_database_than_that_of_the_controller_nothing_is_touched(
+    gateway: Netlimit, make_directory: Callable[[], Path]
+) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    held, state = snapshot(gateway), _find_copy(gateway)
+    other = replace(
+        gateway,
+        environment={**gateway.environment, "NETLIMIT_DATABASE_URL": f"sqlite:///{make_directory()}/netlimit.db"},
+    )
+    other.do("db", "upgrade")
+    for command, settings in (("teardown", {}), ("apply", {"NETLIMIT_STATE_DIRECTORY": str(state)})):
+        said = other.refuse(command, **settings)
+        assert "A controller runs here, but none called gw1 has ever reported to the database" in said
+        assert "Set NETLIMIT_HOST and NETLIMIT_DATABASE_URL to those of the controller" in said
+    assert snapshot(gateway) == held
+    gateway.do("teardown")
+    server.end()
+
+
+def test_without_the_database_the_copy_knows_the_name_of_the_controller(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    held = snapshot(gateway)
+    gateway.run("plan")
+    database = _find_copy(gateway).parent / "netlimit.db"
+    database.rename(database.with_suffix(".away"))
+    said = gateway.refuse("teardown", NETLIMIT_HOST="gw2")
+    assert "`NETLIMIT_HOST=gw1 netlimit teardown`" in said
+    assert snapshot(gateway) == held
+    done = gateway.run("teardown")
+    assert (done.returncode, "stop it first" in done.stderr) == (0, True)
+    server.end()
+
+
+def test_a_teardown_needs_no_word_of_a_controller_that_hangs(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
+    gateway.do("apply")  # which reports beside the controller
+    for process in server.children:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
+    finally:
+        for process in server.children:
+            os.kill(process, signal.SIGCONT)
+    server.end()
+    assert "There was nothing to remove" in gateway.do("teardown")
+
+
+def test_a_controller_that_has_just_started_is_waited_for(gateway: Netlimit) -> None:
+    gateway.do("db", "upgrade")
+    server = gateway.start("controller")
+    until(lambda: find_controller(gateway), server.said)
+    gateway.do("teardown")
+    server.end()
+
+
+def find_controller(gateway: Netlimit) -> bool:
+    """Whether one runs, though it may not have reported yet."""
+    return gateway.run("apply", "--last").stdout.startswith("A controller runs here")
+
+
+def _find_copy(gateway: Netlimit) -> Path:
+    return Path(gateway.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///")).parent / "controller"
 
 
 def test_doctor_tells_what_the_host_can_do(gateway: Netlimit) -> None:

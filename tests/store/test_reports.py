@@ -42,6 +42,14 @@ def test_a_report_without_a_time_is_of_now(store: Store) -> None:
     assert before - timedelta(milliseconds=1) <= seen <= datetime.now(UTC), "SQLite knows no less than that"
 
 
+def test_a_command_that_reports_in_its_place_is_not_taken_for_the_controller(store: Store) -> None:
+    store.report(replace(STATUS, reporter="a run"))
+    received = store.report(replace(STATUS, drift=4))
+    assert received.before == "a run"
+    (status,) = store.hosts()
+    assert (status.drift, status.reporter) == (4, "a run")
+
+
 def test_how_long_ago_a_report_came_is_by_the_clock_of_the_database(store: Store) -> None:
     before = datetime.now(UTC)
     received = store.report(STATUS)

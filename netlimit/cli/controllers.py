@@ -1,0 +1,80 @@
+"""Whether the controller of this host goes by the name and the database that a command goes by. One that does not takes
+what the command does for drift, and puts all back."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from netlimit.cli.errors import CommandError
+from netlimit.errors import KernelError
+from netlimit.liveness import is_recent
+from netlimit.settings import Settings
+
+if TYPE_CHECKING:
+    from netlimit.kernel.base import Kernel
+    from netlimit.records import HostStatus
+    from netlimit.store import Store
+
+REPORT_SECONDS = 8.0
+"""How long the first report of a controller that has just started is waited for; it reports every five seconds."""
+_LIVE = timedelta(seconds=15)
+_LOOK_SECONDS = 0.1
+
+
+def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> None:
+    """Raise CommandError where a controller runs here that is known to go by another name than the settings, or that
+    has never reported to this database by their name; without a database (None), the name in the copy counts. How long
+    ago it has reported does not matter: one that hangs must keep nobody from taking the limits away."""
+    end = time.monotonic() + REPORT_SECONDS
+    while (problem := _find_problem(command, settings, kernel, store)) is not None:
+        if store is None or time.monotonic() >= end:
+            raise CommandError(f"{problem} or stop the controller first: `systemctl stop netlimit-controller`.")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> str | None:
+    """How the controller differs and what would help, as the beginning of a sentence; None if it does not."""
+    from netlimit.store import read_owner
+
+    if not _is_controlled(kernel):
+        return None
+    host, owner = settings.host, read_owner(settings.state)
+    reports = {each.host: each for each in store.hosts()} if store is not None else {}
+    if owner not in (None, host) and not _is_renamed(reports.get(host), reports.get(owner)):
+        return (
+            f"A controller runs here, but as {owner}, not as {host}: it would undo what `netlimit {command}` does. Run "
+            f"`NETLIMIT_HOST={owner} netlimit {command}`,"
+        )
+    if store is None or _has_reported(reports.get(host), owner):
+        return None
+    others = sorted(name for name, each in reports.items() if is_recent(each.silence, _LIVE))
+    known = f"(those that report are: {', '.join(others)}) " if others else ""
+    return (
+        f"A controller runs here, but none called {host} has ever reported to the database {store}: it goes by another "
+        f"name {known}or database, and would undo what `netlimit {command}` does. Set NETLIMIT_HOST and "
+        "NETLIMIT_DATABASE_URL to those of the controller,"
+    )
+
+
+def _is_controlled(kernel: Kernel) -> bool:
+    """Whether a controller runs here. A kernel that does not tell keeps nobody from going on."""
+    try:
+        return kernel.controlled()
+    except KernelError:
+        return False
+
+
+def _is_renamed(report: HostStatus | None, former: HostStatus | None) -> bool:
+    """Whether a controller has reported by the present name since the one in the copy last did: then only the copy has
+    not followed."""
+    if report is None or report.reporter is None or report.silence is None:
+        return False
+    silence = former.silence if former is not None else None
+    return silence is None or (silence > report.silence and not is_recent(silence, _LIVE))
+
+
+def _has_reported(report: HostStatus | None, owner: str | None) -> bool:
+    """Whether a controller has ever reported by a name, and not only a command in its place."""
+    return report is not None and (report.reporter is not None or owner == report.host)
