@@ -127,15 +127,13 @@ def _try_rules() -> dict[str, str | None]:
 
 
 def _recall() -> dict[str, str | None]:
+    """What root has found. Where that cannot be read there is no answer: what the kernel holds was once put there."""
     try:
         return read_findings(read_text(FINDINGS))
     except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or is_shortage(error):
-            return _answer_nothing(f"{FINDINGS} cannot be read: {error}")
-        reason = (
-            f"netlimit needs root, or that root has run `netlimit prepare` before, which left no {FINDINGS}: {error}."
-        )
-        return dict.fromkeys(NAMES, reason)
+        needs = isinstance(error, OSError) and not is_shortage(error)
+        before = "netlimit needs root, or that root runs `netlimit prepare` before: " if needs else ""
+        return _answer_nothing(f"{before}{FINDINGS} cannot be read: {error}")
 
 
 def print_findings(found: Mapping[str, str | None]) -> str:

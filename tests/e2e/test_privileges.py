@@ -96,6 +96,22 @@ def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) ->
     assert "it has not CAP_BPF and CAP_SYS_ADMIN" in message
 
 
+def test_what_it_has_put_there_stays_where_what_root_has_found_is_gone(lab: Lab, gateway: Gateway) -> None:
+    """It asks again and again, for one rule cannot be enforced."""
+    gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
+    gateway.add({"target": WAN, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
+    inside = ("nsenter", "--target", str(lab.gateway.started[0].pid), "--mount")
+    lost, aside = "/run/netlimit/capabilities.json", "/run/netlimit/aside"
+    lab.gateway.run(*inside, "mv", lost, aside)
+    try:
+        gateway.wait(lambda: "could not be found out" in gateway.log.read_text(), "it to be asked for")
+        (another,) = gateway.add({"target": SERVER, "action": "block", "protocol": "tcp"})
+        assert gateway.state(another) == (State.APPLIED, "")
+        assert "NL-" in lab.gateway.run("iptables-legacy", "-t", "raw", "-S").stdout
+    finally:
+        lab.gateway.run(*inside, "mv", aside, lost)
+
+
 @pytest.mark.parametrize(("options", "ingress"), [((), "it has not CAP_BPF"), (("--bpf",), None)])
 def test_what_root_prepares_is_for_the_controller_alone(
     lab: Lab, directory: Path, options: tuple[str, ...], ingress: str | None
