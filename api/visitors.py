@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from netlimit.clientele import Client, choose, find_most
 from netlimit.errors import StoreError
@@ -38,7 +38,7 @@ class Visitors:
         self._writer = ThreadPoolExecutor(1, "visitors")
 
     def see(self, address: str, token: str, role: Role) -> None:
-        """Keep an address that was permitted what it asked, unless it is this host's own loopback."""
+        """Keep an address that was permitted what it asked, unless nobody can come from there."""
         now = time.monotonic()
         known = self._seen.get(address)
         moment = _START + timedelta(seconds=now)
@@ -46,7 +46,7 @@ class Visitors:
         better = known is None or client.rank > known.rank
         if not better and now - self._kept_at.get(address, -math.inf) < EVERY_SECONDS:
             return
-        if ip_address(address).is_loopback:
+        if not _may_come_from(ip_address(address)):
             return
         if now - self._cleared_at >= EVERY_SECONDS:
             self._clear(now)
@@ -95,3 +95,9 @@ class Visitors:
         except StoreError as error:
             log.warning("Cannot keep that %s speaks to the API: %s", address, error)
             self._kept_at.pop(address, None)
+
+
+def _may_come_from(address: IPv4Address | IPv6Address) -> bool:
+    """Whether a client can come from there; a proxy passes on whatever a header says."""
+    odd = address.is_multicast or address.is_unspecified or (address.version == 4 and address.is_reserved)
+    return not (odd or address.is_loopback)

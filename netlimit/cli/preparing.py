@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from netlimit.cli.errors import CommandError
+from netlimit.cli.errors import CommandError, word
 from netlimit.cli.parts import check_backend, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
 from netlimit.plain import read_text
@@ -45,12 +45,17 @@ def prepare(
 
 
 def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
-    """Make the controller's directory and copy of the rules, and let them be this user's. Raises OSError."""
+    """Make the controller's directory and copy of the rules, and let them be this user's. Where that fails (a disk may
+    be read-only since an error), it is told: the controller goes on as far as it can."""
     with open_copy(settings):
         pass
-    if settings.state.is_dir():
-        for path in (settings.state, *settings.state.iterdir()):
-            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    try:
+        for path in (settings.state, *settings.state.iterdir()) if settings.state.is_dir() else ():
+            owner = path.lstat()
+            if (owner.st_uid, owner.st_gid) != (user.pw_uid, user.pw_gid):
+                os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    except OSError as error:
+        typer.echo(f"netlimit: {settings.state} cannot be given to {user.pw_name}: {word(error)}", err=True)
 
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:

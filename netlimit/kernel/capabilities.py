@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gzip
 import json
 import multiprocessing
@@ -212,11 +213,16 @@ def _probe_here(give_up: Callable[[], None] = lambda: None) -> dict[str, str | N
     """Try every rule in a namespace of this process's own."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        reason = f"no network namespace can be made to probe in: {os.strerror(number)}"
-        return _answer_nothing(reason) if is_shortage(number) else dict.fromkeys(NAMES, reason)
+        return _tell_no_namespace(ctypes.get_errno())
     give_up()
     return _doubt(_try_everything())
+
+
+def _tell_no_namespace(number: int) -> dict[str, str | None]:
+    """What is known where this error keeps a process from having a network namespace to try things in."""
+    most = "user.max_net_namespaces allows no more of them (sysctl)" if number == errno.ENOSPC else os.strerror(number)
+    reason = f"no network namespace can be made to probe in: {most}"
+    return _answer_nothing(reason) if is_shortage(number) else dict.fromkeys(NAMES, reason)
 
 
 def _doubt(found: dict[str, str | None]) -> dict[str, str | None]:

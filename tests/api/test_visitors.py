@@ -55,6 +55,15 @@ def test_who_is_refused_is_not_safe_by_it(settings: Settings, store: Store) -> N
         assert store.clients("gw1", long_ago) == ["192.0.2.8"]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1", "0.0.0.0", "::", "255.255.255.255", "224.0.0.18"])  # noqa: S104
+def test_where_nobody_can_come_from_nobody_is_safe(store: Store, clock: Time, address: str) -> None:
+    """A proxy may pass on whatever a header says."""
+    known = Visitors(store, "gw1")
+    known.see(address, "alice", Role.ADMIN)
+    known.see("192.0.2.1", "alice", Role.ADMIN)
+    assert list_kept(store, known) == ["192.0.2.1"]
+
+
 def test_one_token_makes_few_safe_from_however_many_addresses_it_comes(
     store: Store, clock: Time, caplog: pytest.LogCaptureFixture
 ) -> None:

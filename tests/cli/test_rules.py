@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Netlimit
+from tests.cli.running import PROGRAM, Netlimit
 
 
 def test_every_option_arrives(served: Netlimit) -> None:
@@ -104,6 +106,15 @@ def test_show_is_for_people(served: Netlimit) -> None:
     assert fields["state"].strip() == "applied by iptables"
     assert fields["comment"].strip() == "[bold]why[/bold]"
     assert "burst" not in fields
+
+
+def test_a_terminal_that_cannot_show_a_letter_ends_nothing(served: Netlimit) -> None:
+    served.do("rule", "add", "10.1.2.3", "--rate", "5 packets/s", "--name", "costly", "--comment", "für 5 €")
+    old = replace(served, before=("env", "PYTHONIOENCODING=latin-1"))
+    done = subprocess.run(
+        old.within(*PROGRAM, "rule", "show", "costly"), capture_output=True, check=False, env=dict(old.environment)
+    )
+    assert (done.returncode, b"f\xfcr 5 \\u20ac" in done.stdout) == (0, True), done
 
 
 def test_remove_many(served: Netlimit) -> None:

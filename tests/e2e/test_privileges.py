@@ -112,6 +112,22 @@ def test_what_it_has_put_there_stays_where_what_root_has_found_is_gone(lab: Lab,
         lab.gateway.run(*inside, "mv", aside, lost)
 
 
+def test_a_host_is_prepared_though_its_disk_is_read_only(lab: Lab, directory: Path) -> None:
+    """As at a boot after an error of the disk. What belongs to the controller already is fine; the rest is told."""
+    state = directory / "sealed"
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER])
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(state)}
+    sealed = f"mount --bind {state} {state} && mount -o remount,ro,bind {state}"
+    script = f"{PLACE} && {command} && {sealed} && {command} && ls /run/netlimit"
+    done = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT)
+    assert "capabilities.json" in done.stdout
+    assert "cannot be given" not in done.stderr
+    os.chown(state, 0, 0)
+    done = lab.gateway.run("sh", "-c", f"{PLACE} && {sealed} && {command} && ls /run/netlimit", env=settings, cwd=ROOT)
+    assert "capabilities.json" in done.stdout
+    assert f"{state} cannot be given to {USER}: {state}: Read-only file system." in done.stderr
+
+
 @pytest.mark.parametrize(("options", "ingress"), [((), "it has not CAP_BPF"), (("--bpf",), None)])
 def test_what_root_prepares_is_for_the_controller_alone(
     lab: Lab, directory: Path, options: tuple[str, ...], ingress: str | None

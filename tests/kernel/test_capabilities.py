@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -100,6 +101,12 @@ def test_without_root_there_is_a_reason_for_everything() -> None:
     found = json.loads(done.stdout)
     assert set(found) == {*NAMES}
     assert all("needs root" in reason for reason in found.values())
+
+
+def test_who_allows_no_network_namespaces_is_told_of_the_sysctl() -> None:
+    found = capabilities._tell_no_namespace(errno.ENOSPC)
+    assert all(isinstance(reason, Unanswered) and "user.max_net_namespaces" in reason for reason in found.values())
+    assert not any(isinstance(reason, Unanswered) for reason in capabilities._tell_no_namespace(errno.EPERM).values())
 
 
 def test_probing_waits_for_nobody_who_holds_the_tables(linux: RemoteKernel) -> None:
