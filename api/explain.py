@@ -69,9 +69,9 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     rules = _find_rules(store, packet, query.host)
     refused, moved = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
-    explanation = explain(
-        enforced, packet, own, _merge_safe(hosts), {port for host in hosts for port in host.management}, others - own
-    )
+    management = {port for host in hosts for port in host.management}
+    local = {network for host in hosts for network in host.local}
+    explanation = explain(enforced, packet, own, _merge_safe(hosts), management, others - own, local)
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)

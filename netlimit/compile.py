@@ -46,7 +46,7 @@ from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeK
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
 from netlimit.routing import leads_towards
-from netlimit.rules import PEER, Action, Direction, Protocol, Rule, format_target
+from netlimit.rules import PEER, Action, Direction, Protocol, Rule, Target, format_target
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
@@ -179,7 +179,7 @@ class Compilation:
         before = self._enforced(rule.id)
         self.fragments[rule.id] = fragment
         self._doubtful.pop(rule.id, None)
-        if may_miss(rule):
+        if may_miss(rule, self.facts):
             self._doubtful[rule.id] = rule
         if problem is None:
             self._problems.pop(rule.id, None)
@@ -459,15 +459,16 @@ class Compilation:
         return lost and not waits
 
     def find_moved(self, before: Facts) -> list[int]:
-        """The rules that name an address which ends on this host now and did not before, or the other way round."""
-        if self.facts.topology.local == before.topology.local:
+        """The rules that name an address, or a network as a whole, which ends on this host now and did not before, or
+        the other way round."""
+        wider = (self.facts.topology.ending, self.facts.vrfs) != (before.topology.ending, before.vrfs)
+        if not wider and self.facts.topology.local == before.topology.local:
             return []
-        single = {
-            i: each.keys[0] for i, each in self.fragments.items() if len(each.keys) == 1 and "/" not in each.keys[0]
-        }
-        targets = {key: read_network(key) for key in set(single.values())}
-        moved = {key for key, target in targets.items() if self.facts.is_here(target) != before.is_here(target)}
-        return [i for i, key in single.items() if key in moved]
+        keys = ((i, each.keys[0]) for i, each in self.fragments.items() if len(each.keys) == 1)
+        named = {i: key for i, key in keys if wider or "/" not in key}
+        targets = {key: read_network(key) for key in set(named.values())}
+        moved = {key for key, target in targets.items() if _ends_here(target, self.facts) != _ends_here(target, before)}
+        return [i for i, key in named.items() if key in moved]
 
     @property
     def peer_sets(self) -> tuple[str, ...]:
@@ -789,3 +790,7 @@ def _find_misfit(rule: Rule) -> str | None:
 
 
 _PLAIN = Entry()
+
+
+def _ends_here(target: Target, facts: Facts) -> bool:
+    return facts.is_here(target) or facts.ends_wholly(target)

@@ -17,7 +17,7 @@ from netlimit.packet import Packet
 from netlimit.queueing import ask_caps, ask_queues, find_elsewhere, find_exit, is_cap
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, Target, format_target
-from netlimit.tree import INGRESS_DEVICE
+from netlimit.tree import INGRESS_DEVICE, Topology
 from netlimit.untouched import NEIGHBOUR_DISCOVERY, NEVER_FORWARDED
 
 
@@ -58,9 +58,11 @@ def explain(
     safe: Mapping[str, str] | None = None,
     management: Iterable[int] = (),
     peers: Iterable[str] = (),
+    local: Iterable[str] = (),
 ) -> Explanation:
     """Explain what rules in force do to a packet on a host with these own addresses, this safe set (why each network is
-    in it), these ports by which it is managed, and these addresses of other gateways of the same database (`peers`).
+    in it), these ports by which it is managed, these addresses of other gateways of the same database (`peers`), and
+    what else ends on it by its routes (`local`).
 
     An interface that is None is not known; a rule that names one then does not hit, and says so.
     """
@@ -70,6 +72,7 @@ def explain(
         safe=parse_safe(tuple(reasons)),
         management=tuple(management),
         peers=frozenset(peers),
+        topology=Topology(local=tuple(local)),
     )
     if _is_loopback(packet):
         return Explanation("passes", (Step(None, False, "Loopback is never touched."),))

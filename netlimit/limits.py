@@ -104,6 +104,22 @@ class Facts:
         single = frozenset(text for text in self.topology.local if text.endswith(("/32", "/128")))
         return single, tuple(read_network(text) for text in self.topology.local if text not in single)
 
+    def ends_wholly(self, target: Target) -> bool:
+        """Whether the target is a network of which every packet ends on the host by a route: none is forwarded, and
+        what ends here heeds only rules that name one address."""
+        if target.prefixlen == target.max_prefixlen or self.vrfs:
+            return False
+        wider = (length for length in self._ending_lengths if length <= target.prefixlen)
+        return any(target.supernet(new_prefix=length) in self._ending for length in wider)
+
+    @cached_property
+    def _ending(self) -> frozenset[Target]:
+        return frozenset(map(read_network, self.topology.ending))
+
+    @cached_property
+    def _ending_lengths(self) -> tuple[int, ...]:
+        return tuple({each.prefixlen for each in self._ending})
+
     def protects(self, target: Target) -> bool:
         """Whether the target is one address that is the host's own or in the safe set."""
         if target.prefixlen != target.max_prefixlen or not (self.own or self.safe):

@@ -1,7 +1,7 @@
 """Rules that hit nothing, or not all that they speak of: those for interfaces by which no packet seems to come or go
 (loopback, which is never touched, devices that are not there, and those that belong to a bridge or a bond: what enters
 by a bridge's port has entered by the bridge when it is routed), for what would leave by an interface and ends on the
-host, and for addresses of loopback.
+host, for networks that end on it as a whole, and for addresses of loopback.
 
 Such a rule stays in the kernel: it holds as soon as the device is there, or is no port any more.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from netlimit.limits import Facts
-from netlimit.rules import Direction, Rule, format_target
+from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import Topology
 
 _MOST_TOLD = 12
@@ -25,9 +25,9 @@ class Miss(NamedTuple):
     partly: bool = False
 
 
-def may_miss(rule: Rule) -> bool:
-    """Whether the host must be asked what the rule misses: of most rules it is known that they miss nothing."""
-    return bool(rule.selector.interface) or rule.target.is_loopback
+def may_miss(rule: Rule, facts: Facts) -> bool:
+    """Whether it must be asked again and again what the rule misses: of most it is known that they miss nothing."""
+    return bool(rule.selector.interface) or rule.target.is_loopback or _is_lost(rule.direction, rule.target, facts)
 
 
 def find_miss(rule: Rule, facts: Facts) -> Miss | None:
@@ -39,6 +39,12 @@ def find_miss(rule: Rule, facts: Facts) -> Miss | None:
             f"{format_target(rule.target)}, if the kernel takes it.",
             partly=True,
         )
+    if _is_lost(rule.direction, rule.target, facts):
+        return Miss(
+            f"All of {format_target(rule.target)} ends on this host by a route (`ip route show table local`), and what "
+            "ends here heeds only rules that name one address, so that the rule hits nothing. Name the addresses, each "
+            "in a rule."
+        )
     if not interface:
         return None
     if rule.direction is Direction.TO and facts.is_own(rule.target) and not facts.vrfs:
@@ -47,6 +53,10 @@ def find_miss(rule: Rule, facts: Facts) -> Miss | None:
             "interface, so that the rule hits nothing. Leave out `interface`."
         )
     return find_missing(interface, rule.direction, facts.topology)
+
+
+def _is_lost(direction: Direction, target: Target, facts: Facts) -> bool:
+    return direction is Direction.TO and facts.ends_wholly(target)
 
 
 def find_missing(interface: str, direction: Direction, topology: Topology) -> Miss | None:

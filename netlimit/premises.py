@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 Roots = Mapping[str, SavedRoot]
 CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
+MOST_LOCAL = 300
+"""So many networks are told that end on this host by its routes: some for each of its devices."""
 UNFOLLOWED = "The outer addresses of the far ends of some tunnels are not known, so that rules may hit them"
 
 
@@ -266,6 +268,7 @@ class Premises:
             "own": self._where.own,
             "management": self._management,
             "networks": self._networks,
+            "local": self._local,
             **self._describe_others(),
         }
 
@@ -306,6 +309,13 @@ class Premises:
         """Where packets leave without a gateway, and by default, by prefix."""
         routes = (route for route in self._topology.routes if route.connected or route.prefix.endswith("/0"))
         return {route.prefix: route.devices for route in routes}
+
+    @property
+    def _local(self) -> tuple[str, ...]:
+        """What ends here by routes and is no own address: the widest networks of them, where there are many."""
+        own = own_addresses(self._where.own)
+        others = (text for text in self._topology.local if text.partition("/")[0] not in own)
+        return tuple(sorted(others, key=lambda text: int(text.partition("/")[2]))[:MOST_LOCAL])
 
     @property
     def _management(self) -> tuple[int, ...]:

@@ -107,7 +107,8 @@ class HostStatus:
     yet put right. `faults` are errors that nobody expected, since the controller began. `networks` are the prefixes
     that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
     `reporter` is another word for each run of a controller, and None for a pass alone. `peers` are the addresses of the
-    other gateways of the database. `seen_at` is by the database's
+    other gateways of the database; `local` is what ends on this one besides `own` by its routes, as networks: local,
+    broadcast or anycast. `seen_at` is by the database's
     clock, and so is `silence`: how long ago that was when this was read.
     """
 
@@ -136,6 +137,7 @@ class HostStatus:
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reporter: str | None = None
     peers: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
     silence: timedelta | None = field(default=None, compare=False)
 
 

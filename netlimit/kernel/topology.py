@@ -19,7 +19,7 @@ from netlimit.kernel.encapsulation import SEG6LOCAL, read_encapsulation
 from netlimit.kernel.lookups import RULES, find_lookups, read_rules
 from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
-from netlimit.tree import INGRESS_DEVICE, MAIN_TABLE, Device, Diversion, Route, Topology
+from netlimit.tree import INGRESS_DEVICE, MAIN_TABLE, Device, Diversion, Lookup, Route, Topology
 
 _GROUPS = LINKS | RULES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 """These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
@@ -97,12 +97,13 @@ def read_topology() -> Topology:
     objects = cache(_read_objects)  # read once, and only if a route tells no more than the number of one
     messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
     names = {device.index: name for name, device in devices.items()}
-    gateways, local = _read_gateways(messages), sorted(set(_read_local(bodies)))
+    gateways, local, lookups = _read_gateways(messages), sorted(set(_read_local(bodies))), find_lookups(read_rules())
     led = sorted({Diversion(_write_prefix(each), tunnel) for each in messages for tunnel in each.tunnels})
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
     routes = tuple(_read_routes(messages, names))
-    return Topology(devices, routes, gateways, tuple(local), segments, diversions, find_lookups(read_rules()))
+    ends = tuple(dict.fromkeys(prefix for prefix, _ in local))
+    return Topology(devices, routes, gateways, ends, _find_ending(local, lookups), segments, diversions, lookups)
 
 
 def _read_links() -> dict[str, Device]:
@@ -110,15 +111,28 @@ def _read_links() -> dict[str, Device]:
         return dict(_read_devices(ipr.get_links()))
 
 
-def _read_local(bodies: Iterable[bytes]) -> Iterator[str]:
-    """What ends on this host by a route. One for everything is that of a transparent proxy, for what was marked."""
+def _read_local(bodies: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    """What ends on this host by a route, and the table. One for everything is that of a transparent proxy, for what was
+    marked."""
     for body in bodies:
-        family, length, _, _, _, _, _, kind, flags = _ROUTE.unpack_from(body)
+        family, length, _, _, table, _, _, kind, flags = _ROUTE.unpack_from(body)
         if kind in _LOCAL and length and not flags & _CLONED:
             address = rtnetlink.decode(body, _ROUTE.size).get(_DESTINATION, b"")
             prefix = ip_address(address.ljust(16 if family == socket.AF_INET6 else 4, b"\0"))
             if not prefix.is_loopback:
-                yield f"{prefix}/{length}"
+                yield f"{prefix}/{length}", table
+
+
+def _find_ending(local: Iterable[tuple[str, int]], lookups: Iterable[Lookup]) -> tuple[str, ...]:
+    """The networks of which no packet gets past the local table, for it is asked first. Into another one only some are
+    led, such as those that a transparent proxy has marked."""
+    first = {each.family: each for each in reversed(tuple(lookups))}
+    asked = {family for family, each in first.items() if each == Lookup(family, _LOCAL_TABLE, always=True)}
+    return tuple(
+        prefix
+        for prefix, table in local
+        if table == _LOCAL_TABLE and not prefix.endswith(("/32", "/128")) and (6 if ":" in prefix else 4) in asked
+    )
 
 
 def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:

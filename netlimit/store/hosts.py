@@ -46,6 +46,7 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "networks": {prefix: list(devices) for prefix, devices in status.networks.items()},
         "reporter": status.reporter or received.before,  # a command that reports is no controller
         "peers": list(status.peers),
+        "local": list(status.local),
     }
     connection.execute(upsert(connection, hosts), [row])
     return received
@@ -103,6 +104,7 @@ def _read_report(row: Row[Any]) -> HostStatus:
         networks=_read_networks(row.networks),
         reporter=row.reporter,
         peers=tuple(each for each in _read_list(row.peers, str) if is_network(each)),
+        local=tuple(each for each in _read_list(row.local, str) if is_network(each)),
         silence=row.now - row.seen_at,
     )
 

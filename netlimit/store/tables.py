@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 
 from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0011"
+SCHEMA = "0012"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -126,6 +126,7 @@ hosts = Table(
     Column("networks", Document(none_as_null=True)),
     Column("reporter", Words),
     Column("peers", Document(none_as_null=True)),
+    Column("local", Document(none_as_null=True)),
 )
 """`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 

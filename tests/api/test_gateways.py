@@ -292,6 +292,20 @@ def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
     assert (safe["verdict"], any(step["hits"] for step in safe["steps"])) == ("passes", False)
 
 
+def test_of_a_packet_that_ends_on_a_gateway_by_its_routes_only_who_names_it_is_told(
+    client: httpx.Client, store: Store
+) -> None:
+    client.post("/rules", json={"target": "10.3.0.0/24", "direction": "to", "action": "block"})
+    query = {"src": "10.1.2.3", "dst": "10.3.0.5", "in": "lan"}
+    store.report(HostStatus(host="gw1", backend="iptables", applied_revision=1))
+    assert client.get("/explain", params=query).json()["verdict"] == "blocked"
+    store.report(HostStatus(host="gw1", backend="iptables", applied_revision=1, local=("10.3.0.0/24",)))
+    answer = client.get("/explain", params=query).json()
+    assert answer["verdict"] == "passes"
+    assert answer["steps"][0]["reason"] == "10.3.0.5 ends on this host, and the rule does not name it"
+    assert client.get("/explain", params={**query, "out": "wan"}).json()["verdict"] == "blocked"
+
+
 def test_a_paused_gateway_does_nothing_to_a_packet(client: httpx.Client, store: Store) -> None:
     client.post("/rules", json={"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "host", "name": "office"})
     for host in ("gw1", "gw2"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from netlimit import premises
+from netlimit.kernel.base import Addresses
 from netlimit.records import State
 from netlimit.tree import Device, Topology
 from tests.controller.conftest import Site
@@ -49,6 +51,31 @@ def test_loopback_is_never_touched(site: Site) -> None:
     state, message = stand(site, site.add(target="127.0.0.5", rate="1 packets/day", interface="lo").id)
     assert state is State.ERROR
     assert "loopback" in message
+
+
+def test_a_network_that_begins_to_end_here_and_does_no_more(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": LAN})
+    rule = site.add(target="10.3.0.0/24", direction="to", action="block")
+    assert stand(site, rule.id) == (None, "")
+
+    site.kernel.routes = Topology({"lan": LAN}, local=("10.3.0.0/24",), ending=("10.3.0.0/24",))
+    state, message = stand(site, rule.id)
+    assert state is State.ERROR
+    assert "All of 10.3.0.0/24 ends on this host" in message
+    later = site.add(target="10.3.0.0/25", direction="to", action="block")
+    assert stand(site, later.id)[0] is State.ERROR
+
+    site.kernel.routes = Topology({"lan": LAN})
+    assert stand(site, rule.id) == stand(site, later.id) == (None, "")
+
+
+def test_what_ends_here_by_routes_is_reported_the_widest_first(site: Site) -> None:
+    many = [f"10.9.{i // 256}.{i % 256}/32" for i in range(premises.MOST_LOCAL)]
+    site.kernel.where = Addresses(("10.1.0.1",), ())
+    site.kernel.routes = Topology({"lan": LAN}, local=("10.1.0.1/32", *many, "10.3.0.0/24"), ending=("10.3.0.0/24",))
+    site.controller.tick()
+    (status,) = site.store.hosts()
+    assert status.local == ("10.3.0.0/24", *many[:-1])
 
 
 def test_a_device_that_is_not_there_yet(site: Site) -> None:

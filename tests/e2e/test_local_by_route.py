@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import LAN, SERVER, Lab
 from tests.e2e.gateway import Gateway
@@ -89,8 +90,21 @@ def test_a_rule_that_names_the_address_holds(gateway: Gateway, lab: Lab) -> None
 
 
 def test_one_for_the_network_around_it_concerns_only_what_is_forwarded(gateway: Gateway, lab: Lab) -> None:
-    gateway.put(*map(block, AROUND))
+    gateway.add(*map(block, AROUND))
     assert arrive(lab) == dict.fromkeys(HERE, COUNT)
+
+
+def test_a_network_that_ends_here_as_a_whole_is_told(gateway: Gateway, lab: Lab) -> None:
+    """A table that only marked packets are led to says nothing."""
+    lab.gateway.ip("route add local 10.2.0.0/24 dev lo table 100")
+    lost, partly, marked = gateway.add(block("192.0.2.0/25"), block("192.0.0.0/16"), block("10.2.0.0/24"))
+    assert "All of 192.0.2.0/25 ends on this host by a route" in gateway.wait_for_state(lost, State.ERROR)
+    gateway.wait_for_state(partly, State.APPLIED)
+    gateway.wait_for_state(marked, State.APPLIED)
+    lab.gateway.ip("route del local 10.2.0.0/24 dev lo table 100")
+    (status,) = gateway.store.hosts()
+    assert {"192.0.2.0/24", "10.1.255.255/32", "2001:db8:99::/64"} <= {*status.local}
+    assert LAN not in " ".join(status.local)
 
 
 def test_what_it_sends_from_such_an_address_is_limited_where_it_is_named(gateway: Gateway, lab: Lab) -> None:

@@ -289,6 +289,21 @@ def test_the_bridge_that_a_device_belongs_to(kernel: RemoteKernel) -> None:
     assert kernel.topology().devices["right"].master == ""
 
 
+def test_networks_of_which_every_packet_ends_here(kernel: RemoteKernel) -> None:
+    """A transparent proxy has another table, for what was marked."""
+    kernel.run("ip", "route", "add", "local", "10.7.0.0/24", "dev", "lo")
+    kernel.run("ip", "-6", "route", "add", "local", "fd07::/64", "dev", "lo")
+    kernel.run("ip", "route", "add", "local", "10.8.0.0/24", "dev", "lo", "table", "100")
+    kernel.run("ip", "route", "add", "local", "10.9.0.1/32", "dev", "lo")
+    found = kernel.topology()
+    assert {"10.7.0.0/24", "fd07::/64", "10.8.0.0/24", "10.9.0.1/32", "10.5.0.255/32"} <= {*found.local}
+    assert found.ending == ("10.7.0.0/24", "fd07::/64")
+    kernel.run("ip", "rule", "add", "pref", "100", "lookup", "local")
+    kernel.run("ip", "rule", "add", "pref", "50", "fwmark", "7", "lookup", "100")
+    kernel.run("ip", "rule", "del", "pref", "0")
+    assert kernel.topology().ending == ("fd07::/64",), "another table is asked before"
+
+
 RULES = (
     "pref 100 from 10.7.0.0/16 lookup 1000",
     "pref 101 to 10.7.0.0/16 lookup 70000",

@@ -20,6 +20,7 @@ STATUS = HostStatus(
     hz=1000,
     capabilities={"connlimit": None, "nftables": "the module nf_tables is missing"},
     own=("192.0.2.1", "2001:db8::1"),
+    local=("192.0.2.255/32", "198.51.100.0/24"),
     safe=("198.51.100.0/24", "203.0.113.7"),
     safe_reasons={"198.51.100.0/24": SafeReason("settings"), "203.0.113.7": SafeReason("SSH session", 1700000000.5)},
     management=(22, 8750),

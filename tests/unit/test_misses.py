@@ -16,17 +16,18 @@ OWN = frozenset({"10.1.0.1", "fd00:1::1"})
 WAN = {"interface": "wan"}
 
 
-def facts(**devices: str) -> Facts:
-    topology = Topology(
-        devices={"wan": Device(1, True), **{name: Device(9, True, kind=kind) for name, kind in devices.items()}}
-    )
-    return Facts(own=OWN, topology=topology)
+ENDING = ("10.3.0.0/24", "10.4.0.0/16", "fd03::/48")
+
+
+def facts(ending: tuple[str, ...] = (), **devices: str) -> Facts:
+    known = {"wan": Device(1, True), **{name: Device(9, True, kind=kind) for name, kind in devices.items()}}
+    return Facts(own=OWN, topology=Topology(known, local=ending, ending=ending))
 
 
 def told(rule: dict[str, Any], facts: Facts) -> str:
     read = parse_rule({"rate": "9 packets/s", "per": "target", "direction": "to", **rule}, NOW)
     found = find_miss(read, facts)
-    assert found is None or may_miss(read)
+    assert found is None or may_miss(read, facts)
     return "" if found is None else f"{'partly: ' * found.partly}{found.text}"
 
 
@@ -59,6 +60,28 @@ def test_what_hits_nothing_is_told(rule: dict[str, Any], words: str) -> None:
 )
 def test_of_what_hits_something_nothing_is_told(rule: dict[str, Any]) -> None:
     assert told(rule, facts()) == ""
+
+
+@pytest.mark.parametrize("target", ["10.3.0.0/24", "10.3.0.128/25", "10.4.7.0/24", "fd03::/48", "fd03:0:0:7::/64"])
+def test_a_network_that_ends_here_as_a_whole_is_told(target: str) -> None:
+    assert f"All of {target} ends on this host by a route" in told({"target": target}, facts(ENDING))
+    assert told({"target": target}, facts()) == ""
+    assert told({"target": target}, facts(ENDING, blue="vrf")) == ""
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"target": "10.3.0.5"},
+        {"target": "fd03::5"},
+        {"target": "10.3.0.0/23"},
+        {"target": "0.0.0.0/0"},
+        {"target": "10.5.0.0/24"},
+        {"target": "10.3.0.0/24", "direction": "from"},
+    ],
+)
+def test_what_is_forwarded_too_or_names_one_address_hits(rule: dict[str, Any]) -> None:
+    assert told(rule, facts(ENDING)) == ""
 
 
 def test_in_a_vrf_an_address_of_this_host_may_be_another_one() -> None:

@@ -1,0 +1,36 @@
+"""What `explain` says of packets that end on the host by its routes, and not by an address of its own."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from netlimit.explain import Explanation, explain
+from netlimit.packet import Packet
+from netlimit.rules import parse_rule
+from tests.unit.strategies import NOW, keep
+
+LOCAL = ("10.3.0.0/24", "10.1.255.255/32", "fd03::/48")
+
+
+def ask(target: str, dst: str, leaves_by: str | None = None) -> Explanation:
+    rule = parse_rule({"target": target, "direction": "to", "action": "block"}, NOW)
+    source = ip_address("fd01::2" if ":" in dst else "10.1.0.2")
+    packet = Packet(source, ip_address(dst), in_interface="lan", out_interface=leaves_by)
+    return explain(keep([rule]), packet, local=LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("around", "address"), [("10.3.0.0/24", "10.3.0.5"), ("10.1.0.0/16", "10.1.255.255"), ("fd00::/8", "fd03::5")]
+)
+def test_only_a_rule_that_names_the_address_hits(around: str, address: str) -> None:
+    spared = ask(around, address)
+    assert spared.verdict == "passes"
+    assert f"{address} ends on this host, and the rule does not name it" in spared.text
+    assert ask(address, address).verdict == "blocked"
+
+
+def test_what_is_forwarded_is_hit() -> None:
+    assert ask("10.1.0.0/16", "10.1.255.254").verdict == "blocked"
+    assert ask("10.1.0.0/16", "10.1.255.255", leaves_by="wan").verdict == "blocked", "whoever asks knows better"
