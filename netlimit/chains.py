@@ -22,7 +22,7 @@ from netlimit import adverts, dying, management
 from netlimit.conditions import Matches, ask_for_sent_ports, may_meet, select, select_all, select_sent
 from netlimit.dispatch import Ask, Dispatch
 from netlimit.fragments import DEFRAG, join
-from netlimit.hashlimit import TABLE_SIZES, fit_bucket
+from netlimit.hashlimit import TABLE_MAX, TABLE_SIZES, fit_bucket
 from netlimit.lanes import Lane, OpenLane, seen_name
 from netlimit.limits import (
     Facts,
@@ -110,12 +110,14 @@ def assemble(
     lanes: Iterable[OpenLane] = (),
     capped: bool = False,
     slots: Mapping[Group, int] | None = None,
+    wide: Numbers | None = None,
     former: tuple[int, ...] = (),
 ) -> Structure:
     """Build sets, chains and hooks for the limits in use (each profile with its number), the verdicts, and the lanes of
     what is shaped; and, where a device is `capped`, for what stands beside the cap. `slots` are the sizes of tables of
-    buckets (of groups `per: peer`, of sets of peers), by group, where they are not the usual ones; `former` are bits of
-    the packet mark that chains and entries of ours may still write, besides those that are ours now."""
+    buckets (of groups `per: peer`, of sets of peers), by group, where they are not the usual ones; `wide` tells the
+    wide targets of limits; `former` are bits of the packet mark that chains and entries of ours may still write,
+    besides those that are ours now."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
     hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
@@ -130,6 +132,7 @@ def assemble(
             facts,
             few,
             slots or {},
+            wide or {},
             former,
         )
         if part.limits or part.verdicts or part.lanes:
@@ -153,6 +156,7 @@ class _Family:
     facts: Facts
     few: Few
     slots: Mapping[Group, int]
+    wide: Numbers
     former: tuple[int, ...] = ()
     trees: dict[Table, Dispatch] = field(default_factory=dict)
 
@@ -212,7 +216,7 @@ class _Family:
                 yield dropped_set(Limit(group, profile), self.facts)
                 yield matched_set(Limit(group, profile), self.facts)
             if group.gated:
-                yield peer_set(group, profiles, self._slots_of(group))
+                yield self._peers_of(group)
         for each in self.lanes:
             yield from each.sets(self.facts)
         yield offender_set(self.family)
@@ -556,7 +560,8 @@ class _Family:
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
             table, slots = self._table(group), self._slots_of(group)
-            about = tuple(profiles.items()), slots, self.facts.mark_mask, self.facts.set_size
+            wide = tuple(self.wide.get(group, _NONE).items())
+            about = tuple(profiles.items()), slots, wide, self.facts.mark_mask, self.facts.set_size
             yield from ((table, name, rules) for name, rules in _chains_of(group, *about))
         for each in self.lanes:
             if each.newcomers:
@@ -581,7 +586,7 @@ class _Family:
         first, rest = chains[_group_name(group)][:_ASKED_FIRST], chains[_group_name(group)][_ASKED_FIRST:]
         unknown = [chain_rule(RETURN, Marked(0, self.facts.mark_mask))]
         if group.gated:
-            unknown += self._admit(group, profiles)
+            unknown += self._admit(group)
         if group.gated or len(profiles) <= 2 * _FANOUT:
             first, rest = [], [*first, *rest]
         chains[_group_name(group)] = [chain_rule(MapMark(main, group.side)), *first, *unknown, *rest]
@@ -630,9 +635,9 @@ class _Family:
         twin = InSet(dropped_set(limit, self.facts).name, limit.group.side)
         return chain_rule(AddTo(known, side), twin, InSet(known, side, inverted=True))
 
-    def _admit(self, group: Group, profiles: Iterable[Profile]) -> Iterator[ChainRule]:
+    def _admit(self, group: Group) -> Iterator[ChainRule]:
         """Ask no more of a peer for whom there is no room: a table of buckets that is full would drop him."""
-        peers = peer_set(group, profiles, self._slots_of(group)).name
+        peers = self._peers_of(group).name
         yield chain_rule(AddTo(peers, group.bucket_side, refresh=True))
         yield chain_rule(RETURN, InSet(peers, group.bucket_side, inverted=True))
 
@@ -646,7 +651,7 @@ class _Family:
         )
         if group.gated:
             yield chain_rule(RETURN, InSet(main, group.side, inverted=True, quiet=True))
-            yield from self._admit(group, [profile])
+            yield from self._admit(group)
         yield chain_rule(RETURN, InSet(main, group.side), over, InSet(twin, group.side))
 
     def _crowd_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
@@ -669,9 +674,9 @@ class _Family:
         else:
             bucket, slots = fit_bucket(profile.rate, profile.burst), self._slots_of(group)
             lengths = {group.side: self._bucket_length(group)}
-        block = f" /{block_of(6)}" if group.scope == PEER and group.family == 6 else ""
+        what = f"{group.key} {profile.key} {bucket} {slots} {Above.COLLECT_MS}{self._tell_holders(group, profile)}"
         return Above(
-            name=SET_PREFIX + digest(f"{group.key} {profile.key} {bucket} {slots} {Above.COLLECT_MS}{block}"),
+            name=SET_PREFIX + digest(what),
             above=bucket.above,
             above_shown=bucket.shown,
             burst=bucket.burst,
@@ -682,7 +687,20 @@ class _Family:
             bytes=group.kind is Kind.BYTES,
             longest=group.longest,
             slots=slots,
+            most=TABLE_MAX,
         )
+
+    def _tell_holders(self, group: Group, profile: Profile) -> str:
+        """Whose buckets a table holds: it must be another one where those of others, which it would keep, could fill
+        it."""
+        told = f" /{block_of(6)}" if group.scope == PEER and group.family == 6 else ""
+        if group.gated:
+            told += f" {self._peers_of(group).name}"
+        wide = self.wide.get(group, _NONE).get(profile)
+        return told if wide is None else f"{told} {wide:x}"
+
+    def _peers_of(self, group: Group) -> IpSet:
+        return peer_set(group, self.limits[group], self._slots_of(group))
 
     def _slots_of(self, group: Group) -> int:
         usual = find_peer_slots(1, self.facts.set_size) if group.scope == PEER else TABLE_SIZES[-1]
@@ -729,11 +747,16 @@ class _Family:
 
 @lru_cache(maxsize=16_384)
 def _chains_of(
-    group: Group, profiles: tuple[tuple[Profile, int], ...], slots: int, mark_mask: int, set_size: int
+    group: Group,
+    profiles: tuple[tuple[Profile, int], ...],
+    slots: int,
+    wide: tuple[tuple[Profile, int], ...],
+    mark_mask: int,
+    set_size: int,
 ) -> tuple[tuple[str, tuple[ChainRule, ...]], ...]:
     """The chains of a group: most stay as they are when something changes."""
     numbers, facts = {group: dict(profiles)}, Facts(mark_mask=mark_mask, set_size=set_size)
-    alone = _Family(group.family, numbers, [], [], facts, {}, {group: slots})
+    alone = _Family(group.family, numbers, [], [], facts, {}, {group: slots}, {group: dict(wide)})
     return tuple((name, tuple(rules)) for name, rules in alone.group_chains(group, numbers[group]))
 
 
@@ -766,6 +789,7 @@ def _by_weight(verdict: VerdictGroup) -> tuple[int, bool]:
 
 
 _SIDES: tuple[Side, Side] = ("src", "dst")
+_NONE: Mapping[Profile, int] = {}
 
 
 def _places() -> Iterator[tuple[Table, Hook]]:

@@ -50,6 +50,7 @@ from netlimit.rules import PEER, Action, Direction, Protocol, Rule, Target, form
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
+from netlimit.turnover import Told, Turnover
 from netlimit.untouched import open_set
 
 MOST_FEW = 16
@@ -155,6 +156,8 @@ class Compilation:
         self._left_out: dict[int, int] = {}
         self._freed = False
         self._rooms: dict[Group, int] = {}
+        self._turnover = Turnover()
+        self._wide: Told = {}
         self.kinds = Kinds()
         self._lanes: list[OpenLane] = []
         self._capped = False
@@ -249,8 +252,8 @@ class Compilation:
         self._work_out()
         if self._structure is None:
             limits, verdicts = self._limits(), self._verdicts()
-            slots, few = self._slots_of(), self._few()
-            self._structure = assemble(limits, verdicts, self.facts, few, self._lanes, self._capped, slots)
+            tables = self._slots_of(), self._wide
+            self._structure = assemble(limits, verdicts, self.facts, self._few(), self._lanes, self._capped, *tables)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
         return self._structure
@@ -286,7 +289,7 @@ class Compilation:
         return State(self._settled or Structure(), {}, self._settled_trees, self._settled_ingress)
 
     def _work_out(self) -> None:
-        """Take in what shaping rules have come to, and who is safe and had no room."""
+        """Take in what shaping rules have come to, which targets are wide, and who is safe and had no room."""
         self._let_in()
         for name, key, entry in self.shaping.settle():
             held = self.entries.setdefault(name, {})
@@ -298,6 +301,10 @@ class Compilation:
         for device, numbers in self.shaping.take_touched().items():
             if numbers:
                 self.touched_classes.setdefault(device, set()).update(numbers)
+        if self._turnover.touched:
+            wide = self._turnover.tell(self._slots_of())
+            if wide != self._wide:
+                self._wide, self._structure = wide, None
         lanes = self.shaping.open_lanes
         if (lanes, self.shaping.capped) != (self._lanes, self._capped):
             self._lanes, self._capped, self._structure = lanes, self.shaping.capped, None
@@ -315,9 +322,9 @@ class Compilation:
         former = find_former_bits(known, self.facts.mark_mask)
         if not (retired or leaving or former) and few == self._few():
             return self.structure
-        lanes, slots = [*self._lanes, *leaving], self._slots_of()
+        lanes, tables = [*self._lanes, *leaving], (self._slots_of(), self._wide)
         limits, verdicts = self._limits(retired), self._verdicts(retired)
-        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, slots, former)
+        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, *tables, former)
         return keep_rejecting(between, known) if former else between
 
     def settle(self) -> set[PurposeKey]:
@@ -498,6 +505,7 @@ class Compilation:
             self.numbers.used.add(purpose_key(fragment.purpose))
         slot.users += 1
         slot.buckets += _count_buckets(fragment)
+        self._turnover.add(fragment)
         owners = self.owners.setdefault(slot.names, {})
         main, *twins = slot.names
         entry, plain = slot.entry, _PLAIN
@@ -538,6 +546,7 @@ class Compilation:
             self._unshare(slot.special, fragment.keys)
         slot.users -= 1
         slot.buckets -= _count_buckets(fragment)
+        self._turnover.remove(fragment)
         if slot.users == 0:
             self._structure = None
             self.kinds.remove(fragment.purpose)

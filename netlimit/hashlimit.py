@@ -21,6 +21,8 @@ TOLERANCE = Fraction(1, 100)
 """The largest difference between the rate asked for and the rate held that is accepted."""
 TABLE_MAX = 2**20
 """`htable-max` silently ends here, and a full table drops every address that is new to it."""
+WIDE = 2**16
+"""A target that can have so many buckets is wide: sixteen of them fill a table."""
 TABLE_SIZES = (64, 1024, 8192)
 """Slots, of 8 bytes each."""
 SLOWEST_HZ = 100

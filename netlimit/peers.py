@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from netlimit.conflicts import PEERS_NEARLY
-from netlimit.hashlimit import TABLE_MAX, Bucket, fit_bucket
+from netlimit.hashlimit import TABLE_MAX, WIDE, Bucket, fit_bucket
 from netlimit.limits import Group, Profile, digest
 from netlimit.state import PEER_PREFIX, SLOT_ROOM, Above, IpSet
 
@@ -26,10 +26,11 @@ _SHARE, _MOST_SLOTS, _LEAST_SLOTS, _FEWEST = 64, 65_536, 64, 16
 
 
 def find_peer_slots(targets: int, set_size: int) -> int:
-    """How many slots the set of peers of a group with so many targets has."""
+    """How many slots the set of peers of a group with so many targets has. In a table there is room beside their
+    buckets for some of targets that have gone."""
     slots = min(_MOST_SLOTS, max(_LEAST_SLOTS, _halve_to_power(set_size // _SHARE)))
     fewest = max(_LEAST_SLOTS, slots // _FEWEST)
-    while slots > fewest and slots * SLOT_ROOM * targets > TABLE_MAX:
+    while slots > fewest and slots * SLOT_ROOM * targets > TABLE_MAX - WIDE:
         slots //= 2
     return slots
 

@@ -348,7 +348,7 @@ class Above:
 
     `above` sets the rate and `above_shown` is how iptables prints it. `sides` names the
     ends that tell buckets apart, with the prefix length of each (32 or 128: each address). `slots` is the size of the
-    hash table.
+    hash table, `most` how many buckets it takes.
     """
 
     name: str
@@ -362,8 +362,8 @@ class Above:
     bytes: bool
     longest: int
     slots: int = 8192
+    most: int = 2**20
 
-    MOST: ClassVar[int] = 2**20
     COLLECT_MS: ClassVar[int] = 10_000
 
     def args(self, shown: bool = True) -> tuple[str, ...]:
@@ -373,7 +373,7 @@ class Above:
             words += ["--hashlimit-burst", self.burst]
         words += ["--hashlimit-mode", ",".join(f"{side}ip" for side, _ in self.sides)]
         words += ["--hashlimit-name", self.name, "--hashlimit-htable-size", str(self.slots)]
-        words += ["--hashlimit-htable-max", str(self.MOST), "--hashlimit-htable-gcinterval", str(self.COLLECT_MS)]
+        words += ["--hashlimit-htable-max", str(self.most), "--hashlimit-htable-gcinterval", str(self.COLLECT_MS)]
         words += ["--hashlimit-htable-expire", str(self.expire_ms)]
         for side, length in self.sides:
             if length != self.longest:
