@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.cli.errors import CommandError
 from netlimit.errors import KernelError
@@ -23,19 +23,28 @@ _LIVE = timedelta(seconds=15)
 _LOOK_SECONDS = 0.1
 
 
+class _Problem(NamedTuple):
+    """How the controller differs, and what would help, as the beginning of a sentence; `heard` says how long ago it has
+    reported by its own name, if that is known."""
+
+    text: str
+    heard: timedelta | None = None
+
+
 def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> None:
     """Raise CommandError where a controller runs here that is known to go by another name than the settings, or that
     has never reported to this database by their name; without a database (None), the name in the copy counts. How long
     ago it has reported does not matter: one that hangs must keep nobody from taking the limits away."""
-    end = time.monotonic() + REPORT_SECONDS
+    began = time.monotonic()
     while (problem := _find_problem(command, settings, kernel, store)) is not None:
-        if store is None or time.monotonic() >= end:
-            raise CommandError(f"{problem} or stop the controller first: `systemctl stop netlimit-controller`.")
+        waited = time.monotonic() - began
+        reports_so = is_recent(problem.heard, timedelta(seconds=waited))  # it has not just begun by another name
+        if store is None or reports_so or waited >= REPORT_SECONDS:
+            raise CommandError(f"{problem.text} or stop the controller first: `systemctl stop netlimit-controller`.")
         time.sleep(_LOOK_SECONDS)
 
 
-def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> str | None:
-    """How the controller differs and what would help, as the beginning of a sentence; None if it does not."""
+def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> _Problem | None:
     from netlimit.store import read_owner
 
     if not _is_controlled(kernel):
@@ -43,15 +52,17 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
     host, owner = settings.host, read_owner(settings.state)
     reports = {each.host: each for each in store.hosts()} if store is not None else {}
     if owner not in (None, host) and not _is_renamed(reports.get(host), reports.get(owner)):
-        return (
+        former = reports.get(owner)
+        return _Problem(
             f"A controller runs here, but as {owner}, not as {host}: it would undo what `netlimit {command}` does. Run "
-            f"`NETLIMIT_HOST={owner} netlimit {command}`,"
+            f"`NETLIMIT_HOST={owner} netlimit {command}`,",
+            former.silence if former is not None else None,
         )
     if store is None or _has_reported(reports.get(host), owner):
         return None
     others = sorted(name for name, each in reports.items() if is_recent(each.silence, _LIVE))
     known = f"(those that report are: {', '.join(others)}) " if others else ""
-    return (
+    return _Problem(
         f"A controller runs here, but none called {host} has ever reported to the database {store}: it goes by another "
         f"name {known}or database, and would undo what `netlimit {command}` does. Set NETLIMIT_HOST and "
         "NETLIMIT_DATABASE_URL to those of the controller,"
