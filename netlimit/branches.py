@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class
-from netlimit.tree import BESIDE, FIRST_CHILD, LINE, TOP, LeafKind, QueueClass, Tree, classid
+from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_services
+from netlimit.tree import BESIDE, FIRST_CHILD, LINE, SERVICES, TOP, LeafKind, QueueClass, Tree, classid
 
 SHARD_HOSTS = 1000
 """The most hosts of one child HTB."""
@@ -106,12 +106,15 @@ class Branches:
         self._stale |= {parent} if leaf else {parent, number}
 
     def limit(self, rate: int | None, burst: int | None = None) -> None:
-        """Give the whole device a rate, or none. Where there is one, there are classes beside it."""
+        """Give the whole device a rate, or none. Where there is one, there are classes beside it, and one under it,
+        for what this host itself sends."""
         handle = self.tree.handle
-        beside = size_beside(classid(handle, 0), rate, self._hz, self._leaf) if rate else {}
-        for minor in BESIDE:
-            if minor in beside:
-                self._write(classid(handle, minor), beside[minor])
+        own = size_beside(classid(handle, 0), rate, self._hz, self._leaf) if rate else {}
+        if rate:
+            own[SERVICES] = size_services(self.top, rate, self._hz, self._leaf)
+        for minor in (*BESIDE, SERVICES):
+            if minor in own:
+                self._write(classid(handle, minor), own[minor])
             else:
                 self._drop(classid(handle, minor))
         wish = Wish(rate or LINE, rate or LINE, burst)
@@ -198,7 +201,7 @@ class Branches:
             self._write(number, self._size(branch, branch.wish.rate or LINE))
         if number not in self.classes:
             return  # it is parted when it has got its own share
-        asked, room = self.asked(number)[0], self.classes[number].rate
+        asked, room = self.asked(number)[0], self._find_room(number)
         idle = [child for child in branch.children if self._wants(child) is None]
         left = max(room - asked, room // REMAINDER) // len(idle) if idle else 0
         cut = room - left * len(idle)
@@ -206,6 +209,11 @@ class Branches:
             want = self._wants(child)
             share = left if want is None else want if asked <= cut else want * cut // asked
             self._give(child, max(share, _LEAST))
+
+    def _find_room(self, number: int) -> int:
+        """What a class has to part among its branches: bytes a second."""
+        services = self.classes.get(classid(self.tree.handle, SERVICES)) if number == self.top else None
+        return max(self.classes[number].rate - (services.rate if services else 0), 0)
 
     def _give(self, number: int, rate: int) -> None:
         branch = self._branches[number]

@@ -25,6 +25,8 @@ LARGEST_QUANTUM = 60_000
 LEAST_BESIDE, PART_BESIDE = 125_000, 10
 """What management ports answer to those who are safe has a tenth of the device's cap beside it, and at least 1 Mbit/s;
 each class of what else stands beside it a quarter of that."""
+PART_SERVICES = 40
+"""What else this host sends to those who are safe is guaranteed this part of the device's cap."""
 _LARGEST_BURST = 2**32 - 1
 _FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
 _FEWEST_FQ_PACKETS = 1024
@@ -82,6 +84,12 @@ def size_beside(root: int, cap: int, hz: int, leaf: LeafKind) -> dict[int, Queue
     rate = max(cap // PART_BESIDE, LEAST_BESIDE)
     rates = {MANAGEMENT: rate} | dict.fromkeys((NEIGHBOURS, VISITORS, ROUTERS), rate // 4)
     return {minor: size_class(root, each, each, hz, leaf=leaf) for minor, each in rates.items()}
+
+
+def size_services(top: int, cap: int, hz: int, leaf: LeafKind) -> QueueClass:
+    """The class under the cap (bytes a second) of a device for what else this host sends to those who are safe; `top`
+    is the class of the cap. It has a little for certain, and borrows like all others."""
+    return size_class(top, max(cap // PART_SERVICES, SLOWEST), cap, hz, leaf=leaf)
 
 
 def _size_burst(rate: int, hz: int, burst: int | None) -> int:

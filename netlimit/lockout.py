@@ -101,7 +101,7 @@ class Havens:
         if is_cap(rule, rule.selector.interface):
             return (
                 "It is a cap: what is forwarded to and from those who are safe waits under it like all else. What the "
-                "gateway itself sends them (SSH, the API) has a class of its own beside it."
+                "gateway's management ports (SSH, the API) answer them has a class of its own beside it."
             )
         more = f" and {len(inside) - _MOST_TOLD} more" if len(inside) > _MOST_TOLD else ""
         return f"It leaves alone who is safe: {', '.join(inside[:_MOST_TOLD])}{more}."

@@ -7,11 +7,11 @@ caps has a handle of no device (6e00:), for it does so on each of them.
     6e05: root HTB             one a device
       6e05:fffd                beside the cap, if there is one: answers of management ports to those who are safe
       6e05:fffc                                                what finds neighbours
-      6e05:fffb                                                answers of management ports to anybody else, and all
-                                                               else that this host sends to those who are safe
+      6e05:fffb                                                answers of management ports to anybody else
       6e05:fffa                                                what this host says to other routers
       6e05:ffff                everything else: the device's cap, or no limit
         6e05:fffe              what nothing claims; only where the device has a cap
+        6e05:fff9              there, too: what else this host sends to those who are safe
         6e05:1000+             shared budgets, nested, and what is theirs alone
         6e05:1 … 6e05:fff      one for each child HTB, of the same number
           7001: … 7fff:        a child HTB
@@ -34,8 +34,10 @@ claims."""
 MANAGEMENT, NEIGHBOURS, VISITORS, ROUTERS = 0xFFFD, 0xFFFC, 0xFFFB, 0xFFFA
 BESIDE = (MANAGEMENT, NEIGHBOURS, VISITORS, ROUTERS)
 """Minors of the classes beside a cap."""
+SERVICES = 0xFFF9
+"""Minor of the class under a cap for what else this host sends to those who are safe."""
 BESIDE_HANDLE = 0x6E00
-"""The upper half of the priority that leads there, on every device."""
+"""The upper half of the priority that leads to these, on every device."""
 FIRST_BUDGET, LAST_BUDGET = 0x1000, 0xFFF0
 LINE = 12_500_000_000
 """Bytes a second; what stands for no limit. Above it the nanoseconds that HTB counts in are too coarse."""

@@ -27,6 +27,7 @@ from netlimit.tree import (
     LAST_CHILD,
     NEIGHBOURS,
     REST,
+    SERVICES,
     TOP,
     QueueClass,
     SavedRoot,
@@ -80,10 +81,10 @@ def write_tree(step: WriteTree) -> None:
 
 def _split(step: WriteTree) -> tuple[WriteTree, WriteTree]:
     """What stands first, and the rest. A new root HTB lets everything through until it has the class for what nothing
-    claims, so that one comes with it, in the same process, and so do the class above it and those beside."""
+    claims, so that one comes with it, in the same process, and so do the class above it and this host's own."""
     if step.root is None:
         return WriteTree(step.device, step.handle), step
-    first = [classid(step.handle, minor) for minor in (TOP, REST, *BESIDE)]
+    first = [classid(step.handle, minor) for minor in (TOP, REST, SERVICES, *BESIDE)]
     base = {name: step.classes[name] for name in first if name in step.classes}
     others = {name: each for name, each in step.classes.items() if name not in base}
     return replace(step, classes=base, children={}, gone=()), replace(step, root=None, classes=others)
@@ -165,9 +166,9 @@ def write_lead() -> bytes:
     """The program: where a packet goes by its priority, and without one.
 
     Children: from the handle of a child HTB to the class on which it hangs. 7001: hangs on 6e01:1, 7002: on 6e01:2, and
-    so on; the filter knows the root's handle, so that one program does for all. Beside the cap: what says so, and what
-    this host itself sends to find neighbours and keep its links. Whatever has come in by a device, such as the ARP of
-    others on a bridge, goes on, as all else does.
+    so on; the filter knows the root's handle, so that one program does for all. To the classes of this host's own: what
+    says so, and what it sends to find neighbours and keep its links. Whatever has come in by a device, such as the ARP
+    of others on a bridge, goes on, as all else does.
     """
     text = Assembly()
     priority, upper, found = 2, 3, 4

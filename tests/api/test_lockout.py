@@ -94,7 +94,10 @@ def test_a_rule_around_them_says_whom_it_spares(client: httpx.Client) -> None:
 def test_a_cap_says_that_it_spares_nobody_but_the_gateway_itself(client: httpx.Client) -> None:
     cap = {"target": "0.0.0.0/0", "direction": "to", "action": "shape", "rate": "8 kbit/s", "per": "target"}
     kept = client.post("/rules", json={**cap, "interface": "lan"}).json()
-    assert any("What the gateway itself sends them (SSH, the API) has a class" in each for each in kept["warnings"])
+    assert any(
+        "What the gateway's management ports (SSH, the API) answer them has a class" in each
+        for each in kept["warnings"]
+    )
     assert not any("leaves alone" in each for each in kept["warnings"])
 
 

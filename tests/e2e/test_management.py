@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from netlimit.tree import MANAGEMENT, ROUTERS, VISITORS
+from netlimit.tree import MANAGEMENT, ROUTERS, SERVICES, VISITORS
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, LAN, LAN6, Lab
+from scripts.testbed.namespaces import CLIENT, LAN, LAN6, SERVER, Lab, close_pipes
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import megabits, offer, shape
 from tests.e2e.visitors import Sshd, Visitor
@@ -34,6 +35,23 @@ for request in requests:
     asked.request(method, path, headers={"Authorization": f"Bearer {token}"})
     print(asked.getresponse().status, time.monotonic() - begun)
 """
+FEED = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 3128))
+print("ready", flush=True)
+stream = server.accept()[0]
+while True:
+    stream.sendall(bytes(65536))
+"""
+LOAD = """
+import socket, sys, time
+host, source, after, during = sys.argv[1:]
+with socket.create_connection((host, 3128), 8, (source, 0)) as stream:
+    begun, taken = time.monotonic() + float(after), 0
+    while (passed := time.monotonic() - begun) < float(during):
+        taken += len(stream.recv(65536)) * (passed > 0)
+print(8 * taken / passed / 1e6)
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +68,22 @@ def loaded(lab: Lab) -> Iterator[None]:
     with offer(lab.server, CLIENT, megabits=2, seconds=30):
         time.sleep(0.7)
         yield
+
+
+@contextmanager
+def feeding(lab: Lab) -> Iterator[None]:
+    """Whoever connects to the gateway is sent data without end, as by a proxy."""
+    process = lab.gateway.popen(
+        sys.executable, "-c", FEED, LAN, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield
+    finally:
+        process.kill()
+        process.wait(60)
+        close_pipes(process)
 
 
 def ask(lab: Lab, source: str, *requests: str) -> list[tuple[int, float]]:
@@ -171,13 +205,31 @@ def test_what_is_forwarded_to_who_is_safe_is_under_the_cap(gateway: Gateway, lab
     assert receiver.report().delivered().packets * 1514 * 8 / 4 < 700e3
 
 
-def test_what_the_gateway_sends_who_is_safe_has_a_bound(gateway: Gateway, lab: Lab) -> None:
-    """It is beside the cap, and small: 250 kbit/s beside 400 kbit/s. Answers of the management ports have more."""
+def test_what_the_gateway_sends_who_is_safe_has_the_cap_for_a_bound(gateway: Gateway, lab: Lab) -> None:
+    """Answers of a resolver, say."""
     gateway.put(shape("0.0.0.0/0", "400 kbit/s", direction="to", per="target", interface="lan"))
     with (
         streams.receive(lab.client) as receiver,
-        offer(lab.gateway, ADMIN, megabits=8, seconds=3.2) as sender,
+        streams.sending(lab.gateway, ADMIN, rate=600, seconds=3.2, size=1500, source_port=53) as sender,
     ):
         sender.report()
         receiver.stop()
-    assert megabits(receiver.report(), LAN, after=0.6, during=2).is_about(0.25, rel=0.1)
+    assert sent(gateway, SERVICES) > 50
+    assert megabits(receiver.report(), LAN, after=0.6, during=2).is_about(0.4, rel=0.1)
+
+
+@pytest.mark.parametrize(("offered", "least"), [(4, 2.5), (16, 0.12)], ids=["half the cap", "twice the cap"])
+def test_who_is_safe_loads_from_the_gateway_what_others_leave_and_a_little_for_certain(
+    gateway: Gateway, lab: Lab, offered: float, least: float
+) -> None:
+    """From a proxy on it, say. Others keep what they were sure of."""
+    gateway.put(shape("0.0.0.0/0", "8 Mbit/s", direction="to", per="target", interface="lan"))
+    with (
+        feeding(lab),
+        streams.receive(lab.client) as receiver,
+        offer(lab.server, CLIENT, megabits=offered, seconds=5),
+    ):
+        loaded = lab.client.run(sys.executable, "-c", LOAD, LAN, ADMIN, "1", "3").stdout
+        receiver.stop()
+    assert float(loaded) > least
+    assert megabits(receiver.report(), SERVER, after=1, during=2).is_about(min(offered, 7.8), rel=0.1)

@@ -28,6 +28,7 @@ from netlimit.tree import (
     MANAGEMENT,
     NEIGHBOURS,
     REST,
+    SERVICES,
     TOP,
     Device,
     Leaf,
@@ -552,8 +553,8 @@ def capped(kernel: RemoteKernel) -> RemoteKernel:
     kernel.run("ip", "link", "set", "in", "master", "bridge0")
     top = HOLDER._replace(parent=classid(ROOT, 0), rate=10**6, ceil=10**6)
     beside = {classid(ROOT, minor): each for minor, each in size_beside(classid(ROOT, 0), 10**6, 250, "pfifo").items()}
-    rest = {classid(ROOT, TOP): top, classid(ROOT, REST): HOST._replace(parent=classid(ROOT, TOP))}
-    kernel.apply(plant(Tree(ROOT, classes={**rest, **beside})))
+    under = {classid(ROOT, minor): HOST._replace(parent=classid(ROOT, TOP)) for minor in (REST, SERVICES)}
+    kernel.apply(plant(Tree(ROOT, classes={classid(ROOT, TOP): top, **under, **beside})))
     return kernel
 
 
@@ -569,17 +570,20 @@ def count_classes(kernel: RemoteKernel) -> dict[int, int]:
         ("near", 0x88CC, 0, NEIGHBOURS),
         ("near", 0x88B5, 0, REST),
         ("near", 0x0800, classid(BESIDE_HANDLE, MANAGEMENT), MANAGEMENT),
+        ("near", 0x0800, classid(BESIDE_HANDLE, SERVICES), SERVICES),
         ("near", 0x0800, classid(BESIDE_HANDLE, 0x1000), REST),
         ("near", 0x0800, 0x70000001, REST),
         ("in-peer", 0x0806, 0, REST),
         ("in-peer", 0x0806, classid(BESIDE_HANDLE, MANAGEMENT), REST),
     ],
     ids=[
-        *("ARP", "ARP from the bridge", "LLDP", "anything else", "management", "no class beside the cap"),
+        *("ARP", "ARP from the bridge", "LLDP", "anything else", "management", "services", "no class of ours"),
         *("no child", "ARP of others on the bridge", "what others would have"),
     ],
 )
-def test_what_stands_beside_a_cap(capped: RemoteKernel, device: str, protocol: int, priority: int, minor: int) -> None:
+def test_what_has_a_class_of_its_own_at_a_cap(
+    capped: RemoteKernel, device: str, protocol: int, priority: int, minor: int
+) -> None:
     """What the host itself sends, and nothing that comes in by another device."""
     before = count_classes(capped)
     capped.run("python3", "-c", FRAME, device, f"{protocol:x}", f"{priority:x}", "40")

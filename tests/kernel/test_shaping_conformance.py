@@ -26,6 +26,8 @@ from netlimit.tree import (
     FIRST_CHILD,
     INGRESS_DEVICE,
     NEIGHBOURS,
+    REST,
+    SERVICES,
     TOP,
     Leaf,
     QueueClass,
@@ -125,6 +127,7 @@ def refused(kernel: Kernel, step: Step) -> str:
 
 
 HOSTS = [shape(1, "10.1.0.0/24", "20 Mbit/s", per="target"), *(shape(n, f"10.1.0.{n}", "2 Mbit/s") for n in (2, 3))]
+CAP = shape(9, "0.0.0.0/0", "50 Mbit/s", per="target", interface="lan")
 
 
 # -- trees ----------------------------------------------------------------------------------------------------------
@@ -150,6 +153,27 @@ def test_a_cap_is_read_back_with_what_stands_beside_it_and_goes(kernel: Kernel) 
     for step in diff(State(trees=without), State(trees=kernel.queues().trees)).steps:
         kernel.apply(step)
     assert drifted(without, kernel.queues().trees) is None
+
+
+def test_a_cap_of_an_earlier_version_is_parted_anew_and_keeps_its_root(kernel: Kernel) -> None:
+    """It had no class under it for what this host itself sends to who is safe."""
+    gateway = settle([*HOSTS, CAP])
+    wanted = gateway.kernel.trees
+    handle, classes = wanted["lan"].handle, dict(wanted["lan"].classes)
+    cap, rest = classes[classid(handle, TOP)], classes[classid(handle, REST)]
+    lacking = classes.pop(classid(handle, SERVICES))
+    classes[classid(handle, REST)] = rest._replace(rate=rest.rate + lacking.rate)
+    kernel.apply(replace(plant(gateway), classes=classes))
+    for _ in range(2):
+        steps = diff(State(trees=wanted), State(trees=kernel.queues().trees)).steps
+        for step in steps:
+            assert isinstance(step, WriteTree)
+            assert (step.root, step.gone, step.drop) == (None, (), False)
+            assert classid(handle, TOP) not in step.classes
+            kernel.apply(step)
+    assert steps == ()
+    found = kernel.queues().trees["lan"].classes
+    assert (found[classid(handle, TOP)].ceil, found[classid(handle, SERVICES)].ceil) == (cap.ceil, cap.ceil)
 
 
 def test_classes_come_change_and_go_and_doing_it_twice_is_no_error(kernel: Kernel) -> None:

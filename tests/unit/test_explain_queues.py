@@ -13,7 +13,7 @@ from netlimit.explain import Explanation, explain
 from netlimit.packet import Packet
 from netlimit.routing import find_way
 from netlimit.rules import Action, Rule, parse_rule
-from netlimit.tree import INGRESS_DEVICE, MANAGEMENT, NEIGHBOURS, REST, ROUTERS, VISITORS, Tree
+from netlimit.tree import INGRESS_DEVICE, MANAGEMENT, NEIGHBOURS, REST, ROUTERS, SERVICES, VISITORS, Tree
 from tests.unit.shapes import HOME, INSIDE, OUTSIDE, Gateway, gateway_facts, packets, shape, shaping_rules
 from tests.unit.strategies import NOW, keep
 from tests.unit.strategies import rules as limiting_rules
@@ -159,8 +159,15 @@ def test_what_the_gateway_itself_sends_to_be_managed_stands_beside_the_cap() -> 
     gateway.put(CAP)
     gateway.sync()
     for packet, minor, words in (
-        (sent, VISITORS, "this host itself sends it to who is safe"),
-        (replace(sent, protocol="tcp", source_port=23), VISITORS, "this host itself sends it to who is safe"),
+        (replace(sent, protocol="udp", source_port=53), SERVICES, ""),
+        (replace(sent, protocol="udp", source_port=1023), SERVICES, ""),
+        (replace(sent, protocol="icmp"), SERVICES, ""),
+        (replace(sent, protocol="tcp", source_port=23), SERVICES, ""),
+        (replace(sent, protocol="udp", source_port=1024), REST, ""),
+        (replace(sent, protocol="udp", source_port=51820), REST, ""),
+        (replace(sent, protocol="gre"), REST, ""),
+        (replace(sent, dst=DOWN.dst, protocol="tcp", source_port=23), REST, ""),
+        (replace(sent, dst=DOWN.dst, protocol="udp", source_port=53), REST, ""),
         (
             replace(sent, protocol="tcp", source_port=22),
             MANAGEMENT,
@@ -189,8 +196,29 @@ def test_what_the_gateway_itself_sends_to_be_managed_stands_beside_the_cap() -> 
         assert found is not None
         assert found & 0xFFFF == minor
         explained = explain([CAP], packet, managed.own, dict.fromkeys(map(str, managed.safe), "settings"), (22,))
-        assert hit(explained) == ({CAP.id} if minor == REST else set())
+        assert hit(explained) == ({CAP.id} if minor in (REST, SERVICES) else set())
         assert words in explained.text
+
+
+def test_where_nobody_knows_the_management_ports_all_of_tcp_may_be_theirs() -> None:
+    sent = replace(DOWN, src=ip_address("10.1.0.1"), dst=ip_address("10.1.9.9"), in_interface=None)
+    gateway = Gateway(replace(gateway_facts, management=()))
+    gateway.put(CAP)
+    gateway.sync()
+    for packet, minor in (
+        (replace(sent, protocol="tcp", source_port=22), MANAGEMENT),
+        (replace(sent, dst=DOWN.dst, protocol="tcp", source_port=22), REST),
+        (replace(sent, protocol="icmp"), SERVICES),
+        (replace(sent, protocol="udp", source_port=53), SERVICES),
+        (replace(sent, protocol="udp", source_port=4789), REST),
+        (replace(sent, protocol="gre"), REST),
+    ):
+        found = gateway.kernel.find_class(packet)
+        assert found is not None
+        assert found & 0xFFFF == minor
+        explained = explain([CAP], packet, gateway_facts.own, dict.fromkeys(map(str, gateway_facts.safe), "settings"))
+        assert hit(explained) == (set() if minor == MANAGEMENT else {CAP.id})
+        assert ("this host itself sends it to who is safe" in explained.text) == (minor == MANAGEMENT)
 
 
 def test_other_devices_and_those_not_given() -> None:

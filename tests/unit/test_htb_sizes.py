@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netlimit.htb import LONGEST_BURST, MTU, SLOWEST, size_beside, size_class, size_leaf
+from netlimit.htb import LONGEST_BURST, MTU, SLOWEST, size_beside, size_class, size_leaf, size_services
 from netlimit.tree import BESIDE, LINE, MANAGEMENT
 
 RATES = st.integers(SLOWEST, LINE)
@@ -43,6 +43,14 @@ def test_what_stands_beside_a_cap_is_sure_of_its_rate_and_small(cap: int, hz: in
         assert each.leaf
     assert made[MANAGEMENT].rate >= 125_000
     assert 1000 * sum(each.rate for each in made.values()) <= max(175 * cap, 218_750_000)
+
+
+@given(RATES, CLOCKS)
+def test_what_else_goes_to_who_is_safe_is_sure_of_a_little_of_the_cap_and_may_have_all_of_it(cap: int, hz: int) -> None:
+    made = size_services(7, cap, hz, "pfifo")
+    assert (made.parent, made.rate, made.ceil) == (7, max(cap // 40, SLOWEST), cap)
+    assert made.rate <= cap
+    assert made.leaf == size_leaf("pfifo", cap)
 
 
 @given(RATES, CLOCKS, st.integers(1, 2**33))

@@ -23,6 +23,7 @@ from netlimit.tree import (
     LAST_CHILD,
     REST,
     ROUTERS,
+    SERVICES,
     Device,
     QueueClass,
     Route,
@@ -268,9 +269,10 @@ def test_a_cap_holds_what_nobody_claims_whether_hosts_have_classes_or_not() -> N
         assert number(made, "10.1.0.2") == rest
 
 
-def test_a_cap_of_an_earlier_version_gets_the_class_that_it_lacks_and_keeps_its_root() -> None:
+@pytest.mark.parametrize("minor", [ROUTERS, SERVICES])
+def test_a_cap_of_an_earlier_version_gets_the_class_that_it_lacks_and_keeps_its_root(minor: int) -> None:
     wanted = gateway(cap(1), shape(2, "10.1.0.2")).kernel.trees
-    lacking = classid(wanted["lan"].handle, ROUTERS)
+    lacking = classid(wanted["lan"].handle, minor)
     classes = {number: each for number, each in wanted["lan"].classes.items() if number != lacking}
     steps = diff(State(trees=wanted), State(trees={**wanted, "lan": replace(wanted["lan"], classes=classes)})).steps
     assert steps == (WriteTree("lan", wanted["lan"].handle, classes={lacking: wanted["lan"].classes[lacking]}),)
@@ -305,9 +307,9 @@ def test_who_is_promised_too_much_gets_a_part_in_proportion_down_to_the_smallest
         *(shape(host, f"10.1.0.{host}", "10 Mbit/s") for host in (3, 4)),
     )
     tree = made.kernel.trees["lan"]
-    assert above(made, "10.1.0.3") == [1_237_500], "a hundredth is for the rest"
+    assert above(made, "10.1.0.3") == [1_206_563], "a fortieth is for this host's services, a hundredth for the rest"
     hosts = tree.classes[tree.children[number(made, "10.1.0.3") >> 16]]
-    assert hosts.rate == 1_237_500 * 99 // 100
+    assert hosts.rate == 1_206_563 - 1_206_563 // 100
     notes = made.compilation.shaping.notes
     assert "adds up to 20 Mbit/s, more than the 10 Mbit/s that it has" in notes[1].text
     assert not notes[1].degraded
@@ -315,6 +317,11 @@ def test_who_is_promised_too_much_gets_a_part_in_proportion_down_to_the_smallest
     change(made, cap(1, "100 Mbit/s"))
     assert above(made, "10.1.0.3") == [2_500_000]
     assert 1 not in made.compilation.shaping.notes
+
+
+def test_who_is_promised_all_of_a_cap_is_told_nothing_of_what_this_host_itself_sends() -> None:
+    made = gateway(cap(1, "10 Mbit/s"), shape(2, "10.1.0.2", "10 Mbit/s"))
+    assert made.compilation.shaping.notes == {}
 
 
 def test_a_burst_is_bounded_where_less_is_given_than_was_asked_for() -> None:
