@@ -59,6 +59,9 @@ _POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8}
 """What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
 asked on it, and changes of rules wait for each other anyway: so a few that stay, and who finds none free waits."""
 
+_STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+"""Who waits to hear of changes is idle, however short the server would have that be. PostgreSQL 13 does not know it."""
+
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
@@ -413,6 +416,7 @@ def _choose_impatience(silence: float, names: Names) -> Callable[..., Any]:
 
 def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:
     connection.execute(f"SET lock_timeout = {milliseconds}")
+    connection.execute(_STAY)
     connection.commit()
 
 

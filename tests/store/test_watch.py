@@ -91,6 +91,17 @@ def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: P
     store.close()
 
 
+def test_a_server_that_ends_idle_sessions_does_not_end_a_watch(postgres: Postgres, migrated: str) -> None:
+    postgres.run(migrated, f"ALTER DATABASE {migrated} SET idle_session_timeout = '200ms'")
+    store = Store(postgres.url(migrated))
+    watch = store.watch()
+    assert not watch.wait(1)
+    store.pause("gw1", False)
+    assert watch.wait(60)
+    watch.close()
+    store.close()
+
+
 def test_watching_costs_little(sqlite_store: Store) -> None:
     watch = sqlite_store.watch()
     began = time.thread_time()
