@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, WAN, Lab
 from tests.e2e.gateway import Gateway
@@ -72,7 +73,9 @@ def test_neighbour_discovery_is_never_touched(gateway: Gateway, lab: Lab) -> Non
 
 
 def test_loopback_is_never_touched(gateway: Gateway, lab: Lab) -> None:
-    gateway.put({"target": "127.0.0.1", "action": "block"}, {"target": WAN, "action": "block"})
+    gateway.put({"target": WAN, "action": "block"})
+    (rule,) = gateway.add({"target": "127.0.0.1", "action": "block"})
+    assert "never touched" in gateway.wait_for_state(rule, State.DEGRADED)
     assert streams.ping(lab.gateway, "127.0.0.1", count=3) == 3
     assert streams.ping(lab.gateway, WAN, count=3) == 3
 
