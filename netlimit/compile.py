@@ -45,7 +45,7 @@ from netlimit.misses import Miss, find_miss, may_miss
 from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
 from netlimit.rates import Kind
-from netlimit.routing import leads_towards
+from netlimit.routing import find_entries, leads_towards
 from netlimit.rules import PEER, Action, Direction, Protocol, Rule, Target, format_target
 from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
@@ -277,10 +277,11 @@ class Compilation:
         exact = len(self.shaping.exact_lanes)
         exempt = [IngressLane.copy(safe_set(family, self.facts).name, family, "src") for family in sorted(families)]
         for verdict in sorted(self._verdicts(), key=lambda each: each.key):
-            if verdict.action is Action.ALLOW and verdict.family in families:
+            devices = find_entries(verdict.direction, verdict.selector.interface, self.facts.topology)
+            if verdict.action is Action.ALLOW and verdict.family in families and devices is not None:
                 name, where = matched_set(verdict, self.facts).name, verdict.selector
                 ports = where.protocol.value, where.ports, where.source_ports
-                exempt.append(IngressLane.copy(name, verdict.family, verdict.side, *ports))
+                exempt.append(IngressLane.copy(name, verdict.family, verdict.side, *ports, devices))
         return replace(ingress, lanes=(*ingress.lanes[:exact], *exempt, *ingress.lanes[exact:]))
 
     @property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from netlimit.packet import Side
 
-REVISION = 4
+REVISION = 5
 """Counts how often what programs do for the same lanes has changed: one of before must give way to one of now."""
 
 
@@ -23,7 +23,8 @@ class IngressLane(NamedTuple):
     the protocol), and what has more headers before them than are read, pass for any where the address at "src" is asked
     for. The first lane that has an entry for a packet decides; an
     entry without a class (prio 0) lets it pass unshaped. An entry with a mark says that the address shall be
-    remembered as seen, under that mark. `copies` names the set that the lane has its entries from."""
+    remembered as seen, under that mark. `copies` names the set that the lane has its entries from. `devices` are the
+    indices of those by one of which packets have come in (none: by any)."""
 
     name: str
     family: int
@@ -32,6 +33,7 @@ class IngressLane(NamedTuple):
     ports: tuple[tuple[int, int], ...] = ()
     source_ports: tuple[tuple[int, int], ...] = ()
     copies: str = ""
+    devices: tuple[int, ...] = ()
 
     @classmethod
     def copy(
@@ -42,9 +44,10 @@ class IngressLane(NamedTuple):
         protocol: str = "any",
         ports: tuple[tuple[int, int], ...] = (),
         source_ports: tuple[tuple[int, int], ...] = (),
+        devices: tuple[int, ...] = (),
     ) -> IngressLane:
         """A lane with the addresses of a set, none of which gets a class: they pass."""
-        return cls(f"{of}-in", family, side, protocol, ports, source_ports, of)
+        return cls(f"{of}-in", family, side, protocol, ports, source_ports, of, devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class Ingress:
             ports = "".join(
                 f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:6], strict=True) if ranges
             )
-            yield f"lane {lane.name} ipv{lane.family} {lane.side} {lane.protocol}{ports}"
+            devices = f" by {' '.join(map(str, lane.devices))}" if lane.devices else ""
+            yield f"lane {lane.name} ipv{lane.family} {lane.side} {lane.protocol}{ports}{devices}"
 
     @property
     def digest(self) -> str:

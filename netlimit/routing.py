@@ -67,6 +67,25 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
     return None
 
 
+def find_entrances(topology: Topology) -> tuple[str, ...]:
+    """The devices by which packets come in, whether routes lead there or not: all that are up. What comes in by a port
+    of a bridge or bond comes in by that, but by a port of a VRF itself."""
+    masters = {name for name, each in topology.devices.items() if each.kind != "vrf"}
+    return tuple(sorted(name for name, each in topology.devices.items() if each.up and each.master not in masters))
+
+
+def find_entries(direction: Direction, interface: str | None, topology: Topology) -> tuple[int, ...] | None:
+    """The indices of the devices by which packets for this host come in that a rule with an interface speaks of; none
+    of them: of what comes in by any. None if it speaks of no such packet: it is about what leaves by the interface, or
+    there is none of this name. What comes in by a VRF comes in by its ports."""
+    if interface is None:
+        return ()
+    if direction is Direction.TO or interface not in topology.devices:
+        return None
+    found = (each.index for name, each in topology.devices.items() if interface in (name, each.master))
+    return tuple(sorted(found))
+
+
 def find_towards(target: Target, topology: Topology) -> tuple[str, ...]:
     """The devices of the best routes to all of it, and of those to parts of it."""
     return devices_of([*find_best(target, topology), *find_inside(target, topology)])

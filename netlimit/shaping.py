@@ -18,7 +18,7 @@ from netlimit.management import find_lack
 from netlimit.misses import find_missing
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
-from netlimit.routing import find_home, find_way, leads_towards
+from netlimit.routing import find_entrances, find_home, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
@@ -480,10 +480,8 @@ class Shaping:
         lanes = [each.ingress for each in incoming]
         if not lanes:
             return None
-        topology = self.facts.topology
-        devices = {device for route in topology.routes for device in route.devices if device in topology.devices}
         own, translated = tuple(sorted(self.facts.own)), tuple(sorted(self.facts.translated))
-        return Ingress(tuple(sorted(devices)), own, tuple(lanes), translated)
+        return Ingress(find_entrances(self.facts.topology), own, tuple(lanes), translated)
 
     def classes(self) -> dict[int, list[tuple[str, int]]]:
         """The classes that count each rule's traffic: device and classid."""

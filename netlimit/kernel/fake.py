@@ -500,6 +500,7 @@ class FakeKernel:
         for lane in program.lanes:
             address = _end(packet, lane.side)
             fits = lane.family == address.version and lane.protocol in ("any", packet.protocol)
+            fits = fits and (not lane.devices or self.routes.devices[packet.in_interface].index in lane.devices)
             if not (fits and _is_in(packet.port, lane.ports) and _is_in(packet.source_port, lane.source_ports)):
                 continue
             held = self.lanes.get(lane.name, {})

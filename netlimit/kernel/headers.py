@@ -92,6 +92,13 @@ def read_ipv6(text: Assembly, own: list[bytes]) -> None:
     text.place(read)
 
 
+def leave_to_vlan(text: Assembly) -> None:
+    """Pass what has the tag of a VLAN: it comes by again on the device of that, and is asked there. If there is none,
+    the kernel takes it for somebody else's."""
+    text.load(2, PACKET, _TAG)
+    text.jump_if(2, "&", _VLAN_ID, UNTOUCHED)
+
+
 def put_aside_tagged(text: Assembly, kind: int) -> None:
     """Go on behind what has two tags of no VLAN (id 0, priority alone), whose kind of packet the register tells: the
     kernel takes off all of them, but the second and what follows only behind this program, which would not see what is

@@ -31,6 +31,7 @@ from netlimit.kernel.headers import (
     SOURCE_PORT,
     TRANSPORT,
     UNTOUCHED,
+    leave_to_vlan,
     put_aside_tagged,
     read_ipv4,
     read_ipv6,
@@ -54,7 +55,7 @@ _THIS_NAMESPACE = 0xFFFFFFFF
 _STATE, _LISTENS = 72, 10
 """Where struct bpf_sock has the state (linux/bpf.h), and that of a socket of TCP that listens (TCP_LISTEN): neither TCP
 nor UDP has that number as a protocol."""
-_PROTOCOL, _PRIORITY, _TC_INDEX = 16, 32, 44
+_PROTOCOL, _PRIORITY, _DEVICE, _TC_INDEX = 16, 32, 40, 44
 """Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
 _FOUND_BY, _FOUND, _CLASS = 7, 8, 9
 """Registers once a lane has decided: the address with its tag, the entry, its class."""
@@ -88,6 +89,7 @@ def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> byt
         own = sorted({each.packed for each in map(ip_address, ingress.own) if each.version == family})
         text.place(f"ipv{family}")
         if lanes and own:
+            leave_to_vlan(text)
             _ask(text, family, lanes, own, entries)
             found |= {(family, lane.side) for lane in lanes}
         else:
@@ -142,6 +144,7 @@ def _write_key(text: Assembly, family: int, side: str) -> None:
 
 def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
     following = text.new_label()
+    _compare_device(text, lane, following)
     _compare_protocol(text, lane, following)
     for register, ranges in ((PORT, lane.ports), (SOURCE_PORT, lane.source_ports)):
         if ranges:
@@ -153,8 +156,10 @@ def _ask_lane(text: Assembly, lane: IngressLane, entries: Map) -> None:
 def _ask_lane_unknown(text: Assembly, lane: IngressLane, entries: Map) -> None:
     """The same for a packet whose protocol nobody knows, but for what it says itself."""
     following = text.new_label()
+    _compare_device(text, lane, following)
     if not _takes_unknown(lane):
         if lane.ports or lane.source_ports:
+            text.place(following)
             return
         _compare_protocol(text, lane, following)
     _look_for_entry(text, lane, entries)
@@ -166,6 +171,17 @@ def _takes_unknown(lane: IngressLane) -> bool:
     here yet, and later ones do not: what a rule names does not pass by that, for which it waits with the rest of its
     target."""
     return lane.side == "src" and not lane.copies
+
+
+def _compare_device(text: Assembly, lane: IngressLane, otherwise: str) -> None:
+    """Go on if the packet has come in by one of the lane's devices."""
+    if lane.devices:
+        matched = text.new_label()
+        text.load(1, PACKET, _DEVICE)
+        for index in lane.devices:
+            text.jump_if(1, "==", index, matched)
+        text.jump(otherwise)
+        text.place(matched)
 
 
 def _compare_protocol(text: Assembly, lane: IngressLane, otherwise: str) -> None:

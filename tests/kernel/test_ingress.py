@@ -88,23 +88,6 @@ with socket.socket(family, kind) as sock:
         assert answer == data
 """
 
-
-TAGGED = """
-import socket, struct, sys
-source, destination, count = sys.argv[1:]
-family = socket.AF_INET6 if ":" in source else socket.AF_INET
-ends = socket.inet_pton(family, source) + socket.inet_pton(family, destination)
-udp = struct.pack("!HHHH", 4000, 7, 8, 0)
-if family == socket.AF_INET:
-    kind, packet = 0x0800, struct.pack("!BBHHHBBH", 0x45, 0, 28, 0, 0, 64, 17, 0) + ends + udp
-else:
-    kind, packet = 0x86DD, struct.pack("!IHBB", 0x60000000, 8, 17, 64) + ends + udp
-with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
-    sock.bind(("c0", 0))
-    for _ in range(int(count)):
-        sock.send(b"\\xff" * 6 + sock.getsockname()[4] + struct.pack("!HHH", 0x8100, 10, kind) + packet)
-"""
-
 SCATTERED = """
 import socket, struct
 SOL_PACKET, PACKET_VNET_HDR = 263, 15
@@ -167,6 +150,10 @@ class Network:
     def mac(self, device: str = "g0") -> str:
         """The address of a device of the gateway."""
         return self.gateway.run("cat", f"/sys/class/net/{device}/address").strip()
+
+    def index(self, device: str) -> int:
+        """The index of a device of the gateway."""
+        return int(self.gateway.run("cat", f"/sys/class/net/{device}/ifindex"))
 
     def count_datagrams(self) -> int:
         """How many datagrams sockets of the gateway have received."""
@@ -454,12 +441,16 @@ def test_every_own_address_is_found(network: Network) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_vlan_tag_hides_nothing(network: Network, family: int) -> None:
+def test_what_has_the_tag_of_a_vlan_is_left_to_the_device_of_that(network: Network, family: int) -> None:
+    """There it comes by again, and a rule may say something else; here nobody has such a device."""
     source = {4: "10.1.0.77", 6: "fd00:1::77"}[family]
     network.shape({"all": {source: to(ONE)}}, IngressLane("all", family, "src", "udp", ((7, 7),)))
-    network.client(sys.executable, "-c", TAGGED, source, HOST[family], "3")
-    network.wait(ONE, 3)
-    assert network.readings("all") == {source: (3, 3 * (28 if family == 4 else 48))}
+    arrived = network.count_datagrams()
+    network.send(datagrams(source, HOST[family]), (TAG, 10))
+    network.send(datagrams(source, HOST[family], 4), (TAG, 0))
+    network.wait(ONE, 4)
+    assert network.readings("all") == {source: (4, 4 * (28 if family == 4 else 48))}
+    assert network.count_datagrams() - arrived == 4
 
 
 def datagrams(source: str, destination: str, count: int = 3, *, port: int = 7, headers: int = 0) -> list[bytes]:
@@ -550,6 +541,26 @@ def test_lanes_tell_protocols_and_ports(network: Network, family: int) -> None:
     network.talk("tcp", HOST[family], 443, 5)
     assert network.readings("web")[everybody][0] > 5
     assert network.readings("rest")[everybody][0] == 6
+
+
+@pytest.mark.parametrize(("family", "headers"), [(4, 0), (6, 0), (6, 9)])
+def test_lanes_tell_devices(network: Network, family: int, headers: int) -> None:
+    """Whoever feigns an address elsewhere is not who was meant."""
+    here, there = network.index("g0"), network.index("br0")
+    source, mac = {4: "10.1.0.77", 6: "fd00:1::77"}[family], network.mac("br0")
+    lanes = (
+        IngressLane("there", family, "src", devices=(here + 100, there)),
+        IngressLane("here", family, "src", devices=(here,)),
+        IngressLane("all", family, "src"),
+    )
+    entries = {"there": {source: to(TWO)}, "here": {source: to(ONE)}, "all": {source: to(SLOW)}}
+    network.shape(entries, *lanes, devices=("g0", "br0"))
+    made = datagrams(source, HOST[family], headers=headers)
+    network.send(made)
+    network.wait(ONE, 3)
+    network.send(made, device="c1", mac=mac)
+    network.wait(TWO, 3)
+    assert [network.packets(each) for each in (ONE, TWO, SLOW)] == [3, 3, 0]
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -13,7 +13,7 @@ from netlimit.limits import Facts
 from netlimit.packet import Packet
 from netlimit.plan import WriteTree, diff
 from netlimit.routing import find_way
-from netlimit.rules import Rule
+from netlimit.rules import Rule, parse_rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS, Note
 from netlimit.state import State
 from netlimit.traffic import SHARD_HOSTS
@@ -31,6 +31,7 @@ from netlimit.tree import (
     classid,
 )
 from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, Gateway, gateway_facts, is_host, shape
+from tests.unit.strategies import NOW
 
 
 def gateway(*rules: Rule, facts: Facts = gateway_facts) -> Gateway:
@@ -39,6 +40,10 @@ def gateway(*rules: Rule, facts: Facts = gateway_facts) -> Gateway:
         made.put(rule)
     made.sync()
     return made
+
+
+def allow(rule_id: int, **fields: object) -> Rule:
+    return replace(parse_rule(fields, NOW), id=rule_id)
 
 
 def change(made: Gateway, *rules: Rule, drop: Iterable[int] = ()) -> Gateway:
@@ -219,6 +224,67 @@ def test_what_ends_on_the_host_waits_on_the_way_in() -> None:
     assert waits(made, "10.2.0.1", "10.1.0.2", **to_host) == 2
     assert waits(made, "192.0.2.7", "10.1.0.2") == 2
     assert waits(made, "10.2.0.1", "10.1.0.3", **to_host) is None
+
+
+@pytest.mark.parametrize(
+    ("interface", "way", "spared"),
+    [
+        (None, "lan", True),
+        ("lan", "lan", True),
+        ("wan", "lan", False),
+        ("lan", "wan", False),
+        ("wan", "wan", True),
+        ("none", "lan", False),
+    ],
+)
+def test_who_is_allowed_by_one_device_waits_on_the_way_in_by_others(
+    interface: str | None, way: str, spared: bool
+) -> None:
+    allowed = {"target": "10.1.0.2", "action": "allow", "interface": interface}
+    made = gateway(shape(1, "10.1.0.0/16", direction="from", per="host"), allow(2, **allowed))
+    for protocol in ("udp", "icmp"):
+        found = waits(made, "10.1.0.1", "10.1.0.2", in_interface=way, out_interface=None, protocol=protocol)
+        assert found == (None if spared else 1)
+
+
+@pytest.mark.parametrize("interface", [None, "lan", "wan"])
+def test_whom_something_may_be_sent_to_by_a_device_says_nothing_of_what_ends_here(interface: str | None) -> None:
+    allowed = allow(2, target="10.1.0.1", action="allow", direction="to", interface=interface)
+    made = gateway(shape(1, "10.1.0.0/16", direction="from", per="host"), allowed)
+    found = waits(made, "10.1.0.1", "10.1.0.2", in_interface="lan", out_interface=None)
+    assert found == (1 if interface else None)
+
+
+def test_who_is_allowed_by_a_device_is_so_however_often_that_is_made_anew() -> None:
+    made = gateway(
+        shape(1, "10.1.0.0/16", direction="from", per="host"),
+        allow(2, target="10.1.0.2", action="allow", interface="lan"),
+    )
+    for index in (9, 3):
+        devices = {"lan": Device(index, True), "wan": Device(12 - index, True)}
+        made.route(replace(HOME, devices=devices))
+        change(made)
+        assert waits(made, "10.1.0.1", "10.1.0.2", in_interface="lan", out_interface=None) is None
+        assert waits(made, "10.1.0.1", "10.1.0.2", in_interface="wan", out_interface=None) == 1
+
+
+def test_what_comes_in_by_a_device_without_routes_waits_too() -> None:
+    more = {"bare": Device(7, True), "down": Device(8, False), "port": Device(9, True, "veth", "lan")}
+    vrf = {"red": Device(10, True, "vrf"), "member": Device(11, True, "veth", "red")}
+    facts = replace(gateway_facts, topology=replace(HOME, devices={**HOME.devices, **more, **vrf}))
+    made = gateway(shape(1, "10.1.0.0/16", direction="from", per="host"), facts=facts)
+    assert waits(made, "10.1.0.1", "10.1.0.2", in_interface="bare", out_interface=None) == 1
+    assert made.kernel.program is not None
+    assert made.kernel.program.devices == ("bare", "lan", "member", "red", "wan")
+
+
+def test_who_is_allowed_by_a_vrf_is_so_by_its_ports() -> None:
+    devices = {**HOME.devices, "red": Device(10, True, "vrf"), "member": Device(11, True, "veth", "red")}
+    facts = replace(gateway_facts, topology=replace(HOME, devices=devices))
+    shaped = shape(1, "10.1.0.0/16", direction="from", per="host")
+    made = gateway(shaped, allow(2, target="10.1.0.2", action="allow", interface="red"), facts=facts)
+    assert waits(made, "10.1.0.1", "10.1.0.2", in_interface="member", out_interface=None) is None
+    assert waits(made, "10.1.0.1", "10.1.0.2", in_interface="lan", out_interface=None) == 1
 
 
 def test_entries_on_the_way_in_have_no_end_for_nobody_would_see_it() -> None:
