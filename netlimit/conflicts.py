@@ -655,9 +655,10 @@ def _find_labelled(report: HostReport) -> Iterator[Finding]:
             "MPLS",
             Severity.WARNING,
             f"Packets with labels of MPLS are taken by {', '.join(report.labelled)} (`net.mpls.conf.….input`): what a "
-            "label leads on from here, with the next label or without one, passes no rule at all.",
-            "Limit it where it gets its first label or after it has lost the last one; a label that leads to `dev lo` "
-            "has its packet pass all rules.",
+            "label leads on from here, with the next label or without one, passes no rule at all; nor does any rule "
+            "see what a label leads to `dev lo` and is for this gateway itself.",
+            "Limit it where it gets its first label or after it has lost the last one. What a label leads to `dev lo` "
+            "and is forwarded then is seen by all rules but limits `from` that are `per: peer`.",
         )
 
 

@@ -160,6 +160,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         "`-A OUTPUT -j MARK --set-xmark 0x1/0xff`, and 1 more such rules",
     ),
     (HostReport(labelled=("lan", "wan")), "MPLS", Severity.WARNING, "by lan, wan"),
+    (HostReport(labelled=("lan",)), "MPLS", Severity.WARNING, "to `dev lo` and is for this gateway itself"),
     (HostReport(namespaces=True), "user namespaces", Severity.WARNING, "user.max_user_namespaces=0"),
     (HostReport(synchronized=False), "clock", Severity.WARNING, "chrony"),
 ]
