@@ -12,12 +12,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
 
 from netlimit.htb import LARGEST_QUANTUM, MTU, size_beside, size_class, size_services
-from netlimit.tree import BESIDE, FIRST_CHILD, LINE, SERVICES, TOP, LeafKind, QueueClass, Tree, classid
+from netlimit.tree import (
+    BESIDE,
+    FIRST_CHILD,
+    LAST_BUDGET,
+    LINE,
+    SERVICES,
+    TOP,
+    LeafKind,
+    QueueClass,
+    Tree,
+    classid,
+)
 
 SHARD_HOSTS = 1000
 """The most hosts of one child HTB."""
+RANKS = 16
+"""The priority stays with a packet on its way to lower devices (of a VLAN, a bond, a tunnel), where pfifo_fast, prio,
+mqprio and taprio take its low four bits for a rank. So classes of hosts are multiples of it, which is what packets
+have of which nobody says anything."""
 _LEAST = 32
 """Bytes a second; the least that a class is guaranteed, for tc counts how long a burst takes in 32 bits."""
 REMAINDER = 100
@@ -64,10 +80,9 @@ class Shard:
             minor = heappop(self.free)
             if minor not in self.hosts:
                 return minor
-        minor = len(self.hosts) + 1
-        while minor in self.hosts or classid(self.handle, minor) in spent:  # those found in the kernel leave gaps
-            minor += 1
-        return minor
+        # Those found in the kernel leave gaps.
+        minors = chain(range(RANKS * (len(self.hosts) + 1), LAST_BUDGET, RANKS), range(1, LAST_BUDGET))
+        return next(each for each in minors if each not in self.hosts and classid(self.handle, each) not in spent)
 
 
 class Branches:

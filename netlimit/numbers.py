@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 from netlimit.marks import is_run
 
@@ -49,13 +50,14 @@ class Numbers:
             if self._names.setdefault(group, {}).setdefault(number, name) == name or not number:
                 self.kept[group, name] = number
 
-    def take(self, group: str, name: str, among: range) -> int | None:
-        """The number of a purpose, a new one out of `among` if it has none; None when all are taken."""
+    def take(self, group: str, name: str, among: range, first: Iterable[int] = ()) -> int | None:
+        """The number of a purpose, a new one out of `among` if it has none, of which some come `first`; None when all
+        are taken."""
         key = (group, name)
         number = self.kept.get(key)
         if number is None or number not in among:
             names = self._names.setdefault(group, {})
-            number = next((each for each in among if each not in names), None)
+            number = next((each for each in chain(first, among) if each not in names), None)
             if number is None:
                 return None
             names[number] = name

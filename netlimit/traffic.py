@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
 from typing import NamedTuple
 
-from netlimit.branches import SHARD_HOSTS, Branches, Shard, Wish
+from netlimit.branches import RANKS, SHARD_HOSTS, Branches, Shard, Wish
 from netlimit.htb import bytes_per_second
 from netlimit.lanes import Lane, block_of
 from netlimit.limits import set_keys
@@ -24,6 +24,8 @@ SHARDS = "tc shard"
 _CHILDREN = range(FIRST_CHILD, LAST_CHILD + 1)
 _SHARD_NUMBERS = range(1, len(_CHILDREN) + 1)
 _MINORS = range(FIRST_BUDGET, LAST_BUDGET)
+_LEVEL_MINORS = range(FIRST_BUDGET, LAST_BUDGET, RANKS)
+"""Those that are no rank."""
 
 
 class Place(NamedTuple):
@@ -175,7 +177,7 @@ class Traffic:
         if self._stale:
             self._sort_out()
         # Who has a class in the kernel comes first, lest somebody else take it.
-        for target in sorted(self._pending, key=lambda each: (set_keys(each)[0] not in self.held, *_by_place(each))):
+        for target in sorted(self._pending, key=lambda each: (not self._find_held(each), *_by_place(each))):
             self._arrange(target)
         self._pending.clear()
         self.held = {}
@@ -261,7 +263,7 @@ class Traffic:
 
     def _seat(self, target: Target, want: _Want, before: Place | None) -> int:
         if want.region:
-            number = self._minor("within", target, want.under)
+            number = self._minor("rest", target, want.under, _LEVEL_MINORS)
             self._branches.branch(number, want.under, want.wish, leaf=True)
             return number
         shard, minor = self._find_seat(target, want.under, before)
@@ -275,7 +277,7 @@ class Traffic:
             shard = next((each for each in shards if each.handle == before.number >> 16), None)
             if shard is not None:
                 return shard, before.number & 0xFFFF
-        held = self.held.get(set_keys(target)[0], 0)
+        held = self._find_held(target)
         name = self._numbers.find(SHARDS, (held >> 16) - FIRST_CHILD + 1) if held else None
         if name is not None and name.startswith(self._shard_name(under, "")):
             shard = self._open_shard(under, name)
@@ -288,6 +290,12 @@ class Traffic:
             places = (self._shard_name(under, str(place)) for place in range(len(shards) + 1))
             shard = self._open_shard(under, next(name for name in places if name not in taken))
         return shard, shard.take(self._branches.spent)
+
+    def _find_held(self, target: Target) -> int:
+        """The class that a target has in the kernel, and keeps: not one that is a rank, as earlier versions gave them
+        out. 0: none."""
+        held = self.held.get(set_keys(target)[0], 0)
+        return 0 if held % RANKS else held
 
     def _open_shard(self, under: int, name: str) -> Shard:
         number = self._numbers.take(SHARDS, name, _SHARD_NUMBERS)
@@ -311,10 +319,10 @@ class Traffic:
                 shards[:] = [each for each in shards if each.number != shard]
             self._numbers.release(SHARDS, self._numbers.find(SHARDS, shard) or "")
 
-    def _minor(self, what: str, target: Target, parent: int) -> int:
+    def _minor(self, what: str, target: Target, parent: int, first: range = range(0)) -> int:
         """The class of the root HTB for a purpose. A class cannot move, so one under another parent is another."""
         name = f"{self.lane.digest} {what} {target} under {parent:x}"
-        minor = self._numbers.take(self._group, name, _MINORS)
+        minor = self._numbers.take(self._group, name, _MINORS, first)
         assert minor is not None, "budgets are counted before they come here"
         return classid(self._branches.tree.handle, minor)
 

@@ -31,13 +31,13 @@ def test_who_is_allowed_by_the_device_of_a_link_is_not_shaped_there(gateway: Gat
     LINKS[link](gateway.lab)
     gateway.start()
     fields: dict[str, object] = {"target": NETWORK, "action": "shape", "rate": "1 Mbit/s", "per": "target"}
-    (shaped,) = gateway.put(fields)
+    (shaped,) = gateway.add(fields)
     deliver(gateway)
     assert gateway.count(shaped).matched_packets == SENT
-    (elsewhere,) = gateway.put({"target": NEAR, "action": "allow", "interface": "wan"})
+    (elsewhere,) = gateway.add({"target": NEAR, "action": "allow", "interface": "wan"})
     deliver(gateway)
     assert gateway.count(shaped).matched_packets == 2 * SENT
     gateway.remove(elsewhere)
-    gateway.put({"target": NEAR, "action": "allow", "interface": {"vrf": "vrf0", "esp": "lan"}.get(link, "in0")})
+    gateway.add({"target": NEAR, "action": "allow", "interface": {"vrf": "vrf0", "esp": "lan"}.get(link, "in0")})
     deliver(gateway)
     assert gateway.count(shaped).matched_packets == 2 * SENT

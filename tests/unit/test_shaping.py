@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from netlimit.compile import Compilation
 from netlimit.htb import MTU
 from netlimit.limits import Facts
 from netlimit.packet import Packet
@@ -15,7 +16,7 @@ from netlimit.plan import WriteTree, diff
 from netlimit.routing import find_way
 from netlimit.rules import Rule, parse_rule
 from netlimit.shaping import MOST_BUDGETS, MOST_HOSTS, MOST_KINDS, Note
-from netlimit.state import State
+from netlimit.state import Entry, State
 from netlimit.traffic import SHARD_HOSTS
 from netlimit.tree import (
     FIRST_CHILD,
@@ -457,6 +458,36 @@ def test_at_a_start_nobody_takes_the_class_of_a_host_that_has_one() -> None:
     made.apply(made.plan_all())
     made.compilation.settle()
     assert number(made, "10.1.0.9") == held != number(made, "10.1.0.2")
+
+
+def test_no_class_is_a_rank_to_queues_of_lower_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pfifo_fast, prio, mqprio and taprio go by the low four bits of the priority, which stays with the packet."""
+    monkeypatch.setattr("netlimit.branches.SHARD_HOSTS", 8)
+    made = gateway(
+        shape(1, "10.1.0.0/16", per="host"),
+        shape(2, "10.1.0.0/24", "5 Mbit/s", per="target"),
+        *(shape(3 + number, f"10.1.0.{10 + number}") for number in range(20)),
+    )
+    made.see(f"10.1.1.{number}" for number in range(40))
+    change(made, drop=range(5, 12))
+    change(made, *(shape(30 + number, f"10.1.2.{10 + number}") for number in range(20)))
+    numbers = {entry.prio for name, held in made.compilation.entries.items() for entry in held.values() if entry.prio}
+    assert len(numbers) > 70
+    assert not any(number % 16 for number in numbers)
+
+
+def test_who_has_a_class_that_is_a_rank_moves_once() -> None:
+    """Former versions have given out such."""
+    made = gateway(shape(1, "10.1.0.0/16", per="host"), *(shape(2 + n, f"10.1.0.{10 + n}") for n in range(3)))
+    (lane,) = made.compilation.shaping.lanes
+    handle = FIRST_CHILD
+    held = {"10.1.0.10": 1, "10.1.0.11": 16, "10.1.0.12": 32}
+    fresh = Compilation(gateway_facts, made.compilation.numbers.kept)
+    for rule in made.rules.values():
+        fresh.put(rule)
+    fresh.shaping.adopt({lane.name: {key: Entry(prio=classid(handle, minor)) for key, minor in held.items()}})
+    found = {key: fresh.state.entries[lane.name][key].prio for key in held}
+    assert found == {key: classid(handle, minor) for key, minor in {**held, "10.1.0.10": 48}.items()}
 
 
 def test_who_was_held_at_a_start_is_not_welcomed_again_later() -> None:
