@@ -16,7 +16,7 @@ caps has a handle of no device (6e00:), for it does so on each of them.
         6e05:1 … 6e05:fff      one for each child HTB, of the same number
           7001: … 7fff:        a child HTB
             7001:ffff          lends what the class above it has
-              7001:1 …         hosts
+              7001:10, 20, …   hosts
 """
 
 from __future__ import annotations

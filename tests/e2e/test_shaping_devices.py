@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.errors import LabError
-from scripts.testbed.namespaces import SERVER, Lab
+from scripts.testbed.namespaces import SERVER, WAN, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import megabits, offer, passed, shape
 
@@ -180,6 +181,46 @@ def snapshot(lab: Lab) -> str:
         f"tc filter show dev {device} {end}" for device in ("lan", "wan") for end in ("root", "ingress", "egress")
     )
     return "\n".join(lab.gateway.run(*command.split()).stdout for command in (*tools, *filters))
+
+
+OUTER = "udp dport 4789 oifname wan meta priority > 0:ffff"
+COUNTED = f"""
+add table ip ranks
+add chain ip ranks out {{ type filter hook postrouting priority 0; }}
+add rule ip ranks out {OUTER} counter
+add rule ip ranks out {OUTER} meta priority and 0xf != 0 counter
+"""
+
+
+@pytest.fixture
+def tunnel(lab: Lab) -> Iterator[tuple[str, ...]]:
+    """Hosts behind a VXLAN tunnel `inner`; counted are its packets that have a class, and those ranked by it."""
+    hosts = tuple(f"10.9.0.{number}" for number in range(2, 12))
+    for namespace, ends, addresses in (
+        (lab.gateway, (WAN, SERVER), ("10.9.0.1",)),
+        (lab.server, (SERVER, WAN), hosts),
+    ):
+        name = f"inner type vxlan id 7 local {ends[0]} remote {ends[1]} dstport 4789"
+        namespace.ip(f"link add {name}", *(f"addr add {each}/24 dev inner" for each in addresses), "link set inner up")
+    lab.client.ip("route add 10.9.0.0/24 via 10.1.0.1")
+    lab.gateway.run("nft", "-f", "-", input=COUNTED)
+    yield hosts
+    lab.gateway.run("nft", "delete", "table", "ip", "ranks")
+    lab.client.ip("route del 10.9.0.0/24")
+    lab.gateway.ip("link del inner")
+    lab.server.ip("link del inner")
+
+
+def test_below_a_tunnel_nobody_is_ranked_by_his_class(gateway: Gateway, lab: Lab, tunnel: tuple[str, ...]) -> None:
+    """pfifo_fast, prio and mqprio there go by the low four bits of the priority: some hosts would starve others."""
+    gateway.add(*(shape(host, direction="to", interface="inner") for host in tunnel))
+    gateway.wait(lambda: all(map(gateway.class_of, tunnel)), "classes")
+    for host in tunnel:
+        assert streams.ping(lab.client, host, count=2) == 2
+    said = lab.gateway.run("nft", "list", "table", "ip", "ranks").stdout
+    total, ranked = (int(each) for each in re.findall(r"counter packets (\d+)", said))
+    assert total >= 2 * len(tunnel)
+    assert ranked == 0
 
 
 def test_teardown_leaves_the_devices_as_they_were(gateway: Gateway, lab: Lab) -> None:
