@@ -179,8 +179,8 @@ def test_a_cap_of_an_earlier_version_is_parted_anew_and_keeps_its_root(kernel: K
 def test_classes_come_change_and_go_and_doing_it_twice_is_no_error(kernel: Kernel) -> None:
     gateway = settle(HOSTS)
     kernel.apply(plant(gateway))
-    new, gone = classid(FIRST_CHILD, 7), classid(FIRST_CHILD, 1)
-    changed = classid(FIRST_CHILD, 2)
+    new, gone = classid(FIRST_CHILD, 7), classid(FIRST_CHILD, 0x10)
+    changed = classid(FIRST_CHILD, 0x20)
     step = WriteTree("lan", ROOT, classes={new: HOST, changed: HOST._replace(leaf=Leaf("pfifo", 64))}, gone=(gone,))
     tree = gateway.kernel.trees["lan"]
     wanted = {**tree.classes, **step.classes}
@@ -203,7 +203,7 @@ def test_a_class_does_not_move(kernel: Kernel) -> None:
     """Whoever wants one elsewhere makes another: so a plan never asks for it."""
     kernel.apply(plant(settle(HOSTS)))
     before = kernel.queues().trees
-    number = next(number for number in before["lan"].classes if number & 0xFFFF == 0x1001)
+    number = next(number for number in before["lan"].classes if number & 0xFFFF == 0x1010)
     each = before["lan"].classes[number]
     kernel.apply(WriteTree("lan", ROOT, classes={number: each._replace(parent=classid(ROOT, TOP))}))
     assert drifted(before, kernel.queues().trees) is None
