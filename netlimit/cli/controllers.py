@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.cli.errors import CommandError
 from netlimit.errors import KernelError
-from netlimit.liveness import is_recent
+from netlimit.liveness import SILENCE, is_recent
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 8.0
 """How long the first report of a controller that has just started is waited for; it reports every five seconds."""
-_LIVE = timedelta(seconds=15)
 _LOOK_SECONDS = 0.1
 
 
@@ -31,26 +30,26 @@ class _Problem(NamedTuple):
     heard: timedelta | None = None
 
 
-def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> None:
+def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Store) -> None:
     """Raise CommandError where a controller runs here that is known to go by another name than the settings, or that
-    has never reported to this database by their name; without a database (None), the name in the copy counts. How long
-    ago it has reported does not matter: one that hangs must keep nobody from taking the limits away."""
+    has never reported to this database by their name. How long ago it has reported does not matter: one that hangs must
+    keep nobody from taking the limits away."""
     began = time.monotonic()
     while (problem := _find_problem(command, settings, kernel, store)) is not None:
         waited = time.monotonic() - began
         reports_so = is_recent(problem.heard, timedelta(seconds=waited))  # it has not just begun by another name
-        if store is None or reports_so or waited >= REPORT_SECONDS:
+        if reports_so or waited >= REPORT_SECONDS:
             raise CommandError(f"{problem.text} or stop the controller first: `systemctl stop netlimit-controller`.")
         time.sleep(_LOOK_SECONDS)
 
 
-def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store | None) -> _Problem | None:
+def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store) -> _Problem | None:
     from netlimit.store import read_owner
 
     if not _is_controlled(kernel):
         return None
     host, owner = settings.host, read_owner(settings.state)
-    reports = {each.host: each for each in store.hosts()} if store is not None else {}
+    reports = {each.host: each for each in store.hosts()}
     if owner not in (None, host) and not _is_renamed(reports.get(host), reports.get(owner)):
         former = reports.get(owner)
         return _Problem(
@@ -58,9 +57,9 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
             f"`NETLIMIT_HOST={owner} netlimit {command}`,",
             former.silence if former is not None else None,
         )
-    if store is None or _has_reported(reports.get(host), owner):
+    if _has_reported(reports.get(host), owner):
         return None
-    others = sorted(name for name, each in reports.items() if is_recent(each.silence, _LIVE))
+    others = sorted(name for name, each in reports.items() if is_recent(each.silence, SILENCE))
     known = f"(those that report are: {', '.join(others)}) " if others else ""
     return _Problem(
         f"A controller runs here, but none called {host} has ever reported to the database {store}: it goes by another "
@@ -83,7 +82,7 @@ def _is_renamed(report: HostStatus | None, former: HostStatus | None) -> bool:
     if report is None or report.reporter is None or report.silence is None:
         return False
     silence = former.silence if former is not None else None
-    return silence is None or (silence > report.silence and not is_recent(silence, _LIVE))
+    return silence is None or (silence > report.silence and not is_recent(silence, SILENCE))
 
 
 def _has_reported(report: HostStatus | None, owner: str | None) -> bool:

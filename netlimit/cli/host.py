@@ -180,7 +180,6 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
                 renew_copy(settings, store, kernel)
             return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
     except StoreError as error:
-        refuse_stranger("teardown", settings, kernel, None)
         complain(error)
         complain(CommandError("Going on; but a controller that runs may not hear of it, so stop it first."))
         pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it

@@ -255,21 +255,6 @@ def test_by_another_database_than_that_of_the_controller_nothing_is_touched(
     server.end()
 
 
-def test_without_the_database_the_copy_knows_the_name_of_the_controller(gateway: Netlimit) -> None:
-    server = gateway.serve()
-    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
-    held = snapshot(gateway)
-    gateway.run("plan")
-    database = _find_copy(gateway).parent / "netlimit.db"
-    database.rename(database.with_suffix(".away"))
-    said = gateway.refuse("teardown", NETLIMIT_HOST="gw2")
-    assert "`NETLIMIT_HOST=gw1 netlimit teardown`" in said
-    assert snapshot(gateway) == held
-    done = gateway.run("teardown")
-    assert (done.returncode, "stop it first" in done.stderr) == (0, True)
-    server.end()
-
-
 def test_a_teardown_needs_no_word_of_a_controller_that_hangs(gateway: Netlimit) -> None:
     server = gateway.serve()
     gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
