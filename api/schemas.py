@@ -409,7 +409,7 @@ class HostReport(Strict):
     guarded: bool = Field(description="Whether a guard has reported lately, who undoes what is not confirmed.")
     last_error: str | None
     seen_at: datetime | None
-    live: bool = Field(description="Whether it has been heard of in the last 30 seconds.")
+    live: bool = Field(description="Whether it has been heard of in the last 15 seconds.")
 
 
 class Status(Strict):

@@ -15,7 +15,7 @@ from netlimit.closure import may_close
 from netlimit.errors import NetlimitError
 from netlimit.lockout import HARMLESS, Havens
 from netlimit.openings import find_under, is_over
-from netlimit.rules import Action, Rule, Selector
+from netlimit.rules import Action, OnFailure, Rule, Selector
 
 
 class Change(NamedTuple):
@@ -233,4 +233,5 @@ def _allows_as_much(other: Rule, rule: Rule, now: datetime) -> bool:
         and other.selector in (rule.selector, Selector())
         and (not other.hosts or (bool(rule.hosts) and set(rule.hosts) <= set(other.hosts)))
         and _outlasts(other, rule)
+        and other.on_failure in (rule.on_failure, OnFailure.CLOSED)
     )

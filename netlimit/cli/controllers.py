@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from netlimit.cli.errors import CommandError
+from netlimit.cli.errors import CommandError, complain
 from netlimit.errors import KernelError
 from netlimit.liveness import SILENCE, is_recent
 from netlimit.settings import Settings
@@ -17,29 +17,35 @@ if TYPE_CHECKING:
     from netlimit.records import HostStatus
     from netlimit.store import Store
 
+TEARDOWN = "teardown"
 REPORT_SECONDS = 8.0
 """How long the first report of a controller that has just started is waited for; it reports every five seconds."""
 _LOOK_SECONDS = 0.1
 
 
 class _Problem(NamedTuple):
-    """How the controller differs, and what would help, as the beginning of a sentence; `heard` says how long ago it has
-    reported by its own name, if that is known."""
+    """How the controller differs, and what would help, as the beginning of a sentence; whether its own name is `known`,
+    and how long ago it has reported by that (`heard`)."""
 
     text: str
+    known: bool
     heard: timedelta | None = None
 
 
 def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Store) -> None:
     """Raise CommandError where a controller runs here that is known to go by another name than the settings, or that
     has never reported to this database by their name. How long ago it has reported does not matter: one that hangs must
-    keep nobody from taking the limits away."""
+    keep nobody from taking the limits away. Nor must one whose name nobody knows: of that a teardown only warns."""
     began = time.monotonic()
     while (problem := _find_problem(command, settings, kernel, store)) is not None:
+        helps = f"{problem.text} or stop the controller first: `systemctl stop netlimit-controller`."
         waited = time.monotonic() - began
         reports_so = is_recent(problem.heard, timedelta(seconds=waited))  # it has not just begun by another name
         if reports_so or waited >= REPORT_SECONDS:
-            raise CommandError(f"{problem.text} or stop the controller first: `systemctl stop netlimit-controller`.")
+            if problem.known or command != TEARDOWN:
+                raise CommandError(helps)
+            complain(CommandError(f"{helps} Going on all the same."))
+            return
         time.sleep(_LOOK_SECONDS)
 
 
@@ -55,6 +61,7 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
         return _Problem(
             f"A controller runs here, but as {owner}, not as {host}: it would undo what `netlimit {command}` does. Run "
             f"`NETLIMIT_HOST={owner} netlimit {command}`,",
+            True,
             former.silence if former is not None else None,
         )
     if _has_reported(reports.get(host), owner):
@@ -62,9 +69,10 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
     others = sorted(name for name, each in reports.items() if is_recent(each.silence, SILENCE))
     known = f"(those that report are: {', '.join(others)}) " if others else ""
     return _Problem(
-        f"A controller runs here, but none called {host} has ever reported to the database {store}: it goes by another "
+        f"A controller runs here, but none called {host} has ever reported to the database at hand: it goes by another "
         f"name {known}or database, and would undo what `netlimit {command}` does. Set NETLIMIT_HOST and "
-        "NETLIMIT_DATABASE_URL to those of the controller,"
+        "NETLIMIT_DATABASE_URL to those of the controller,",
+        False,
     )
 
 

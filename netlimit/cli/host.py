@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netlimit.cli.actor import local_actor
-from netlimit.cli.controllers import refuse_stranger
+from netlimit.cli.controllers import TEARDOWN, refuse_stranger
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
@@ -172,7 +172,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     is lost must not keep anybody from taking the limits away."""
     try:
         with open_store(settings) as store:
-            refuse_stranger("teardown", settings, kernel, store)
+            refuse_stranger(TEARDOWN, settings, kernel, store)
             store.pause(settings.host, True, local_actor(settings))
             if kernel.controlled():
                 pause_copy(settings)

@@ -205,7 +205,8 @@ def test_an_allow_that_keeps_a_forced_rule_from_who_is_safe_stays(client: httpx.
         refused = operator.delete("/rules/2")
         assert refused.status_code == 409
         assert "which admin has forced, would hit 198.51.100.7" in refused.json()["detail"]
-        for change in ({"enabled": False}, {"target": "198.51.100.128/25"}, {"ttl": "1h"}, {"protocol": "tcp"}):
+        changes = ({"enabled": False}, {"target": "198.51.100.128/25"}, {"ttl": "1h"}, {"protocol": "tcp"})
+        for change in (*changes, {"on_failure": "open"}):
             assert operator.patch("/rules/2", json=change).status_code == 409
         assert operator.patch("/rules/2", json={"target": "198.51.0.0/16"}).status_code == 200
         assert operator.delete("/rules/2?force=true").status_code == 403
@@ -273,7 +274,7 @@ def test_the_last_opening_of_a_closed_gateway_goes_by_force_alone(client: httpx.
     answer = client.delete(f"/rules/{door}")
     assert answer.status_code == 409
     assert "'allow from 10.2.0.0/16 any' leaves it open" in answer.json()["detail"]
-    for change in ({"enabled": False}, {"ttl": "1m"}, {"target": "10.2.0.0/24"}):
+    for change in ({"enabled": False}, {"ttl": "1m"}, {"target": "10.2.0.0/24"}, {"on_failure": "open"}):
         assert client.patch(f"/rules/{door}", json=change).status_code == 409
     halves = [{"target": target, "action": "block"} for target in ("10.2.0.0/17", "10.2.128.0/17")]
     assert client.post("/rules/bulk", json=halves).status_code == 409
