@@ -18,6 +18,7 @@ from netlimit.store import Store
 
 EVERY_SECONDS = 60.0
 """An address is kept again after so long."""
+_BROADCAST = ip_address("255.255.255.255")
 _START = datetime(2000, 1, 1, tzinfo=UTC)
 """From which a clock that nobody sets is counted here."""
 
@@ -99,5 +100,5 @@ class Visitors:
 
 def _may_come_from(address: IPv4Address | IPv6Address) -> bool:
     """Whether a client can come from there; a proxy passes on whatever a header says."""
-    odd = address.is_multicast or address.is_unspecified or (address.version == 4 and address.is_reserved)
+    odd = address.is_multicast or address.is_unspecified or address == _BROADCAST
     return not (odd or address.is_loopback)

@@ -196,8 +196,9 @@ def _find_peers(family: int, facts: Facts) -> tuple[str, ...]:
 
 
 def _find_lack(family: int, facts: Facts) -> bool:
-    """Whether this host cannot tell hop limits or its own addresses."""
-    return any(map(facts.capabilities.get, ("ttl", "addrtype") if family == 4 else ("hl6", "addrtype6")))
+    """Whether this host cannot tell hop limits, its own addresses, or one of several ports."""
+    needs = ("ttl", "addrtype", "multiport") if family == 4 else ("hl6", "addrtype6", "multiport6")
+    return any(map(facts.capabilities.get, needs))
 
 
 def _ports(*ports: int, side: Side = "dst") -> Match:

@@ -89,8 +89,8 @@ class Branches:
     """The HTB of one device. `touched` are the classes that changed, `tree` is what they come to. `spent` are the
     classes of hosts that went, which nobody else may have while the kernel leads packets there."""
 
-    def __init__(self, handle: int, hz: int, leaf: LeafKind) -> None:
-        self.tree = Tree(handle, {}, {})
+    def __init__(self, handle: int, hz: int, leaf: LeafKind, direct: int = 0) -> None:
+        self.tree = Tree(handle, {}, {}, direct)
         self.classes: dict[int, QueueClass] = self.tree.classes  # type: ignore[assignment]  # it is ours to write
         self.touched: set[int] = set()
         self.spent: set[int] = set()

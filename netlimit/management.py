@@ -34,7 +34,7 @@ behind NAT): their packets keep the class of what is inside, where the kernel ha
 def find_lack(family: int, facts: Facts) -> str | None:
     """Why packets of a family cannot be given these classes on this host; None if they can."""
     six = "6" if family == 6 else ""
-    needs = (f"ip{six}tables", f"mangle{six}", f"classify{six}", "ipset")
+    needs = (f"ip{six}tables", f"mangle{six}", f"classify{six}", f"multiport{six}", "ipset")
     return next((reason for reason in map(facts.capabilities.get, needs) if reason), None)
 
 

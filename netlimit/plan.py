@@ -139,7 +139,8 @@ class WriteTree:
         """One line a change, as `tc -batch` takes it; `replace` keeps the queue of what is there."""
         where = f"dev {self.device}"
         if self.root is not None:
-            yield f"tc qdisc replace {where} root handle {format_handle(self.root.handle)} htb default {REST:x}"
+            direct = f" direct_qlen {self.root.direct}" if self.root.direct else ""
+            yield f"tc qdisc replace {where} root handle {format_handle(self.root.handle)} htb default {REST:x}{direct}"
         hanging = {classid: handle for handle, classid in self.children.items()}
         for classid, each in self.classes.items():
             name = format_classid(classid)

@@ -22,7 +22,7 @@ from netlimit.routing import find_entrances, find_home, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
-from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
+from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
 
 NEWCOMERS = 1000
 """So many hosts that have appeared get a class at once: what else there is to be done must not wait for a flood."""
@@ -330,7 +330,9 @@ class Shaping:
             number = self._numbers.take("tc root", name, _ROOTS)
             if number is None:
                 return None
-            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf)
+            known = self.facts.topology.devices.get(name)
+            direct = 0 if known is not None and known.queue >= DIRECT else DIRECT
+            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf, direct)
             device = self._devices[name] = _Device(name, number, branches)
         return device
 

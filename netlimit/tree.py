@@ -39,6 +39,9 @@ SERVICES = 0xFFF9
 BESIDE_HANDLE = 0x6E00
 """The upper half of the priority that leads to these, on every device."""
 FIRST_BUDGET, LAST_BUDGET = 0x1000, 0xFFF0
+DIRECT = 1000
+"""Packets of which nothing says a class that may wait at least, as many as for a card. Devices of PPP have 3 by
+themselves, an IFB has 32: with a second sender others would lose packets that no rule names."""
 LINE = 12_500_000_000
 """Bytes a second; what stands for no limit. Above it the nanoseconds that HTB counts in are too coarse."""
 INGRESS_DEVICE = "nl-in"
@@ -82,11 +85,13 @@ class QueueClass(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Tree:
     """All of ours on one device: an HTB with `classes` by classid, of which those that `children` name (handle of the
-    child: classid) hold child HTBs."""
+    child: classid) hold child HTBs. So many packets without a class may wait as `direct` says (0: as may for the
+    device), when the root is made: the kernel changes it no more."""
 
     handle: int
     classes: Mapping[int, QueueClass] = field(default_factory=dict)
     children: Mapping[int, int] = field(default_factory=dict)
+    direct: int = field(default=0, compare=False)
 
     def lines(self) -> Iterator[str]:
         """A line for each part, as a golden text has it."""
@@ -160,13 +165,14 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network device: its index, whether it is up, the kind of link ("" for a card), and the device that it belongs
-    to as a port or a slave, if any."""
+    """A network device: its index, whether it is up, the kind of link ("" for a card), the device that it belongs to as
+    a port or a slave, if any, and how many packets may wait for it (its txqueuelen)."""
 
     index: int
     up: bool
     kind: str = ""
     master: str = ""
+    queue: int = DIRECT
 
 
 MAIN_TABLE = 254

@@ -59,8 +59,8 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
     if owner not in (None, host) and not _is_renamed(reports.get(host), reports.get(owner)):
         former = reports.get(owner)
         return _Problem(
-            f"A controller runs here, but as {owner}, not as {host}: it would undo what `netlimit {command}` does. Run "
-            f"`NETLIMIT_HOST={owner} netlimit {command}`,",
+            f"A controller runs here, but as {owner}, not as {host}: it would undo what `netlimit {command}` does. "
+            f"{_advise(command, owner, reports.get(host))}",
             True,
             former.silence if former is not None else None,
         )
@@ -74,6 +74,13 @@ def _find_problem(command: str, settings: Settings, kernel: Kernel, store: Store
         "NETLIMIT_DATABASE_URL to those of the controller,",
         False,
     )
+
+
+def _advise(command: str, owner: str, report: HostStatus | None) -> str:
+    """What would help. Where both report, the copy may be that of a machine from which this one was cloned."""
+    if report is not None and is_recent(report.silence, SILENCE):
+        return f"If that is this gateway, run `NETLIMIT_HOST={owner} netlimit {command}`; if not,"
+    return f"Run `NETLIMIT_HOST={owner} netlimit {command}`,"
 
 
 def _is_controlled(kernel: Kernel) -> bool:

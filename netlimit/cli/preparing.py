@@ -8,6 +8,7 @@ import pwd
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -49,13 +50,18 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     be read-only since an error), it is told: the controller goes on as far as it can."""
     with open_copy(settings):
         pass
-    try:
-        for path in (settings.state, *settings.state.iterdir()) if settings.state.is_dir() else ():
-            owner = path.lstat()
-            if (owner.st_uid, owner.st_gid) != (user.pw_uid, user.pw_gid):
-                os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
-    except OSError as error:
-        typer.echo(f"netlimit: {settings.state} cannot be given to {user.pw_name}: {word(error)}", err=True)
+    for path in (settings.state, *settings.state.iterdir()) if settings.state.is_dir() else ():
+        with suppress(FileNotFoundError):  # a journal comes and goes
+            _give_path(path, user)
+
+
+def _give_path(path: Path, user: pwd.struct_passwd) -> None:
+    owner = path.lstat()
+    if (owner.st_uid, owner.st_gid) != (user.pw_uid, user.pw_gid):
+        try:
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        except OSError as error:
+            typer.echo(f"netlimit: {path} cannot be given to {user.pw_name}: {word(error)}", err=True)
 
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:

@@ -19,7 +19,7 @@ from netlimit.kernel.encapsulation import SEG6LOCAL, read_encapsulation
 from netlimit.kernel.lookups import RULES, find_lookups, read_rules
 from netlimit.kernel.names import is_speakable, read_name
 from netlimit.kernel.notices import LINKS, LONGEST_TRUST, Notices, Watched
-from netlimit.tree import INGRESS_DEVICE, MAIN_TABLE, Device, Diversion, Lookup, Route, Topology
+from netlimit.tree import DIRECT, INGRESS_DEVICE, MAIN_TABLE, Device, Diversion, Lookup, Route, Topology
 
 _GROUPS = LINKS | RULES | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31
 """These, and changes of addresses, routes and nexthop objects (RTMGRP_…, RTNLGRP_NEXTHOP)."""
@@ -147,7 +147,9 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
                 kind = "tap"
             above = message.get_attr("IFLA_MASTER")
             master = names.get(above, f"device {above}") if above else ""
-            yield name, Device(message["index"], bool(message["flags"] & _UP), kind, master)
+            queue = message.get_attr("IFLA_TXQLEN")
+            up = bool(message["flags"] & _UP)
+            yield name, Device(message["index"], up, kind, master, DIRECT if queue is None else queue)
 
 
 class _Hop(NamedTuple):

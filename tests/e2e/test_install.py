@@ -160,3 +160,6 @@ def test_who_shapes_what_ends_here_does_so_in_all_units_after_an_upgrade(staged:
     given = {path.parent.name for path in units.glob("*/shaping.conf")}
     assert given == {f"{unit.name}.d" for unit in UNITS if "=CAP_NET_ADMIN" in unit.read_text()}
     assert "prepare --bpf" in (units / "netlimit-restore-again.service.d/shaping.conf").read_text()
+    mine.unlink()
+    run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert not list(units.glob("*/shaping.conf"))

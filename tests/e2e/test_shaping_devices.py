@@ -223,6 +223,24 @@ def test_below_a_tunnel_nobody_is_ranked_by_his_class(gateway: Gateway, lab: Lab
     assert ranked == 0
 
 
+@pytest.mark.parametrize(("length", "waiting"), [(3, "direct_qlen 1000"), (4000, "direct_qlen 4000")])
+def test_who_has_no_class_may_wait_on_a_device_that_has_hardly_room(
+    gateway: Gateway, lab: Lab, length: int, waiting: str
+) -> None:
+    """As on any of PPP, which has room for three packets: what no rule names would be lost with a second sender."""
+    usual = lab.gateway.run("cat", "/sys/class/net/wan/tx_queue_len").stdout.strip()
+    gateway.clear()
+    gateway.stop()
+    lab.gateway.ip(f"link set wan txqueuelen {length}")
+    try:
+        gateway.start()
+        gateway.put({"target": SERVER, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
+        assert waiting in lab.gateway.run("tc", "qdisc", "show", "dev", "wan").stdout
+    finally:
+        gateway.clear()
+        lab.gateway.ip(f"link set wan txqueuelen {usual}")
+
+
 def test_teardown_leaves_the_devices_as_they_were(gateway: Gateway, lab: Lab) -> None:
     gateway.do("teardown")
     before = snapshot(lab)

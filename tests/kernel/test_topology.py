@@ -62,7 +62,7 @@ def test_devices_without_loopback_and_ours(kernel: RemoteKernel) -> None:
         "left-end": Device(11, True, "veth"),
         "right": Device(20, True, "veth"),
         "right-end": Device(21, True, "veth"),
-        "spare": Device(30, False, "ifb"),
+        "spare": Device(30, False, "ifb", queue=32),
     }
 
 
