@@ -30,6 +30,8 @@ REMEMBERED_SECONDS = 1800.0
 """How long an address stays safe after its reason has gone, so that who comes back is not locked out."""
 LOOK_UP_SECONDS = 180.0
 """How often the hosts of servers are looked up."""
+AGAIN_SECONDS = 5.0
+"""And where one has never been found."""
 FIRST_LOOK_UP_SECONDS = 1.0
 """How long the first look-up is waited for, at most."""
 MOST_GATEWAYS, MOST_SESSIONS, MOST_REACHED = 64, 256, 64
@@ -243,6 +245,7 @@ class Lookup:
         self._found: dict[str, tuple[str, ...]] = {name: (name,) for name in self._names if _is_address(name)}
         self._thread: threading.Thread | None = None
         self._due = 0.0
+        self._missed = False
         self.crowded = False
         """Whether there were more addresses by one name than count."""
 
@@ -252,6 +255,7 @@ class Lookup:
         names = [name for name in self._names if not _is_address(name)]
         if names and time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
             first, self._due = self._thread is None, time.monotonic() + LOOK_UP_SECONDS
+            self._missed = False
             self._thread = threading.Thread(target=self._look_up, args=(names,), daemon=True)
             self._thread.start()
             if first:
@@ -270,6 +274,9 @@ class Lookup:
                 self._found[name] = tuple(self._resolve(name))
             except (OSError, UnicodeError) as error:
                 log.warning("The %s %s cannot be looked up: %s.", self._names[name], name, error)
+                self._missed = self._missed or name not in self._found
+        if self._missed:  # as at a boot, before there is a resolver: of one that was found once, that may stand
+            self._due = time.monotonic() + AGAIN_SECONDS
 
 
 def name_servers(databases: Iterable[str], counters: Iterable[str]) -> dict[str, str]:

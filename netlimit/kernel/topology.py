@@ -50,6 +50,8 @@ _SHORT_READING = 0.05
 _READING_SHARE = 50
 """A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
 host with many routes something always does."""
+LONGEST_REST = 30.0
+"""Seconds, at most: of a million routes a reading takes some 1.3 s."""
 
 
 class TopologyWatch:
@@ -72,7 +74,8 @@ class TopologyWatch:
             self._stale, spent = False, time.thread_time()
             found = read_topology()
             spent = time.thread_time() - spent
-            self._rested = time.monotonic() + (_READING_SHARE * spent if spent > _SHORT_READING else 0.0)
+            rest = min(_READING_SHARE * spent, LONGEST_REST) if spent > _SHORT_READING else 0.0
+            self._rested = time.monotonic() + rest
             # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
             self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
             self._until = time.monotonic() + LONGEST_TRUST

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from netlimit.judgement import Change, Judge, comes_forced
 from netlimit.lockout import HARMLESS
 from netlimit.records import Actor
-from netlimit.rules import Rule
+from netlimit.rules import Action, Rule
 from netlimit.store import audit, history, tombstones
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
@@ -56,13 +56,34 @@ def bring_back(
 
 def withhold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept | None]:
     """What comes in place of the rules that would come back into force and were forced: one that is gone stays away,
-    one that is held stays as it is, any other is disabled. So no two of them get the same name."""
+    one that is held stays as it is, any other is disabled. So no two of them get the same name. With one that is held
+    stays what has been allowed since: that may be what it spares."""
     barred, present = _find_forced(connection, then, now)
     disabled = {
         rule_id: Kept(with_changes(kept.rule, enabled=False), kept.created_at, now) if rule_id in present else None
         for rule_id, kept in barred.items()
     }
-    return disabled | _hold(barred, present, then, now)
+    held = _hold(barred, present, then, now)
+    return disabled | held | (_keep_allows(connection, {**then, **disabled, **held}, now) if held else {})
+
+
+def _keep_allows(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept]:
+    """Every `allow` in force that is another one, or none, by what is to come; without its name where that is somebody
+    else's."""
+    present = history.present(connection, then)
+    allows = {
+        rule_id: kept for rule_id, kept in present.items()
+        if kept.rule.action is Action.ALLOW and kept.rule.in_force(now) and not history.same(kept, then[rule_id])
+    }  # fmt: skip
+    others = [kept.rule for rule_id, kept in then.items() if kept and rule_id not in allows]
+    batch = [*others, *(kept.rule for kept in allows.values())]
+    twins = {batch[index].id for index, _ in find_twins(batch, [rule.identity for rule in batch], now)}
+    names = {rule.name for rule in others}
+    return {
+        rule_id: with_changes(kept, rule=with_changes(kept.rule, name=None)) if kept.rule.name in names else kept
+        for rule_id, kept in allows.items()
+        if rule_id not in twins
+    }
 
 
 def hold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept]:

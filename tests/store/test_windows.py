@@ -215,6 +215,21 @@ def test_what_was_forced_and_is_in_force_otherwise_stays_so(store: Store) -> Non
     assert ended.after["withheld"] == [1]
 
 
+def test_what_is_spared_by_an_allow_of_its_own_stays_so_with_it(store: Store) -> None:
+    """An admin has closed the gateway in a window of an operator's, and left a door open."""
+    store.add([FORCED], "alice", NOW)
+    other = keep(store, "10.7.0.0/16", action="allow", name="old-door")
+    window = store.open_window(60, "test", NOW)
+    store.change(other.id, lambda kept: replace(kept, target=rule("10.0.0.0/8", per="target").target), "alice", NOW)
+    door = keep(store, "10.1.0.0/16", action="allow", name="door")
+    limit = keep(store, "10.2.0.0/16", rate="9 packets/s", per="host", name="limit")
+    store.change(1, lambda kept: replace(kept, target=rule("0.0.0.0/0", per="target").target), "alice", NOW)
+    store.expire(window, "guard", SOON)
+    assert standing(store) == [(1, "forced", True), (other.id, "old-door", True), (door.id, "door", True)]
+    assert limit.id not in {each.rule.id for each in store.select()[0]}
+    assert store.select()[0][1].rule.target == rule("10.0.0.0/8", per="target").target
+
+
 @pytest.mark.parametrize("changes", [{"forced_by": None}, {"action": Action.ALLOW}])
 def test_what_is_in_force_but_is_forced_no_more_or_harmless_does_not_stay(
     store: Store, changes: dict[str, object]

@@ -163,6 +163,26 @@ def test_a_name_is_looked_up_and_the_old_answer_stays_when_there_is_none(monkeyp
         assert lookup.addresses() == {"203.0.113.5": "database host"}
 
 
+def test_a_name_that_is_found_late_is_soon_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a boot, before there is a resolver."""
+    asked = []
+
+    def resolve(name: str) -> list[str]:
+        asked.append(name)
+        if len(asked) == 1:
+            raise OSError("no resolver yet")
+        return ["203.0.113.5"]
+
+    monkeypatch.setattr("netlimit.safety.AGAIN_SECONDS", 0.0)
+    lookup = Lookup({"db.example": "database host"}, resolve)
+    assert lookup.addresses() == {}
+    assert lookup.addresses() in ({}, {"203.0.113.5": "database host"})
+    assert lookup._thread is not None
+    lookup._thread.join()
+    assert lookup.addresses() == {"203.0.113.5": "database host"}
+    assert len(asked) == 2, "then every three minutes"
+
+
 def test_a_resolver_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.safety.FIRST_LOOK_UP_SECONDS", 0.01)
     silent = threading.Event()
