@@ -221,6 +221,9 @@ class Premises:
             )
             return self._where
         self._unread = None
+        for note in where.notes:
+            if note not in self._where.notes:
+                log.warning("%s", note)
         return where
 
     def _follow_tunnels(self, reached: Iterable[str]) -> Mapping[str, Passage]:
@@ -283,7 +286,7 @@ class Premises:
         found = self._found
         if found is None:
             return ()
-        told = [*filter(None, [self._unread, self._unfollowed]), *self._neighbours.choice.notes]
+        told = [*filter(None, [self._unread, self._unfollowed]), *self._where.notes, *self._neighbours.choice.notes]
         if self.unanswered:
             told.append(self._tell_unanswered())
         if self._mask is not None and self._mask != self.wanted_mask:

@@ -120,6 +120,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         crowd=_find_note(status, crowding.PREFIX),
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
+        ssh=_find_notes_on_ssh(status),
     )
 
 
@@ -142,6 +143,12 @@ def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | 
     except Exception as error:  # it only advises
         return replace(report, unfollowed=say_fault(error))
     return replace(report, hidden=found.hidden, unfollowed=problem)
+
+
+def _find_notes_on_ssh(status: HostStatus | None) -> tuple[str, ...]:
+    from netlimit.kernel.sessions import UNNAMED, UNPLACED
+
+    return tuple(filter(None, (_find_note(status, start) for start in (UNPLACED, UNNAMED))))
 
 
 def _find_note(status: HostStatus | None, prefix: str) -> str | None:

@@ -77,6 +77,7 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
         _remove_old_locks(place)
         _let_lock(Path(iptables.LOCK))
         _pin_program(user)
+        _leave_ports(user)
         _find_out(user, capabilities)
 
 
@@ -107,12 +108,28 @@ def _find_out(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> 
         left = _list_unanswered(found)
         follows = f"not known: {', '.join(left)}" if left else "what was found before stays"
         typer.echo(f"netlimit: What this host can do could not be found out now ({reason}); {follows}.", err=True)
-    fresh = FINDINGS.with_suffix(".new")
+    _leave(FINDINGS, print_findings(found), user)
+
+
+def _leave_ports(user: pwd.struct_passwd) -> None:
+    """Leave the ports of sshd, whose sockets and configuration such a controller may not be able to read. Where they
+    cannot be found, it goes by what it sees itself."""
+    from netlimit.kernel.sessions import LEFT, list_ports
+
+    try:
+        _leave(LEFT, " ".join(map(str, list_ports())), user)
+    except OSError as error:
+        typer.echo(f"netlimit: The ports of sshd cannot be left in {LEFT}: {error}", err=True)
+
+
+def _leave(path: Path, text: str, user: pwd.struct_passwd) -> None:
+    """Put a file of root's, whole, where the user's group may read it."""
+    fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
         os.fchown(file.fileno(), 0, user.pw_gid)
-        file.write(print_findings(found))
-    fresh.replace(FINDINGS)
+        file.write(text)
+    fresh.replace(path)
 
 
 def _ask(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> dict[str, str | None]:

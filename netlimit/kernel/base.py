@@ -62,11 +62,13 @@ class Door(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The host's own addresses, those that have a session by SSH at the moment, and where SSH takes such."""
+    """The host's own addresses, those that have a session by SSH at the moment, where SSH takes such, and what is not
+    known of that: sentences for an operator."""
 
     own: tuple[str, ...]
     peers: tuple[str, ...]
     doors: tuple[Door, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Connection(NamedTuple):

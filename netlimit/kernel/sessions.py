@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import product
@@ -12,22 +12,44 @@ from pathlib import Path
 from typing import NamedTuple
 
 from netlimit.kernel.base import Door
+from netlimit.kernel.cgroups import find_groups
 from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
+from netlimit.kernel.sshd_config import USUAL_PORT, read_ports
 from netlimit.plain import decode_name, read_text
 
-_PORT = re.compile(r"^\s*port\s+(\d+)\s*$", re.IGNORECASE | re.MULTILINE)
 _STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d+)\s*$", re.MULTILINE)
-_USUAL_PORT, _ROOT = 22, 0
+_ROOT = 0
 _PROC, _NAME, _START = "/proc", b"sshd", 4096
 _SESSION = re.compile(rb"sshd(-session)?: .+@.*[^\]]")  # "sshd: user@domain [priv]" still waits for a proof
 _USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
 _PARENT = re.compile(rb"^PPid:\t(\d+)", re.MULTILINE)
+LEFT = Path("/run/netlimit/ssh-ports")
+"""The ports of sshd as root has found them, for a controller that sees less: numbers, apart by spaces."""
+_CONFIGURATION = Path("/etc/ssh")
 _UNITS = (
     Path("/usr/lib/systemd/system"),
     Path("/lib/systemd/system"),
     Path("/run/systemd"),
     Path("/etc/systemd/system"),
 )
+_NAMELESS = frozenset({"", "UNKNOWN", "localhost"})
+_LONGEST_NAME = 253
+UNPLACED = "sshd runs, but on which port it listens here is not known"
+UNNAMED = "Somebody is logged in by SSH from"
+"""How the notes begin."""
+TELL_UNPLACED = (
+    f"{UNPLACED}, so that rules may cut open SSH connections and close its port. Put the addresses of those who manage "
+    "this host into NETLIMIT_SAFE, and start netlimit-controller again while sshd listens, or let the group root read "
+    "/etc/ssh/sshd_config (mode 0640). A sshd in a container that has a network of its own does not matter."
+)
+
+
+class Sessions(NamedTuple):
+    """The far ends of SSH sessions, where sshd listens, and what an operator should know of them: sentences."""
+
+    peers: tuple[str, ...]
+    doors: tuple[Door, ...]
+    notes: tuple[str, ...] = ()
 
 
 def list_root_sockets() -> list[Socket]:
@@ -37,12 +59,12 @@ def list_root_sockets() -> list[Socket]:
 
 def read_sessions(
     read: Callable[[], Iterable[Socket]] = list_root_sockets, logins: Path = Path("/run/systemd/sessions")
-) -> tuple[tuple[str, ...], tuple[Door, ...]]:
-    """The far ends of SSH sessions, and where sshd listens; `read` tells root's sockets. Raises OSError.
+) -> Sessions:
+    """Who is logged in by SSH, and where others can; `read` tells root's sockets. Raises OSError.
 
     Other people's sockets may be looked at only with CAP_SYS_PTRACE. Without it, systemd's list of `logins` tells who
-    is there, and sshd's configuration the ports. So it does where no sshd is seen: systemd may listen for it and start
-    one for each connection, or it runs in another container.
+    is there, and the control groups of sshd, or else its configuration, the ports. So it does where no sshd is seen:
+    systemd may listen for it and start one for each connection, or it runs in another container.
     """
     sessions, daemons = _find_processes()
     sockets = list(read())
@@ -50,7 +72,19 @@ def read_sessions(
     ports = {door.port for door in doors}
     connections = [each for each in sockets if each.state == ESTABLISHED]
     peers = {peer for process in sessions for peer in _find_peers(process, connections, ports)}
-    return tuple(sorted(peers.union(_read_logins(logins)))), tuple(sorted(doors))
+    addresses, names = _read_logins(logins)
+    unplaced = [] if doors or not any(map(_is_hidden, daemons)) else [TELL_UNPLACED]
+    unnamed = [tell_names(names)] if names and any(map(_is_hidden, [*sessions, *daemons])) else []
+    return Sessions(tuple(sorted(peers | addresses)), tuple(sorted(doors)), (*unplaced, *unnamed))
+
+
+def tell_names(names: Collection[str]) -> str:
+    """The note on logins of which logind has a name, at least one."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{UNNAMED} {min(names)[:_LONGEST_NAME]}{more}, and is not safe by that, for the address is not known, but a "
+        "name: put it into NETLIMIT_SAFE, or set UseDNS no in sshd_config."
+    )
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -66,7 +100,7 @@ class _Process(NamedTuple):
     @property
     def is_root_s(self) -> bool:
         """Whether nobody but root can have started it."""
-        return self.user == 0
+        return self.user == _ROOT
 
 
 def _find_processes() -> tuple[list[Path], list[Path]]:
@@ -120,16 +154,35 @@ def _find_sockets(process: Path) -> Iterator[int]:
         return
 
 
+def _is_hidden(process: Path) -> bool:
+    """Whether its sockets may not be looked at."""
+    try:
+        os.listdir(process / "fd")
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
+
+
+def _is_stranger(number: str) -> bool:
+    """Whether a process is root's, and not called sshd; one of another container's (0) may be."""
+    user = _USER.search(_read_start(number, "status"))
+    return number == "0" or (user is not None and int(user[1]) == _ROOT and _read_process(number) is None)
+
+
 # -- their sockets --------------------------------------------------------------------------------------------------
 
 
-def _find_doors(daemons: Iterable[Path], listeners: Iterable[Socket]) -> set[Door]:
-    """Where root's sshd listens."""
+def _find_doors(daemons: Collection[Path], listeners: Collection[Socket]) -> set[Door]:
+    """Where root's sshd listens: by its sockets, else by its control groups, else by its configuration."""
     sockets = {inode for process in daemons for inode in _find_sockets(process)}
-    listening = list(listeners)
-    found = {Door(each.near_port, each.near) for each in listening if each.inode in sockets}
-    configured = set() if found else _read_configured()
-    return found or {Door(each.near_port, each.near) for each in listening if each.near_port in configured}
+    found = [each for each in listeners if each.inode in sockets]
+    if not found:
+        groups = find_groups(daemons, _is_stranger)
+        found = [each for each in listeners if each.group in groups]
+    if not found:
+        configured = _read_configured()
+        found = [each for each in listeners if each.near_port in configured]
+    return {Door(each.near_port, each.near) for each in found}
 
 
 def _find_peers(process: Path, connections: Iterable[Socket], ports: set[int]) -> Iterator[str]:
@@ -144,29 +197,52 @@ def _find_peers(process: Path, connections: Iterable[Socket], ports: set[int]) -
 # -- and what is known without a look at them -----------------------------------------------------------------------
 
 
-def _read_logins(directory: Path) -> Iterator[str]:
-    """The addresses from which somebody has logged in by SSH, as systemd-logind keeps them (sd-login(3)): PAM tells it
-    of nobody who has not proved who he is."""
+def _read_logins(directory: Path) -> tuple[set[str], set[str]]:
+    """The addresses, and the names, from which somebody has logged in by SSH, as systemd-logind keeps them
+    (sd-login(3)): PAM tells it of nobody who has not proved who he is."""
+    addresses, names = set(), set()
+    for host in _read_remotes(directory):
+        try:
+            address = ip_address(host.partition("%")[0])
+        except ValueError:
+            names.add(host)
+        else:
+            addresses.update([] if address.is_loopback else [str(address)])
+    return addresses, names - _NAMELESS
+
+
+def _read_remotes(directory: Path) -> Iterator[str]:
+    """Where those come from who are logged in, as sshd has told it."""
     with suppress(OSError):
         for path in directory.iterdir():
             said: dict[str, str] = {}
             with suppress(OSError):
                 said = dict(line.split("=", 1) for line in read_text(path).splitlines() if "=" in line)
             if said.get("SERVICE") == "sshd" and said.get("STATE") != "closing":
-                with suppress(ValueError):  # a name, or nothing
-                    address = ip_address(said.get("REMOTE_HOST", "").partition("%")[0])
-                    if not address.is_loopback:
-                        yield str(address)
+                yield said.get("REMOTE_HOST", "")
 
 
-def _read_configured(directory: Path = Path("/etc/ssh"), units: Iterable[Path] = _UNITS) -> set[int]:
+def list_ports() -> list[int]:
+    """The ports of sshd that are seen in use or configured: what root leaves to others in `LEFT`. Raises OSError."""
+    return sorted({door.port for door in read_sessions().doors} | _list_configured(_CONFIGURATION, _UNITS))
+
+
+def _read_configured(directory: Path = _CONFIGURATION, units: Iterable[Path] = _UNITS, left: Path = LEFT) -> set[int]:
+    """The ports of sshd by its configuration, and as root has found them; the usual one if none is named."""
+    found = _list_configured(directory, units)
+    with suppress(OSError, ValueError):
+        found.update(map(int, read_text(left).split()))
+    return found or {USUAL_PORT}
+
+
+def _list_configured(directory: Path, units: Iterable[Path]) -> set[int]:
     """The ports in sshd's configuration, and in that of the socket by which systemd starts it (systemd.socket(5))."""
-    paths = [(_PORT, directory / "sshd_config"), *((_PORT, path) for path in directory.glob("sshd_config.d/*.conf"))]
+    found: set[int] = set()
+    for path in (directory / "sshd_config", *directory.glob("sshd_config.d/*.conf")):
+        found |= read_ports(path, directory)
     for place, name in product(units, ("ssh", "sshd")):
         for wanted in (f"{name}.socket", f"{name}.socket.d/*.conf", f"generator*/{name}.socket.d/*.conf"):
-            paths += [(_STREAM, path) for path in place.glob(wanted)]
-    found: set[int] = set()
-    for pattern, path in paths:
-        with suppress(OSError):
-            found.update(map(int, pattern.findall(read_text(path))))
-    return found or {_USUAL_PORT}
+            for path in place.glob(wanted):
+                with suppress(OSError):
+                    found.update(map(int, _STREAM.findall(read_text(path))))
+    return found

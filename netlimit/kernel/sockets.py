@@ -27,6 +27,10 @@ _ENDS_AT = 4
 _OWNER = struct.Struct("=II")
 _OWNER_AT = 64
 """The user and the inode (0: no process has the socket), the last of struct inet_diag_msg."""
+_ATTRIBUTES_AT = 72
+_ATTRIBUTE = struct.Struct("=HH")
+_GROUP, _GROUP_NUMBER = 21, struct.Struct("=Q")
+"""The number of a control group (INET_DIAG_CGROUP_ID), since Linux 5.9."""
 _COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
 """Any interface, and no cookie (struct inet_diag_sockid)."""
 ESTABLISHED, LISTENING = 1, 10
@@ -39,8 +43,8 @@ _FILES: Mapping[int, Path] = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_I
 
 
 class Socket(NamedTuple):
-    """A TCP socket: its state, its two ends, the user who owns it, and the number of its inode (0: no process has
-    it)."""
+    """A TCP socket: its state, its two ends, the user who owns it, the number of its inode (0: no process has it), and,
+    if it listens, that of the control group in which it was made (0: not known)."""
 
     state: int
     near: str
@@ -49,6 +53,7 @@ class Socket(NamedTuple):
     far_port: int
     owner: int
     inode: int
+    group: int = 0
 
 
 def read_sockets(
@@ -134,7 +139,19 @@ def _read_owner(body: bytes) -> tuple[int, int]:
 
 def _parse(body: bytes) -> Socket:
     near_port, far_port, near, far = _ENDS.unpack_from(body, _ENDS_AT)
-    return Socket(body[1], _tell(body[0], near), near_port, _tell(body[0], far), far_port, *_read_owner(body))
+    group = _read_group(body) if body[1] == LISTENING else 0
+    return Socket(body[1], _tell(body[0], near), near_port, _tell(body[0], far), far_port, *_read_owner(body), group)
+
+
+def _read_group(body: bytes) -> int:
+    """The control group, among the attributes behind the message."""
+    at = _ATTRIBUTES_AT
+    while at + _ATTRIBUTE.size <= len(body):
+        length, kind = _ATTRIBUTE.unpack_from(body, at)
+        if kind == _GROUP:
+            return int(_GROUP_NUMBER.unpack_from(body, at + _ATTRIBUTE.size)[0])
+        at += max(length, _ATTRIBUTE.size) + 3 & ~3
+    return 0
 
 
 def _tell(family: int, address: bytes) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from netlimit.cli import doctor
 from netlimit.faults import find_faults
+from netlimit.kernel import sessions
 from netlimit.kernel.fake import FakeKernel
 from netlimit.kernel.none import NoKernel
 from netlimit.namesakes import MANY, Namesakes
@@ -54,6 +55,18 @@ def test_a_namesake_is_told_with_what_the_controller_says_of_it(sqlite_url: str,
     settings = Settings(database_url=sqlite_url, host="gw1")
     found = {each.name: str(each) for each in find_faults(doctor._survey_service(settings, NoKernel(tmp_path)))}
     assert found["two of one name"].startswith("Another controller reports by the name gw1 to this database")
+
+
+def test_what_the_controller_does_not_know_of_ssh_is_told(sqlite_url: str, tmp_path: Path) -> None:
+    notes = (sessions.TELL_UNPLACED, "something else", sessions.tell_names(["admin.example", "boss.example"]))
+    store = Store(sqlite_url)
+    store.report(HostStatus(host="gw1", backend="fake", notes=notes))
+    store.close()
+    settings = Settings(database_url=sqlite_url, host="gw1")
+    found = find_faults(doctor._survey_service(settings, NoKernel(tmp_path)))
+    told = [str(each) for each in found if each.name == "SSH"]
+    assert ["NETLIMIT_SAFE" in each for each in told] == [True, True]
+    assert "admin.example and 1 more" in told[1]
 
 
 class Unreadable(FakeKernel):

@@ -105,3 +105,15 @@ def test_what_is_known_of_the_others_counts_where_one_cannot_be_read(host: Host)
     premises = enter(host)
     assert find_safe(premises) == {INNER, OUTER}
     assert "(of wg1: not permitted)" in premises.notes[0]
+
+
+def test_what_is_not_known_of_ssh_is_told_while_it_is_so(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    told = "sshd runs, but on which port it listens here is not known."
+    host.where = host.where._replace(notes=(told,))
+    premises = enter(host)
+    premises.find_safe((), NOW)
+    assert premises.notes == (told,)
+    assert [record.message for record in caplog.records].count(told) == 1
+    host.where = host.where._replace(notes=())
+    premises.find_safe((), NOW)
+    assert premises.notes == ()

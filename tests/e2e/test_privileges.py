@@ -141,6 +141,7 @@ def test_what_root_prepares_is_for_the_controller_alone(
     assert files == [
         f"750 {USER} /run/netlimit",
         "640 root /run/netlimit/capabilities.json",
+        "640 root /run/netlimit/ssh-ports",
         "750 root /sys/fs/bpf/netlimit",
         "640 root /sys/fs/bpf/netlimit/nl_lead",
     ]

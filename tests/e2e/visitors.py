@@ -4,20 +4,70 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 from scripts.testbed.namespaces import Namespace, close_pipes
 
+MOUNT_GROUPS = "mount -t cgroup2 none /sys/fs/cgroup"
 SCRIPT = str(Path(__file__).with_name("sshd.py"))
+
+
+def enter(group: Path | None) -> tuple[str, ...]:
+    """What starts a command in a control group; it mounts them where `ip netns exec` has hidden them."""
+    script = f'{MOUNT_GROUPS} && echo $$ > /sys/fs/cgroup/{group}/cgroup.procs && exec "$@"'
+    return () if group is None else ("sh", "-c", script, "sh")
+
+
+class Groups:
+    """Control groups of one's own, in which the processes of a namespace can be; it skips the test where root may make
+    none."""
+
+    def __init__(self) -> None:
+        self._mount = Path(tempfile.mkdtemp(prefix="netlimit-"))
+        self._place = self._mount / self._mount.name
+
+    def make(self, name: str) -> Path:
+        """One of this name; its path below the mount."""
+        group = self._place / name
+        group.mkdir(parents=True)
+        return group.relative_to(self._mount)
+
+    def __enter__(self) -> Self:
+        done = subprocess.run(["mount", "-t", "cgroup2", "none", self._mount], capture_output=True, text=True)
+        if done.returncode:
+            self._mount.rmdir()
+            pytest.skip(f"control groups of version 2 cannot be mounted: {done.stderr.strip()}")
+        self._place.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = time.monotonic() + 60
+        (self._place / "cgroup.kill").write_text("1")
+        while "populated 1" in (self._place / "cgroup.events").read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        for group in sorted(self._place.glob("**/"), key=lambda path: -len(path.parts)):
+            group.rmdir()
+        subprocess.run(["umount", self._mount], check=True)
+        self._mount.rmdir()
 
 
 class _Process:
     """A process with a pipe at either end, until the block ends."""
 
-    def __init__(self, namespace: Namespace, *words: str) -> None:
+    def __init__(self, namespace: Namespace, *words: str, group: Path | None = None) -> None:
         self._process = namespace.popen(
-            sys.executable, SCRIPT, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            *enter(group),
+            sys.executable,
+            SCRIPT,
+            *words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         self.first = self._read()
 
@@ -35,10 +85,10 @@ class _Process:
 
 
 class Sshd(_Process):
-    """Listens on a port of a namespace, maybe at one address alone; see `sshd.py`."""
+    """Listens on a port of a namespace, maybe at one address alone, or in a control group; see `sshd.py`."""
 
-    def __init__(self, namespace: Namespace, port: int = 22, address: str = "") -> None:
-        super().__init__(namespace, "listen", str(port), *([address] if address else []))
+    def __init__(self, namespace: Namespace, port: int = 22, address: str = "", group: Path | None = None) -> None:
+        super().__init__(namespace, "listen", str(port), *([address] if address else []), group=group)
         assert self.first == "ready"
 
 

@@ -18,7 +18,7 @@ from tests.e2e.visitors import Sshd, Visitor
 
 READ = (
     "from netlimit.kernel.addresses import read_own; from netlimit.kernel.sessions import read_sessions; "
-    "peers, doors = read_sessions(); print(*read_own(), '|', *peers, '|', *sorted({each.port for each in doors}))"
+    "peers, doors, _ = read_sessions(); print(*read_own(), '|', *peers, '|', *sorted({each.port for each in doors}))"
 )
 SOCKETS = """
 import sys
@@ -27,7 +27,8 @@ def refuse(asked):
     raise FileNotFoundError
 if sys.argv[1]:
     sockets._read_answers = refuse
-print(*sorted(sockets.read_sockets([sockets.ESTABLISHED, sockets.LISTENING])), sep="\\n")
+found = sockets.read_sockets([sockets.ESTABLISHED, sockets.LISTENING])
+print(*sorted(each._replace(group=0) for each in found), sep="\\n")  # files do not tell groups
 """
 NAMED = "printf sshd > /proc/$BASHPID/comm; "
 SESSION = f"exec -a '{{title}}' bash -c '{NAMED}exec 3<>/dev/tcp/{SERVER}/9000; sleep 20; true'"
@@ -116,8 +117,8 @@ def test_systemd_tells_who_is_logged_in_where_no_process_may_be_looked_into(tmp_
         "1.ref": "",
     }.items():
         (tmp_path / name).write_text(text)
-    assert set(sessions._read_logins(tmp_path)) == {"198.51.100.7", "fe80::1"}
-    assert list(sessions._read_logins(tmp_path / "missing")) == []
+    assert sessions._read_logins(tmp_path) == ({"198.51.100.7", "fe80::1"}, {"admin.example"})
+    assert sessions._read_logins(tmp_path / "missing") == (set(), set())
 
 
 def test_the_ports_of_sshd_s_configuration(tmp_path: Path) -> None:
@@ -134,6 +135,13 @@ def test_the_ports_of_sshd_s_configuration(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert sessions._read_configured(tmp_path, [tmp_path / "units"]) == {22, 2022, 2023, 2024, 2200, 2222}
+
+
+def test_the_ports_that_root_has_left_count_as_well(tmp_path: Path) -> None:
+    left = tmp_path / "ssh-ports"
+    for text, ports in {"2200 2222": {2200, 2222}, "": {22}, "odd": {22}}.items():
+        left.write_text(text)
+        assert sessions._read_configured(tmp_path, [], left) == ports
 
 
 def test_where_no_sshd_is_seen_root_s_listener_on_its_port_is_its_own(lab: Lab) -> None:
