@@ -469,7 +469,7 @@ class Compilation:
     def find_moved(self, before: Facts) -> list[int]:
         """The rules that name an address, or a network as a whole, which ends on this host now and did not before, or
         the other way round."""
-        wider = (self.facts.topology.ending, self.facts.vrfs) != (before.topology.ending, before.vrfs)
+        wider = (self.facts.ending_networks, self.facts.vrfs) != (before.ending_networks, before.vrfs)
         if not wider and self.facts.topology.local == before.topology.local:
             return []
         keys = ((i, each.keys[0]) for i, each in self.fragments.items() if len(each.keys) == 1)

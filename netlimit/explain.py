@@ -72,7 +72,7 @@ def explain(
         safe=parse_safe(tuple(reasons)),
         management=tuple(management),
         peers=frozenset(peers),
-        topology=Topology(local=tuple(local)),
+        topology=Topology(local=tuple(local), ending=tuple(local)),
     )
     if _is_loopback(packet):
         return Explanation("passes", (Step(None, False, "Loopback is never touched."),))
@@ -221,6 +221,8 @@ def _find_exemption(
 ) -> str | None:
     """Why a rule that speaks of the packet may not touch it; one that was forced for the exact address may, unless this
     host is managed by this connection."""
+    if rule.action is Action.SHAPE and device is None and facts.is_here(ip_network(packet.dst)):
+        return f"{packet.dst} ends on this host, where nothing is shaped that is multicast or has no route of its own"
     incoming = rule.action is Action.SHAPE and device == INGRESS_DEVICE
     port = packet.port if packet.out_interface is None else packet.source_port
     if packet.established and not packet.opens and port in facts.management and not incoming:

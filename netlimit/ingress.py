@@ -52,7 +52,8 @@ class IngressLane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """The program on the ingress of `devices`: what comes for one of the addresses `own` goes through `lanes`.
+    """The program on the ingress of `devices`: what comes for one of the addresses `own`, the host's own
+    and others of which every packet ends on it (broadcast, anycast, local by a route), goes through `lanes`.
 
     In the families of `translated` somebody may translate, and what comes for an own address be an answer to somebody
     behind it, whom a lane of side "dst" does not mean: of such a lane passes what has no ports, and what only a socket

@@ -26,6 +26,9 @@ from netlimit.state import SET_PREFIX, IpSet
 from netlimit.tree import Topology
 
 _EVERYBODY = "255.255.255.255"
+_ONE = ("/32", "/128")
+MOST_ENDING = 1024
+"""Single addresses that end on a host by its routes, beside its own, that the program on the ingress looks for."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,31 @@ class Facts:
         return str(address) == _EVERYBODY or any(address.version == net.version and address in net for net in wider)
 
     @cached_property
+    def ending(self) -> frozenset[str]:
+        """The single addresses of which every packet ends on the host, as far as what shapes knows them: its own, the
+        broadcast to everybody on a link, and what the local table has (by a route, broadcast, anycast)."""
+        return self.own | {_EVERYBODY, *sorted(self._ending_singly)[:MOST_ENDING]}
+
+    @cached_property
+    def _ending_singly(self) -> frozenset[str]:
+        """What the local table has of them, beside the host's own."""
+        return frozenset(text.partition("/")[0] for text in self.topology.ending if text.endswith(_ONE)) - self.own
+
+    def ends(self, target: Target) -> bool:
+        """Whether the target is one of these addresses."""
+        return target.prefixlen == target.max_prefixlen and str(target.network_address) in self.ending
+
+    def ends_unshaped(self, target: Target) -> bool:
+        """Whether the target is one address of which every packet ends on the host, and nothing shapes that: it lies in
+        a network that ends here as a whole, or there are too many such addresses."""
+        if target.prefixlen != target.max_prefixlen or self.vrfs or self.ends(target):
+            return False
+        return str(target.network_address) in self._ending_singly or self._lies_in_ending(target)
+
+    @cached_property
     def _local(self) -> tuple[frozenset[str], tuple[Target, ...]]:
         """What ends here by routes: single addresses, and networks."""
-        single = frozenset(text for text in self.topology.local if text.endswith(("/32", "/128")))
+        single = frozenset(text for text in self.topology.local if text.endswith(_ONE))
         return single, tuple(read_network(text) for text in self.topology.local if text not in single)
 
     def ends_wholly(self, target: Target) -> bool:
@@ -109,16 +134,20 @@ class Facts:
         what ends here heeds only rules that name one address."""
         if target.prefixlen == target.max_prefixlen or self.vrfs:
             return False
+        return self._lies_in_ending(target)
+
+    def _lies_in_ending(self, target: Target) -> bool:
         wider = (length for length in self._ending_lengths if length <= target.prefixlen)
-        return any(target.supernet(new_prefix=length) in self._ending for length in wider)
+        return any(target.supernet(new_prefix=length) in self.ending_networks for length in wider)
 
     @cached_property
-    def _ending(self) -> frozenset[Target]:
-        return frozenset(map(read_network, self.topology.ending))
+    def ending_networks(self) -> frozenset[Target]:
+        """The networks, wider than one address, of which every packet ends on the host."""
+        return frozenset(read_network(text) for text in self.topology.ending if not text.endswith(_ONE))
 
     @cached_property
     def _ending_lengths(self) -> tuple[int, ...]:
-        return tuple({each.prefixlen for each in self._ending})
+        return tuple({each.prefixlen for each in self.ending_networks})
 
     def protects(self, target: Target) -> bool:
         """Whether the target is one address that is the host's own or in the safe set."""

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
 
 def find_exit(packet: Packet, facts: Facts) -> str | None:
     """The device where a packet waits: by which it leaves, or the IFB device if it ends here; None if nobody said."""
-    if packet.out_interface is None and str(packet.dst) in facts.own:
+    if packet.out_interface is None and str(packet.dst) in facts.ending:
         return INGRESS_DEVICE
     return packet.out_interface
 

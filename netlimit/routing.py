@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from netlimit.limits import Facts
+from netlimit.limits import MOST_ENDING, Facts
 from netlimit.routes import devices_of, find_around, find_best, find_inside, list_around, read_starts, read_table
 from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import INGRESS_DEVICE, Topology
@@ -23,8 +23,9 @@ class Way:
 def find_way(rule: Rule, facts: Facts) -> Way:
     """Find where a shaping rule's traffic can be queued.
 
-    `to`: towards the target. `from`: wherever its traffic can leave, and, for what ends on this host, the IFB device.
-    A network that the target is in itself is no way out, unless the default route lies there too.
+    `to`: towards the target, and, for what ends on this host, the IFB device: for an address of its own that alone,
+    for one that is broadcast may be sent from here, too. `from`: wherever its traffic can leave, and the IFB device. A
+    network that the target is in itself is no way out, unless the default route lies there too.
     """
     topology, interface = facts.topology, rule.selector.interface
     if interface:
@@ -32,23 +33,31 @@ def find_way(rule: Rule, facts: Facts) -> Way:
             return Way((interface,))
         known = ", ".join(sorted(topology.devices)) or "none but loopback"
         return Way(problem=f"There is no device {interface} on this host; there are {known}.")
-    own = names_host(rule, facts)
     if rule.direction is Direction.TO:
-        if own:
-            return Way((INGRESS_DEVICE,))
-        devices = find_towards(rule.target, topology)
-        if not devices:
-            return Way(problem=f"No route leads to {format_target(rule.target)}; name the device in `interface`.")
-        return Way(devices, note=_say_many(devices))
+        return _find_way_to(rule.target, facts)
+    own = names_host(rule, facts)
     devices = _find_out(rule.target, topology, own)
     if own and not devices:
         return Way(problem=f"No route leads away from {format_target(rule.target)}; name the device in `interface`.")
     return Way(devices if own else (*devices, INGRESS_DEVICE), note=_say_many(devices))
 
 
+def _find_way_to(target: Target, facts: Facts) -> Way:
+    if facts.is_own(target):
+        return Way((INGRESS_DEVICE,))
+    if facts.ends_unshaped(target):
+        return Way(problem=_say_unshaped(target))
+    devices = find_towards(target, facts.topology)
+    if facts.ends(target):
+        return Way((*devices, INGRESS_DEVICE), note=_say_many(devices))
+    if not devices:
+        return Way(problem=f"No route leads to {format_target(target)}; name the device in `interface`.")
+    return Way(devices, note=_say_many(devices))
+
+
 def names_host(rule: Rule, facts: Facts) -> bool:
-    """Whether a rule's target is an address of this host's own."""
-    return rule.target.prefixlen == rule.target.max_prefixlen and str(rule.target.network_address) in facts.own
+    """Whether a rule's target is one address of which every packet ends on this host."""
+    return facts.ends(rule.target)
 
 
 def find_home(target: Target, device: str, topology: Topology) -> Target | None:
@@ -104,6 +113,14 @@ def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
     table = read_table(topology, target.version)
     home = () if own else find_towards(target, topology)
     return tuple(device for device in table.devices if own or device in table.default or device not in home)
+
+
+def _say_unshaped(target: Target) -> str:
+    return (
+        f"{format_target(target)} ends on this host by a route, and of such addresses only those with a route of "
+        f'their own are shaped, {MOST_ENDING:,} at most. Limit it (`action: "drop"`), or give it such a route: '
+        f"`ip route add local {format_target(target)} dev lo`."
+    )
 
 
 def _say_many(devices: tuple[str, ...]) -> str | None:

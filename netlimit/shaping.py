@@ -482,8 +482,8 @@ class Shaping:
         lanes = [each.ingress for each in incoming]
         if not lanes:
             return None
-        own, translated = tuple(sorted(self.facts.own)), tuple(sorted(self.facts.translated))
-        return Ingress(find_entrances(self.facts.topology), own, tuple(lanes), translated)
+        ending, translated = tuple(sorted(self.facts.ending)), tuple(sorted(self.facts.translated))
+        return Ingress(find_entrances(self.facts.topology), ending, tuple(lanes), translated)
 
     def classes(self) -> dict[int, list[tuple[str, int]]]:
         """The classes that count each rule's traffic: device and classid."""

@@ -219,8 +219,8 @@ class Diversion(NamedTuple):
 class Topology:
     """Devices by name (without loopback and ours), routes of all tables but the local one, the addresses of the default
     gateways, and the networks of which every address ends on this host by its routes: its own addresses, what is local
-    by a route (`ip route add local`), broadcast and anycast; `ending` are those wider than one address whose every
-    packet ends here, for the local table says so and is asked first. `segments` are the destinations of which packets
+    by a route (`ip route add local`), broadcast and anycast; `ending` are those whose every packet ends here, for the
+    local table says so and is asked first. `segments` are the destinations of which packets
     are taken out of their tunnel by the route itself (seg6local), `diversions` those of which they are put into one
     before they are forwarded; `lookups` are the routing rules in the order in which they are asked (none: not known).
     One reading of them: compared by identity."""

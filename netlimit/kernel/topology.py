@@ -131,11 +131,7 @@ def _find_ending(local: Iterable[tuple[str, int]], lookups: Iterable[Lookup]) ->
     led, such as those that a transparent proxy has marked."""
     first = {each.family: each for each in reversed(tuple(lookups))}
     asked = {family for family, each in first.items() if each == Lookup(family, _LOCAL_TABLE, always=True)}
-    return tuple(
-        prefix
-        for prefix, table in local
-        if table == _LOCAL_TABLE and not prefix.endswith(("/32", "/128")) and (6 if ":" in prefix else 4) in asked
-    )
+    return tuple(prefix for prefix, table in local if table == _LOCAL_TABLE and (6 if ":" in prefix else 4) in asked)
 
 
 def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:

@@ -6,14 +6,29 @@ from collections.abc import Iterator
 
 import pytest
 
+from netlimit.records import State
+from netlimit.tree import INGRESS_DEVICE
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, LAN_MAC, Lab
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, LAN_MAC, SERVER, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import shape
 
 SENT, PORT = 30, 9000
 ENDS = {4: (CLIENT, LAN), 6: (CLIENT6, LAN6)}
+ROUTED, AROUND = "198.51.100.7", "198.51.100.64/26"
+NOBODY = "0.0.0.0"  # noqa: S104  who has no address yet sends from it
+EVERYBODY = "ff:ff:ff:ff:ff:ff"
+OTHERS = (
+    ("10.1.255.255", EVERYBODY),
+    ("10.1.255.255", LAN_MAC),
+    ("10.2.255.255", LAN_MAC),
+    ("255.255.255.255", EVERYBODY),
+    (ROUTED, LAN_MAC),
+    ("fd00:1::", LAN_MAC),
+    ("fd00:2::", LAN_MAC),
+)
+"""What ends on the gateway and is no address of its own, and to whom frames with it go."""
 
 
 @pytest.fixture
@@ -25,9 +40,25 @@ def bare(lab: Lab) -> Iterator[str]:
     lab.gateway.ip("link del bare")
 
 
-def deliver(lab: Lab, family: int, device: str = "eth0", mac: str = LAN_MAC) -> None:
+@pytest.fixture
+def routed(lab: Lab) -> Iterator[None]:
+    """One address, and a network, that are local by a route."""
+    for change in ("add", "del"):
+        lab.gateway.ip(*(f"route {change} local {each} dev lo" for each in (ROUTED, AROUND)))
+        if change == "add":
+            yield
+
+
+def find_addresses(gateway: Gateway) -> set[str]:
+    """The addresses whose packets the program on the ingress looks for, as the database has them reported."""
+    (status,) = gateway.store.hosts()
+    return {each.partition("/")[0] for each in status.local}
+
+
+def deliver(lab: Lab, family: int, device: str = "eth0", mac: str = LAN_MAC, to: str = "") -> None:
     """Send to a socket of the gateway until all of it has arrived."""
-    source, target = ENDS[family]
+    source, own = ENDS[family]
+    target = to or own
     payload = frames.udp(source, target, PORT, 4000, b"x")
     with streams.receive(lab.gateway, PORT) as receiver:
         packet = frames.ip(source, target, frames.UDP, payload)
@@ -53,3 +84,55 @@ def test_who_is_allowed_by_one_device_is_shaped_by_others(gateway: Gateway, lab:
     for family in ENDS:
         deliver(lab, family)
     assert [gateway.count(rule).matched_packets for rule in rules] == [SENT, SENT]
+
+
+@pytest.mark.parametrize(("address", "mac"), OTHERS)
+def test_what_ends_here_without_being_for_an_own_address_is_shaped(
+    gateway: Gateway, lab: Lab, routed: None, address: str, mac: str
+) -> None:
+    family = 6 if ":" in address else 4
+    gateway.wait(lambda: address in {*find_addresses(gateway), "255.255.255.255"}, "the route to be known")
+    for wanted in (shape(ENDS[family][0]), shape(address, direction="to")):
+        (rule,) = gateway.add(wanted)
+        before = gateway.count(rule).matched_packets
+        deliver(lab, family, mac=mac, to=address)
+        assert gateway.count(rule).matched_packets - before == SENT
+        gateway.remove(rule)
+
+
+def test_an_address_that_is_known_later_is_shaped_from_then_on(gateway: Gateway, lab: Lab) -> None:
+    held, named = gateway.add(shape(CLIENT), shape(ROUTED, direction="to", protocol="tcp"))
+    before = gateway.kernel.ingress()
+    lab.gateway.ip(f"route add local {ROUTED} dev lo")
+    try:
+        gateway.wait(lambda: gateway.kernel.ingress() != before, "another program")
+        gateway.wait_for_state(named, State.APPLIED)
+        before = gateway.count(held).matched_packets
+        deliver(lab, 4, to=ROUTED)
+        assert gateway.count(held).matched_packets - before == SENT
+    finally:
+        lab.gateway.ip(f"route del local {ROUTED} dev lo")
+
+
+def test_an_address_in_a_network_that_ends_here_is_not_and_its_rule_says_so(
+    gateway: Gateway, lab: Lab, routed: None
+) -> None:
+    gateway.wait(lambda: AROUND.partition("/")[0] in find_addresses(gateway), "the route to be known")
+    (rule,) = gateway.add(shape("198.51.100.65", direction="to"))
+    said = gateway.wait_for_state(rule, State.ERROR)
+    assert "198.51.100.65 ends on this host by a route" in said
+    assert "ip route add local 198.51.100.65 dev lo" in said
+
+
+def test_who_asks_for_an_address_by_dhcp_waits_with_the_others_and_gets_there(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.add(shape("0.0.0.0/0", "8 kbit/s", per="host"))
+    before, few = gateway.count(rule).matched_packets, len(gateway.classes(INGRESS_DEVICE))
+    ends = NOBODY, "255.255.255.255"
+    packet = frames.ip(*ends, frames.UDP, frames.udp(*ends, 67, 68, b"x"))
+    with streams.receive(lab.gateway, 67) as receiver:
+        frames.send(lab.client, [frames.frame(packet, to=EVERYBODY)] * 5)
+    assert receiver.report().packets == 5
+    assert gateway.count(rule).matched_packets - before == 5
+    gateway.wait(lambda: len(gateway.classes(INGRESS_DEVICE)) > few, "a class for who has no address yet")
+    (other,) = gateway.add(shape(SERVER, direction="to", interface="wan"))
+    assert gateway.state(other)[0] is State.APPLIED, "passes go on"

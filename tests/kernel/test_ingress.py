@@ -428,8 +428,8 @@ def test_nobody_else_is_touched(network: Network, family: int) -> None:
 
 def test_every_own_address_is_found(network: Network) -> None:
     """Among many of both families, whatever the order."""
-    many = tuple(f"10.{first}.{second}.1" for first in range(4) for second in range(50))
-    many6 = tuple(f"fd00:{first:x}::{second:x}" for first in range(4) for second in range(1, 50))
+    many = tuple(f"10.{first}.{second}.1" for first in range(4) for second in range(250))
+    many6 = tuple(f"fd00:{first:x}::{second:x}" for first in range(4) for second in range(1, 250))
     network.shape(
         {"all": {"0.0.0.0/0": to(ONE)}, "all6": {"::/0": to(TWO)}},
         *everything(),
@@ -495,6 +495,30 @@ def test_priority_tags_lead_past_nothing_on_a_bridge_and_between_its_ports_nobod
         network.wait(ONE, 1)
         assert network.count_datagrams() - arrived == 1
         assert int(network.client(*count)) - flooded >= 50
+    finally:
+        network.gateway.run("ip", "link", "del", "b0")
+
+
+@pytest.mark.parametrize("address", ["10.3.0.255", "255.255.255.255"])
+def test_what_a_bridge_floods_reaches_sockets_here_and_everybody_else(network: Network, address: str) -> None:
+    """Behind its other ports nobody loses or waits for anything, and neither does what no socket here listens for."""
+    made = f"link add b0 address fe:ff:ff:ff:ff:01 type veth peer name b1 netns {network.client_namespace}"
+    network.gateway.run("ip", *made.split())
+    network.gateway.run("ip", "link", "set", "b0", "master", "br0", "up")
+    network.client("ip", "link", "set", "b1", "up")
+    try:
+        lane, devices = IngressLane("all", 4, "src", "udp"), ("g0", "br0")
+        network.shape({"all": {"10.3.0.77": to(ONE)}}, lane, own=(*OWN, address), devices=devices)
+        count = ("cat", "/sys/class/net/b1/statistics/rx_packets")
+        arrived, flooded = network.count_datagrams(), int(network.client(*count))
+        network.send(datagrams("10.3.0.77", address, 50), device="c1", mac="ff:ff:ff:ff:ff:ff")
+        network.wait(ONE, 50)
+        assert network.count_datagrams() - arrived == 50
+        assert int(network.client(*count)) - flooded >= 50
+        network.send(datagrams("10.3.0.77", address, 50, port=9), device="c1", mac="ff:ff:ff:ff:ff:ff")
+        network.send(datagrams("10.3.0.77", address, 1), device="c1", mac="ff:ff:ff:ff:ff:ff")
+        network.wait(ONE, 51)
+        assert network.readings("all")["10.3.0.77"][0] == 51
     finally:
         network.gateway.run("ip", "link", "del", "b0")
 

@@ -21,6 +21,13 @@ def ask(target: str, dst: str, leaves_by: str | None = None) -> Explanation:
     return explain(keep([rule]), packet, local=LOCAL)
 
 
+def queue(target: str, direction: str, dst: str) -> Explanation:
+    fields = {"target": target, "direction": direction, "action": "shape", "rate": "1 Mbit/s"}
+    source = ip_address("fd01::2" if ":" in dst else "10.1.0.2")
+    packet = Packet(source, ip_address(dst), in_interface="lan")
+    return explain(keep([parse_rule(fields, NOW)]), packet, local=(*LOCAL, "fd01::/128"))
+
+
 @pytest.mark.parametrize(
     ("around", "address"), [("10.3.0.0/24", "10.3.0.5"), ("10.1.0.0/16", "10.1.255.255"), ("fd00::/8", "fd03::5")]
 )
@@ -34,3 +41,17 @@ def test_only_a_rule_that_names_the_address_hits(around: str, address: str) -> N
 def test_what_is_forwarded_is_hit() -> None:
     assert ask("10.1.0.0/16", "10.1.255.254").verdict == "blocked"
     assert ask("10.1.0.0/16", "10.1.255.255", leaves_by="wan").verdict == "blocked", "whoever asks knows better"
+
+
+@pytest.mark.parametrize("address", ["10.1.255.255", "255.255.255.255", "fd01::"])
+def test_what_is_for_a_single_address_is_shaped(address: str) -> None:
+    target = "fd01::2" if ":" in address else "10.1.0.2"
+    assert queue(target, "from", address).verdict == "shaped"
+    assert queue(address, "to", address).verdict == "shaped"
+
+
+@pytest.mark.parametrize("address", ["10.3.0.5", "fd03::5", "239.1.2.3"])
+def test_what_is_for_a_network_or_a_group_is_not(address: str) -> None:
+    found = queue("fd01::2" if ":" in address else "10.1.0.2", "from", address)
+    assert found.verdict == "passes"
+    assert f"{address} ends on this host, where nothing is shaped" in found.text

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from netlimit.compile import Compilation
 from netlimit.conflicts import Finding, Severity, Spoiled
-from netlimit.limits import Facts, own_addresses
+from netlimit.limits import MOST_ENDING, Facts, own_addresses
 from netlimit.routing import Way, find_home, find_towards, find_way, leads_towards
 from netlimit.rules import parse_rule
 from netlimit.tree import INGRESS_DEVICE, Device, Lookup, Route, Topology
-from tests.unit.shapes import HOME, UPLINKS, shape
+from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, shape
 from tests.unit.strategies import NOW
 
 OWN = own_addresses(("10.1.0.1", "10.2.0.1", "fd00:1::1"))
@@ -164,6 +164,28 @@ def test_where_no_other_network_is_its_traffic_can_only_end_here() -> None:
 def test_to_the_host_itself_it_ends_here() -> None:
     assert way("10.1.0.1").devices == (INGRESS_DEVICE,)
     assert way("10.1.0.1", Topology()).devices == (INGRESS_DEVICE,)
+
+
+ENDING = replace(HOME, ending=("10.1.255.255/32", "198.51.100.7/32", "10.5.0.0/16", "fd00:1::/128", "fd05::/64"))
+
+
+@pytest.mark.parametrize(
+    ("target", "devices"), [("10.1.255.255", ("lan",)), ("198.51.100.7", ("wan",)), ("fd00:1::", ("lan",))]
+)
+def test_to_an_address_that_ends_here_by_a_route_it_ends_here_and_may_be_sent_from_here(
+    target: str, devices: tuple[str, ...]
+) -> None:
+    assert way(target, ENDING).devices == (*devices, INGRESS_DEVICE)
+    assert way(target, ENDING, direction="from").devices == ("lan", "wan")
+    assert way("198.51.100.7", replace(WITHOUT_WAN, ending=ENDING.ending)).devices == (INGRESS_DEVICE,)
+
+
+def test_to_an_address_in_a_network_that_ends_here_nothing_is_shaped() -> None:
+    for target in ("10.5.0.9", "fd05::9"):
+        assert f"{target} ends on this host by a route" in str(way(target, ENDING).problem)
+    assert way("10.6.0.9", ENDING).devices == ("wan",)
+    many = replace(HOME, ending=tuple(f"192.{n >> 8}.{n & 255}.1/32" for n in range(MOST_ENDING + 100)))
+    assert sum(way(each, many).problem is not None for each in many.ending) == 100
 
 
 def test_a_named_device_needs_no_route() -> None:
