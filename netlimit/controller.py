@@ -421,7 +421,7 @@ class Controller:
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
-        self._outage = Outage(partial(self._database.try_host, self._status), lasted)
+        self._outage = Outage(self._database.revision, partial(self._database.try_host, self._status), lasted)
         self._store = self._replica
         self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
         self._try_report(last_error=str(error))
@@ -433,7 +433,7 @@ class Controller:
             log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
             self._outage, self._store = None, self._database
             self._return()
-        elif self._compilation is not None and outage.seconds >= self._setup.failure_seconds:
+        elif self._compilation is not None and outage.unread >= self._setup.failure_seconds:
             self._lift("The database")
 
     def _return(self) -> None:

@@ -1,4 +1,4 @@
-"""A database that does not answer: since when, and whether it does again."""
+"""A database that does not answer, or takes nothing: since when, and whether it does again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 
 class Outage:
     """Asks the database again and again, in a thread of its own and ever more seldom: an answer that does not come must
-    keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part."""
+    keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part, and
+    `read` as long as it cannot even be read."""
 
-    def __init__(self, ask: Callable[[], object], lasted: float = 0.0) -> None:
+    def __init__(self, read: Callable[[], object], ask: Callable[[], object], lasted: float = 0.0) -> None:
         """`lasted`: so many seconds already, as far as is known."""
-        self._ask = ask
+        self._read, self._ask = read, ask
         self._began = time.monotonic() - lasted
+        self._unread_since: float | None = self._began
         self._retry = FIRST_RETRY
         self._next = time.monotonic() + FIRST_RETRY
         self._thread = ThreadPoolExecutor(1, "database")
@@ -34,6 +36,12 @@ class Outage:
         return time.monotonic() - self._began
 
     @property
+    def unread(self) -> float:
+        """For how many seconds nothing can be read. One that is full, or a replica, goes on telling the rules."""
+        since = self._unread_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
     def wait(self) -> float:
         """Seconds until the next attempt, or until its answer is to be looked for."""
         return max(0.0, self._next - time.monotonic()) if self._asked is None else 0.05
@@ -42,7 +50,7 @@ class Outage:
         """Whether the database answers again. Returns at once."""
         if self._asked is None:
             if time.monotonic() >= self._next:
-                self._asked = self._thread.submit(self._ask)
+                self._asked = self._thread.submit(self._try)
             return False
         if not self._asked.done():
             return False
@@ -57,3 +65,12 @@ class Outage:
             return False
         self._thread.shutdown(wait=False)
         return True
+
+    def _try(self) -> None:
+        try:
+            self._read()
+        except Exception:
+            self._unread_since = self._unread_since or time.monotonic()
+            raise
+        self._unread_since = None
+        self._ask()

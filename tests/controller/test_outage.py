@@ -260,6 +260,37 @@ def test_rules_that_fail_open_stay_for_a_while(away: Away) -> None:
     assert away.site.send("10.0.0.1") == ["drop"]
 
 
+def test_a_rule_that_fails_open_stays_where_the_database_only_takes_nothing(root: None, tmp_path: Path) -> None:
+    """Its disk is full: it still tells the rules."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "netlimit-test", disk], check=True)
+    store = Store(f"sqlite:///{disk}/netlimit.db")
+    try:
+        store.upgrade()
+        away = Away(Site(store), tmp_path)
+        away.site.add(target="10.0.0.1", action="block", on_failure="open")
+        away.failure_seconds = 1.5
+        away.restart()
+        away.run()
+        with suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
+            while rest.write(bytes(4096)):
+                pass
+        away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+        away.run("alone")
+        began = time.monotonic()
+        while time.monotonic() < began + 3:
+            away.run()
+            assert away.site.send("10.0.0.1") == ["drop"]
+        assert away.controller._outage is not None
+        (disk / "rest").unlink()
+        away.run("back")
+        away.replica.close()
+    finally:
+        store.close()
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_the_copy_follows_every_change(away: Away) -> None:
     first = away.site.add(target="10.0.0.1", rate="5 packets/s", name="first", hosts=["gw"])
     away.site.add(target="10.0.0.9", rate="5 packets/s", hosts=["another"])
