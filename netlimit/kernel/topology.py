@@ -50,8 +50,9 @@ _SHORT_READING = 0.05
 _READING_SHARE = 50
 """A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
 host with many routes something always does."""
-LONGEST_REST = 30.0
-"""Seconds, at most: of a million routes a reading takes some 1.3 s."""
+_LONG_REST, _LEAST_SHARE = 30.0, 10
+"""More seconds than these are rested only behind a reading of which they are ten times the time: a million routes take
+ten seconds, in which nothing else is done."""
 
 
 class TopologyWatch:
@@ -74,8 +75,7 @@ class TopologyWatch:
             self._stale, spent = False, time.thread_time()
             found = read_topology()
             spent = time.thread_time() - spent
-            rest = min(_READING_SHARE * spent, LONGEST_REST) if spent > _SHORT_READING else 0.0
-            self._rested = time.monotonic() + rest
+            self._rested = time.monotonic() + _find_rest(spent)
             # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
             self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
             self._until = time.monotonic() + LONGEST_TRUST
@@ -86,6 +86,12 @@ class TopologyWatch:
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
     return all(getattr(one, each.name) == getattr(other, each.name) for each in fields(Topology))
+
+
+def _find_rest(spent: float) -> float:
+    if spent <= _SHORT_READING:
+        return 0.0
+    return min(_READING_SHARE * spent, max(_LONG_REST, _LEAST_SHARE * spent))
 
 
 def read_topology() -> Topology:
