@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
+from ipaddress import ip_address
 from typing import Any
 
 from netlimit.addresses import read_address, read_network
@@ -109,8 +110,10 @@ class Facts:
 
     @cached_property
     def _ending_singly(self) -> frozenset[str]:
-        """What the local table has of them, beside the host's own."""
-        return frozenset(text.partition("/")[0] for text in self.topology.ending if text.endswith(_ONE)) - self.own
+        """What the local table has of them, beside the host's own. Link-local ones come and go with devices, with ours
+        too."""
+        single = (text.partition("/")[0] for text in self.topology.ending if text.endswith(_ONE))
+        return frozenset(each for each in single if not ip_address(each).is_link_local) - self.own
 
     def ends(self, target: Target) -> bool:
         """Whether the target is one of these addresses."""

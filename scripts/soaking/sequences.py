@@ -505,11 +505,11 @@ def our_sets() -> list[str]:
 
 
 def read_foreign() -> str:
-    """Rules, sets and queues of others."""
+    """Rules, sets and queues of others. The clsact on their device is ours: what comes by it may end here."""
     text = do("iptables-legacy-save") + do("ip6tables-legacy-save")
     lines = [line for line in text.splitlines() if line.startswith("-A")]
     lines = [line for line in lines if not line.startswith("-A NL-") and " NL-" not in line]
-    return "\n".join([*lines, do("ipset", "save", "foreign"), do("tc", "qdisc", "show", "dev", "other")])
+    return "\n".join([*lines, do("ipset", "save", "foreign"), do("tc", "qdisc", "show", "dev", "other", "root")])
 
 
 def send_frames(out: str, to: str, src: str, dst: str, count: int) -> None:

@@ -90,7 +90,7 @@ def test_no_rule_of_an_operator_takes_the_gateway_from_who_is_safe(gateway: Gate
         gateway.store.add([rule for key, rule in rules.items() if key not in known], "test", now)
         if number % 25 == 24:
             gateway.stop()
-            gateway.start()
+            gateway.launch()
         gateway.wait_until_taken_in()
         hits += not knocker.knock(CLIENT, LAN, 0.1)  # a stranger uses up what is left
         for source, host in AT_HOME:
