@@ -13,6 +13,8 @@ MOST_REPAIRS = 5
 """More repairs of one kind within `CALM_SECONDS` are a fight: another program undoes them."""
 FIRST_REST, LAST_REST = 2.0, 60.0
 """Seconds between two repairs in a fight; each is twice as long as the one before."""
+OF_DEVICES = frozenset({"queues", "ingress"})
+"""Kinds of things that go with the device that has them."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
@@ -31,6 +33,13 @@ def find_kinds(plan: Plan) -> set[str]:
             case WriteSets():
                 kinds.add("sets" if step.create or step.destroy else "entries")
     return kinds - {"entries"} if "sets" in kinds else kinds
+
+
+def find_devices(plan: Plan) -> set[str]:
+    """The devices on which a repair writes queues or programs."""
+    devices = {step.device for step in plan.steps if isinstance(step, WriteTree)}
+    programs = [step.ingress for step in plan.steps if isinstance(step, WriteIngress) and step.ingress]
+    return devices.union(*(each.devices for each in programs))
 
 
 def describe(plan: Plan) -> str:
@@ -63,15 +72,19 @@ class Repairs:
         self.counts: Counter[str] = Counter()
         self._times: dict[str, deque[float]] = {}
         self._fights: dict[str, Fight] = {}
+        self._indices: dict[str, int] = {}
 
     @property
     def fights(self) -> list[Fight]:
         """The fights that go on."""
         return list(self._fights.values())
 
-    def note(self, kind: str, now: float) -> Fight | None:
-        """A thing of this kind was put right; the fight, if it has become one or goes on."""
+    def note(self, kind: str, now: float, *, blames: bool = True) -> Fight | None:
+        """A thing of this kind was put right; the fight, if it has become one or goes on. With `blames`, a program
+        of others had undone it."""
         self.counts[kind] += 1
+        if not blames:
+            return None
         times = self._times.setdefault(kind, deque())
         times.append(now)
         while times[0] < now - CALM_SECONDS:
@@ -82,6 +95,13 @@ class Repairs:
         elif len(times) > MOST_REPAIRS:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)
+
+    def meets_anew(self, devices: Mapping[str, int]) -> bool:
+        """Whether one of these devices (names and indices) is another than at the last repair: what the one before had
+        of ours went with it, and no program has undone it."""
+        anew = any(self._indices.get(name, index) != index for name, index in devices.items())
+        self._indices.update(devices)
+        return anew
 
     def is_fight(self, kind: str) -> bool:
         """Whether there is a fight over things of this kind."""

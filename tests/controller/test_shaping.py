@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from netlimit.drift import MOST_REPAIRS
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
@@ -418,6 +419,25 @@ def test_a_device_that_was_away_for_a_moment_gets_its_tree_again(gateway: Shaper
     gateway.tick()
     assert gateway.find("10.1.0.2") is not None
     assert gateway.find("10.1.0.1", "10.1.0.2", None) is not None
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_device_that_is_made_anew_again_and_again_has_not_been_undone_by_a_program(
+    gateway: Shaper, anew: bool
+) -> None:
+    """A dial-up line on a bad day: its queues come back at once each time, and nobody is blamed."""
+    rules = gateway.shape("10.1.0.2"), gateway.shape("10.1.0.1")
+    gateway.tick()
+    for number in range(2 * MOST_REPAIRS):
+        gateway.kernel.trees.pop("lan", None)  # in a fight it is not always back
+        gateway.kernel.program, gateway.kernel.lanes = None, {}
+        lan = replace(HOME.devices["lan"], index=50 + number * anew)
+        gateway.kernel.routes = Topology({**HOME.devices, "lan": lan}, HOME.routes)
+        gateway.tick()
+        assert gateway.find("10.1.0.2") is not None or not anew
+        assert gateway.find("10.1.0.1", "10.1.0.2", None) is not None or not anew
+    assert [gateway.said(rule) is None for rule in rules] == [anew, anew]
+    assert (gateway.store.hosts()[0].last_error is None) is anew
 
 
 @pytest.mark.parametrize("what", ["a class", "a rate", "the program", "the device of the ingress"])
