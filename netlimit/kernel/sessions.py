@@ -173,14 +173,15 @@ def _is_stranger(number: str) -> bool:
 
 
 def _find_doors(daemons: Collection[Path], listeners: Collection[Socket]) -> set[Door]:
-    """Where root's sshd listens: by its sockets, else by its control groups, else by its configuration."""
+    """Where root's sshd listens: by its sockets; else by its control groups and where root has seen it, for there can
+    be several of them; else by its configuration."""
     sockets = {inode for process in daemons for inode in _find_sockets(process)}
     found = [each for each in listeners if each.inode in sockets]
     if not found:
-        groups = find_groups(daemons, _is_stranger)
-        found = [each for each in listeners if each.group in groups]
+        groups, left = find_groups(daemons, _is_stranger), _read_left()
+        found = [each for each in listeners if each.group in groups or each.near_port in left]
     if not found:
-        configured = _read_configured()
+        configured = _list_configured(_CONFIGURATION, _UNITS) or {USUAL_PORT}
         found = [each for each in listeners if each.near_port in configured]
     return {Door(each.near_port, each.near) for each in found}
 
@@ -227,12 +228,11 @@ def list_ports() -> list[int]:
     return sorted({door.port for door in read_sessions().doors} | _list_configured(_CONFIGURATION, _UNITS))
 
 
-def _read_configured(directory: Path = _CONFIGURATION, units: Iterable[Path] = _UNITS, left: Path = LEFT) -> set[int]:
-    """The ports of sshd by its configuration, and as root has found them; the usual one if none is named."""
-    found = _list_configured(directory, units)
+def _read_left(left: Path = LEFT) -> set[int]:
+    """The ports of sshd as root has found them."""
     with suppress(OSError, ValueError):
-        found.update(map(int, read_text(left).split()))
-    return found or {USUAL_PORT}
+        return set(map(int, read_text(left).split()))
+    return set()
 
 
 def _list_configured(directory: Path, units: Iterable[Path]) -> set[int]:

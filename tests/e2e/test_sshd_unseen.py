@@ -19,7 +19,7 @@ from scripts.testbed.namespaces import CLIENT, LAN, Lab
 from tests.e2e.gateway import COMMAND, Gateway
 from tests.e2e.visitors import MOUNT_GROUPS, Groups, Sshd, Visitor
 
-USER, PORT = "nobody", 2222
+USER, PORT, OTHER = "nobody", 2222, 2022
 START = (
     f"{MOUNT_GROUPS}; mkdir -p /run/netlimit /etc/ssh && mount -t tmpfs -o mode=750 none /run/netlimit && "
     f"mount -t tmpfs none /etc/ssh && install -m 600 /dev/null /etc/ssh/sshd_config && "
@@ -79,6 +79,15 @@ def test_one_that_has_a_control_group_of_its_own(lab: Lab, unseeing: Gateway, st
 
 def test_one_that_root_has_found_before(lab: Lab, unseeing: Gateway, stack: ExitStack) -> None:
     """It shares its control group with everybody."""
+    stack.enter_context(Sshd(lab.gateway, PORT))
+    start(unseeing)
+    check_spared(lab, unseeing)
+
+
+def test_one_that_root_has_found_beside_another(lab: Lab, unseeing: Gateway, stack: ExitStack) -> None:
+    """As an upgrade of the system starts it from a shell, should that of the unit end."""
+    group = stack.enter_context(Groups()).make("ssh.service")
+    stack.enter_context(Sshd(lab.gateway, OTHER, group=group))
     stack.enter_context(Sshd(lab.gateway, PORT))
     start(unseeing)
     check_spared(lab, unseeing)

@@ -122,11 +122,11 @@ def test_systemd_tells_who_is_logged_in_where_no_process_may_be_looked_into(tmp_
 
 
 def test_the_ports_of_sshd_s_configuration(tmp_path: Path) -> None:
-    assert sessions._read_configured(tmp_path, [tmp_path / "units"]) == {22}
+    assert sessions._list_configured(tmp_path, [tmp_path / "units"]) == set()
     (tmp_path / "sshd_config").write_text("#Port 22\nPort 2222\nAddressFamily any\n")
     (tmp_path / "sshd_config.d").mkdir()
     (tmp_path / "sshd_config.d" / "more.conf").write_text("port 2200\n")
-    assert sessions._read_configured(tmp_path, [tmp_path / "units"]) == {2222, 2200}
+    assert sessions._list_configured(tmp_path, [tmp_path / "units"]) == {2222, 2200}
     for name, text in {
         "ssh.socket": "[Socket]\nListenStream=22\n", "ssh.socket.d/override.conf": "ListenStream=\nListenStream=2022\n",
         "generator/ssh.socket.d/addresses.conf": "ListenStream=10.1.0.1:2023\nListenStream=[::]:2024\n",
@@ -134,14 +134,15 @@ def test_the_ports_of_sshd_s_configuration(tmp_path: Path) -> None:
         path = tmp_path / "units" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert sessions._read_configured(tmp_path, [tmp_path / "units"]) == {22, 2022, 2023, 2024, 2200, 2222}
+    assert sessions._list_configured(tmp_path, [tmp_path / "units"]) == {22, 2022, 2023, 2024, 2200, 2222}
 
 
-def test_the_ports_that_root_has_left_count_as_well(tmp_path: Path) -> None:
+def test_the_ports_that_root_has_left(tmp_path: Path) -> None:
     left = tmp_path / "ssh-ports"
-    for text, ports in {"2200 2222": {2200, 2222}, "": {22}, "odd": {22}}.items():
+    assert sessions._read_left(left) == set()
+    for text, ports in {"2200 2222": {2200, 2222}, "": set(), "odd": set()}.items():
         left.write_text(text)
-        assert sessions._read_configured(tmp_path, [], left) == ports
+        assert sessions._read_left(left) == ports
 
 
 def test_where_no_sshd_is_seen_root_s_listener_on_its_port_is_its_own(lab: Lab) -> None:
