@@ -23,7 +23,7 @@ from netlimit.compile import Compilation
 from netlimit.connections import OpenConnections
 from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
-from netlimit.drift import OF_DEVICES, Histogram, Repairs, describe, find_devices, find_kinds
+from netlimit.drift import Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
 from netlimit.fallback import Fallback
@@ -937,10 +937,10 @@ class Controller:
             now - began,
             extra=self._say() | {"kinds": kinds, "seconds": now - began, "found": describe(plan)},
         )
-        known = self._kernel.topology().devices
-        anew = self._repairs.meets_anew({name: known[name].index for name in find_devices(plan) & known.keys()})
+        devices = self._kernel.topology().devices
+        lost = find_lost(plan, self._repairs.find_anew({name: device.index for name, device in devices.items()}))
         for kind in kinds:
-            fight = self._repairs.note(kind, now, blames=not (anew and kind in OF_DEVICES))
+            fight = self._repairs.note(kind, now, blames=kind not in lost)
             if fight is not None:
                 log.error("%s", fight, extra={"kinds": [kind]})
                 self._disputes.note_fight(kind, find_concerned(kind, plan, self._compiled))

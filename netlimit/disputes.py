@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 from netlimit.compile import Compilation
-from netlimit.drift import OF_DEVICES
 from netlimit.limits import Fragment
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.records import Exceptional, State
 from netlimit.state import SET_PREFIX, Structure
 
 _SET = re.compile(rf"\b{SET_PREFIX}[\w-]+")
+_SHAPED = frozenset({"queues", "ingress"})
 _BLIND = "kernel"
 _NONE: set[str] = set()
 _Place = tuple[int, str]
@@ -76,7 +76,7 @@ class Disputes:
 def find_concerned(kind: str, plan: Plan | None, compilation: Compilation) -> set[int]:
     """The rules that were not enforced while things of a kind were as this repair found them; where that cannot be
     told (`plan` is None, or speaks of nothing that is a rule's own), all that go by such things."""
-    if kind in OF_DEVICES:
+    if kind in _SHAPED:
         every = set(compilation.shaping.classes())
         return (_find_shaped(plan, compilation) if plan else set()) or every
     every = {rule_id for rule_id in compilation.fragments if rule_id not in compilation.problems}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
+from netlimit.tree import INGRESS_DEVICE
 
 CALM_SECONDS = 60.0
 MOST_REPAIRS = 5
 """More repairs of one kind within `CALM_SECONDS` are a fight: another program undoes them."""
 FIRST_REST, LAST_REST = 2.0, 60.0
 """Seconds between two repairs in a fight; each is twice as long as the one before."""
-OF_DEVICES = frozenset({"queues", "ingress"})
-"""Kinds of things that go with the device that has them."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
@@ -35,11 +34,14 @@ def find_kinds(plan: Plan) -> set[str]:
     return kinds - {"entries"} if "sets" in kinds else kinds
 
 
-def find_devices(plan: Plan) -> set[str]:
-    """The devices on which a repair writes queues or programs."""
-    devices = {step.device for step in plan.steps if isinstance(step, WriteTree)}
-    programs = [step.ingress for step in plan.steps if isinstance(step, WriteIngress) and step.ingress]
-    return devices.union(*(each.devices for each in programs))
+def find_lost(plan: Plan, anew: Set[str]) -> set[str]:
+    """The kinds of things that a repair brings back because devices made `anew` had lost them: queues of no others, and
+    programs, of which it is not told which devices had them."""
+    queued = {step.device for step in plan.steps if isinstance(step, WriteTree)} - {INGRESS_DEVICE}
+    programmed = {name for step in plan.steps if isinstance(step, WriteIngress) and step.ingress
+                  for name in step.ingress.devices}  # fmt: skip
+    lost = {"queues"} if queued and queued <= anew else set()
+    return lost | ({"ingress"} if programmed & anew else set())
 
 
 def describe(plan: Plan) -> str:
@@ -96,11 +98,11 @@ class Repairs:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)
 
-    def meets_anew(self, devices: Mapping[str, int]) -> bool:
-        """Whether one of these devices (names and indices) is another than at the last repair: what the one before had
-        of ours went with it, and no program has undone it."""
-        anew = any(self._indices.get(name, index) != index for name, index in devices.items())
-        self._indices.update(devices)
+    def find_anew(self, devices: Mapping[str, int]) -> set[str]:
+        """Which of these devices (names and indices) are others than at the last repair: what those before them had of
+        ours went with them, and no program has undone it."""
+        anew = {name for name, index in devices.items() if self._indices.get(name, index) != index}
+        self._indices = dict(devices)
         return anew
 
     def is_fight(self, kind: str) -> bool:

@@ -67,10 +67,7 @@ class Outage:
         return True
 
     def _try(self) -> None:
-        try:
-            self._read()
-        except Exception:
-            self._unread_since = self._unread_since or time.monotonic()
-            raise
+        self._unread_since = self._unread_since or time.monotonic()  # one that says nothing does not tell either
+        self._read()
         self._unread_since = None
         self._ask()

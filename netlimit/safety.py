@@ -245,7 +245,7 @@ class Lookup:
         self._found: dict[str, tuple[str, ...]] = {name: (name,) for name in self._names if _is_address(name)}
         self._thread: threading.Thread | None = None
         self._due = 0.0
-        self._missed = False
+        self._missed, self._again = False, AGAIN_SECONDS
         self.crowded = False
         """Whether there were more addresses by one name than count."""
 
@@ -276,7 +276,8 @@ class Lookup:
                 log.warning("The %s %s cannot be looked up: %s.", self._names[name], name, error)
                 self._missed = self._missed or name not in self._found
         if self._missed:  # as at a boot, before there is a resolver: of one that was found once, that may stand
-            self._due = time.monotonic() + AGAIN_SECONDS
+            self._due = time.monotonic() + self._again
+            self._again = min(2 * self._again, LOOK_UP_SECONDS)
 
 
 def name_servers(databases: Iterable[str], counters: Iterable[str]) -> dict[str, str]:

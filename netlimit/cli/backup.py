@@ -18,7 +18,8 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="In the place of rules that are there, or of a database that is damaged; and with rules that were forced.",
+        help="In the place of rules that are there, or of a database that is damaged; and with rules that were forced, "
+        "or that need it here.",
     ),
 ]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
@@ -495,7 +495,7 @@ class FakeKernel:
         program = self.program
         if program is None or str(packet.dst) not in program.own or packet.in_interface not in program.devices:
             return 0
-        if _keeps_alive(packet):
+        if _keeps_alive(packet) or packet.src == IPv4Address(0):
             return 0
         for lane in program.lanes:
             address = _end(packet, lane.side)

@@ -51,6 +51,8 @@ def read_ipv4(text: Assembly, own: list[bytes]) -> None:
     known = text.new_label()
     _read_header(text, 20)
     _find_own(text, HEADER + 16, own)
+    text.load(2, STACK, HEADER + 12)
+    text.jump_if(2, "==", 0, UNTOUCHED)  # who has no address yet (DHCP): nobody is named by it, and all would share it
     _read_length(text, HEADER + 2, add=0)
     text.load(TRANSPORT, STACK, HEADER + 9, 1)
     _forget_ports(text)

@@ -17,7 +17,7 @@ from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
 from netlimit.kernel.sshd_config import USUAL_PORT, read_ports
 from netlimit.plain import decode_name, read_text
 
-_STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d+)\s*$", re.MULTILINE)
+_STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d{1,5})\s*$", re.MULTILINE)
 _ROOT = 0
 _PROC, _NAME, _START = "/proc", b"sshd", 4096
 _SESSION = re.compile(rb"sshd(-session)?: .+@.*[^\]]")  # "sshd: user@domain [priv]" still waits for a proof

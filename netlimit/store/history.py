@@ -181,9 +181,11 @@ def find(connection: Connection, revision: int) -> Revision:
 def prune(connection: Connection, most: int) -> None:
     """Forget all but the last `most` changes, and those since an open window of confirmation began."""
     base = select(func.min(windows.c.base)).where(windows.c.outcome.is_(None)).scalar_subquery()
-    newest, oldest, needed = connection.execute(select(clock.c.revision, clock.c.oldest, base)).one()
-    oldest_kept = min(newest - most, newest if needed is None else needed)
-    if oldest_kept <= oldest:
+    # Counted, for a restore leaves numbers out.
+    past = select(revisions.c.revision).order_by(revisions.c.revision.desc()).offset(most).limit(1).scalar_subquery()
+    last, oldest, needed = connection.execute(select(past, clock.c.oldest, base)).one()
+    oldest_kept = last if needed is None or last is None else min(last, needed)
+    if oldest_kept is None or oldest_kept <= oldest:
         return
     connection.execute(update(clock).values(oldest=oldest_kept))
     for table in (undo, revisions):

@@ -14,13 +14,16 @@ from pathlib import Path
 from sqlalchemy import Connection, delete, func, select, text, update
 
 from netlimit.errors import NetlimitError
+from netlimit.judgement import Change, find_harm
+from netlimit.lockout import Havens
 from netlimit.records import Actor
-from netlimit.store import audit, history, limits, windows
+from netlimit.store import audit, history, hosts, limits, windows
 from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock, make_stamp
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import RULE_COLUMNS, Kept, from_row
+from netlimit.store.standing import Standing
 from netlimit.store.tables import clock, limit_documents, metadata, rules, tombstones
 
 _PASSING = ("clock", "tombstones", "requests", "windows", "guards", "pauses", "clients", "assignments", "limiters")
@@ -48,8 +51,8 @@ def restore(
 ) -> Restored:
     """Bring the rules of a backup in the place of those that are there; every controller reads all of them anew.
 
-    Raises InUse where there are rules or a rule comes that was forced, unless this is, and where there is nothing but
-    an open window of confirmation.
+    Raises InUse where there are rules, or a rule comes that was forced or would need it, unless this is; and where
+    there is nothing but an open window of confirmation.
     """
     lock(connection)
     newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
@@ -68,6 +71,7 @@ def restore(
         )
     if not force:
         _refuse_forced(backup, now)
+        _refuse_harmful(connection, backup, now)
     before = backup.execute(select(clock)).one()
     revision = max(newest, label.revision) + 1
     if newest == 0:
@@ -98,6 +102,14 @@ def _refuse_forced(backup: Connection, now: datetime) -> None:
             f"The backup holds '{first}'{more} that {first.forced_by} has forced, and that would hit who is safe; use "
             "--force if they shall come back into force."
         )
+
+
+def _refuse_harmful(connection: Connection, backup: Connection, now: datetime) -> None:
+    """What was harmless where it was made may close a gateway of this database."""
+    coming = [Change(None, kept.rule) for kept in _read_rules(backup).values()]
+    harms = find_harm(coming, Standing(connection, ()), Havens(hosts.statuses(connection), now), now)
+    if harms:
+        raise InUse(f"The backup holds what needs force here. {harms[0].sentence}")
 
 
 def _take_over(connection: Connection, backup: Connection) -> set[str]:

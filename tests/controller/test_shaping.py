@@ -440,6 +440,17 @@ def test_a_device_that_is_made_anew_again_and_again_has_not_been_undone_by_a_pro
     assert (gateway.store.hosts()[0].last_error is None) is anew
 
 
+def test_who_undoes_queues_is_blamed_though_another_device_is_made_anew_each_time(gateway: Shaper) -> None:
+    rule = gateway.shape("10.1.0.2")
+    gateway.tick()
+    for number in range(2 * MOST_REPAIRS):
+        gateway.kernel.trees.pop("lan", None)
+        wan = replace(HOME.devices["wan"], index=50 + number)
+        gateway.kernel.routes = Topology({**HOME.devices, "wan": wan}, HOME.routes)
+        gateway.tick()
+    assert gateway.said(rule) is not None
+
+
 @pytest.mark.parametrize("what", ["a class", "a rate", "the program", "the device of the ingress"])
 def test_what_others_break_is_put_right_and_counted(gateway: Shaper, what: str) -> None:
     gateway.shape("10.1.0.2")

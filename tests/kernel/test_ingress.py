@@ -523,6 +523,15 @@ def test_what_a_bridge_floods_reaches_sockets_here_and_everybody_else(network: N
         network.gateway.run("ip", "link", "del", "b0")
 
 
+def test_who_has_no_address_yet_passes(network: Network) -> None:
+    """All of them send from 0.0.0.0 (DHCP): in a queue of that address one could keep the others waiting."""
+    network.shape({"all": {"0.0.0.0/0": to(ONE)}}, IngressLane("all", 4, "src", "udp"), own=(*OWN, "255.255.255.255"))
+    network.send(datagrams("0.0.0.0", "255.255.255.255", 50))  # noqa: S104
+    network.send(datagrams(STRANGER[4], "255.255.255.255", 7))
+    network.wait(ONE, 7)
+    assert network.packets(ONE) == 7
+
+
 def test_headers_outside_the_first_buffer_are_found(network: Network) -> None:
     """As drivers hand them over that put nothing but the Ethernet header there."""
     network.shape({"all": {"10.3.0.77": to(ONE)}}, IngressLane("all", 4, "src", "udp", ((7, 7),)), devices=("g2",))

@@ -323,6 +323,37 @@ def test_that_a_rule_was_forced_is_kept_and_comes_back_only_if_somebody_says_so(
     assert [each.rule.forced_by for each in other.select()[0]] == ["alice"]
 
 
+def test_a_backup_that_has_seen_more_changes_leaves_the_history_as_it_is(
+    store: Store, empty_url: str, file: Path
+) -> None:
+    for number in range(20):
+        store.remove(keep(store, f"10.0.0.{number + 1}").id, "test", NOW)
+    store.back_up(file, NOW)
+    brief = Store(empty_url, revisions=10)
+    brief.upgrade()
+    kept = keep(brief, "10.9.0.1")
+    brief.restore(file, "test", NOW, force=True)
+    brief.rollback(1, "test", NOW)
+    assert [each.rule.id for each in brief.select()[0]] == [kept.id]
+    brief.close()
+
+
+def test_what_would_close_a_gateway_here_comes_back_only_if_somebody_says_so(
+    store: Store, other: Store, file: Path
+) -> None:
+    """It closed none where it was made."""
+    store.add([rule("10.0.0.0/8", action="block")], "test", NOW)
+    store.back_up(file, NOW)
+    other.upgrade()
+    gateway = HostStatus("gw", "fake", own=("10.1.0.1",), networks={"10.1.0.0/16": ("lan",)}, management=(22,))
+    other.report(gateway, other.now())
+    with pytest.raises(InUse, match=r"would close gw to every IPv4 network"):
+        other.restore(file, "test", NOW)
+    assert other.select()[1] == 0
+    other.restore(file, "test", NOW, force=True)
+    assert other.select()[1] == 1
+
+
 def test_a_disabled_rule_that_was_forced_comes_back_by_itself(store: Store, other: Store, file: Path) -> None:
     forced = replace(rule("10.0.0.7", action="block"), forced_by="alice", enabled=False)
     store.add([forced], "test", NOW)
