@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ RULES = (
     {"target": "10.2.0.2", "direction": "to", "action": "shape", "rate": "10 Mbit/s"},
     {"target": "10.2.0.0/24", "direction": "to", "action": "shape", "rate": "50 Mbit/s", "per": "target"},
 )
+UNIT = ROOT / "packaging/systemd/netlimit-devices.service"
 OTHERS = "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i tun0 -j ACCEPT\nCOMMIT\n"
 """What a distribution loads at boot: all that the table held before is gone."""
 DEVICES = {"lan": "10.1.0.1/16", "wan": "10.2.0.1/16"}
@@ -65,8 +67,13 @@ class Machine:
         )
 
     def netlimit(self, *words: str, host: str = HOST) -> str:
-        settings = self._settings | {"NETLIMIT_HOST": host}
-        return self.network.run(sys.executable, *COMMAND, *words, cwd=ROOT, env=settings).stdout
+        return self.run(sys.executable, *COMMAND, *words, host=host)
+
+    def run(self, *words: str, host: str = HOST) -> str:
+        return self.network.run(*words, cwd=ROOT, env=self._settings | {"NETLIMIT_HOST": host}).stdout
+
+    def queues(self, device: str) -> list[str]:
+        return self.network.run("tc", "class", "show", "dev", device).stdout.splitlines()
 
     def start_controller(self) -> subprocess.Popen[str]:
         """Start it; it has looked at everything when this returns."""
@@ -83,9 +90,9 @@ class Machine:
         rules = self.network.run("iptables-legacy-save").stdout.splitlines()
         sets = self.network.run("ipset", "list", "-n").stdout.splitlines()
         there = [device for device in DEVICES if self.network.run("ip", "link", "show", device, check=False).stdout]
-        classes = [self.network.run("tc", "class", "show", "dev", device).stdout for device in there]
+        classes = [line for device in there for line in self.queues(device)]
         ours = [line for line in rules if "NL-" in line and not line.startswith(":")]
-        return sorted([*ours, *sets, *(line for text in classes for line in text.splitlines())])
+        return sorted([*ours, *sets, *classes])
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -160,6 +167,35 @@ def test_what_was_applied_last_is_there_at_every_moment_of_a_boot(machine: Machi
     store.close()
     assert not re.search("applied|Drift", machine.log.read_text().removeprefix(said))
     assert [forget(line) for line in machine.held()] == [forget(line) for line in full]
+
+
+def test_devices_that_appear_while_others_are_seen_to_have_their_queues_too(machine: Machine, tmp_path: Path) -> None:
+    """systemd starts the unit that does it once, however often udev asks for it."""
+    machine.plug_in("lan")
+    store = Store(f"sqlite:///{machine.database}")
+    store.upgrade()
+    now = datetime.now(UTC)
+    caps = ({"target": "0.0.0.0/0", "per": "target", "interface": each} for each in DEVICES)
+    store.add([parse_rule({"action": "shape", "rate": "9 Mbit/s", **cap}, now) for cap in caps], "test", now)
+    store.close()
+    machine.netlimit("apply")
+    machine.reboot()
+    machine.plug_in("lan")
+    late = "ip link add wan type veth peer name wan-far && ip link set wan-far up && ip link set wan up"
+    program = tmp_path / "netlimit"
+    program.write_text(f"""#!/bin/sh
+echo >>{tmp_path}/times
+{shlex.join([sys.executable, *COMMAND])} "$@" || exit
+[ -e /sys/class/net/wan ] || {{ {late}; }}
+""")
+    program.chmod(0o755)
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    words = shlex.split(line.replace("/opt/netlimit/bin/netlimit", str(program)).replace("$$", "$"))
+    machine.run(*words)
+    assert all(any("class htb" in line for line in machine.queues(device)) for device in DEVICES), machine.held()
+    asked = (tmp_path / "times").read_text().count("\n")
+    machine.run(*words)
+    assert (asked, (tmp_path / "times").read_text().count("\n")) == (2, 3), "and no more often than needed"
 
 
 def forget(line: str) -> str:

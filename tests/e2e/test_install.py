@@ -160,6 +160,11 @@ def test_who_shapes_what_ends_here_does_so_in_all_units_after_an_upgrade(staged:
     given = {path.parent.name for path in units.glob("*/shaping.conf")}
     assert given == {f"{unit.name}.d" for unit in UNITS if "=CAP_NET_ADMIN" in unit.read_text()}
     assert "prepare --bpf" in (units / "netlimit-restore-again.service.d/shaping.conf").read_text()
+    former = units / "netlimit-device@.service"
+    former.touch()
+    with (staged / "opt/netlimit/share/installed").open("a") as installed:
+        installed.write("/etc/systemd/system/netlimit-device@.service\n")
     mine.unlink()
     run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
     assert not list(units.glob("*/shaping.conf"))
+    assert not former.exists(), "and what an earlier version has put there"
