@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from ipaddress import ip_address
 from typing import Any
 
 from netlimit.addresses import read_address, read_network
@@ -110,10 +109,10 @@ class Facts:
 
     @cached_property
     def _ending_singly(self) -> frozenset[str]:
-        """What the local table has of them, beside the host's own. Link-local ones come and go with devices, with ours
-        too."""
+        """What the local table has of them, beside the host's own. Of IPv6, link-local ones come and go with devices,
+        with ours too."""
         single = (text.partition("/")[0] for text in self.topology.ending if text.endswith(_ONE))
-        return frozenset(each for each in single if not ip_address(each).is_link_local) - self.own
+        return frozenset(each for each in single if not each.startswith("fe80:")) - self.own
 
     def ends(self, target: Target) -> bool:
         """Whether the target is one of these addresses."""

@@ -28,6 +28,9 @@ def find_way(rule: Rule, facts: Facts) -> Way:
     network that the target is in itself is no way out, unless the default route lies there too.
     """
     topology, interface = facts.topology, rule.selector.interface
+    unshaped = _find_unshaped(rule, facts)
+    if unshaped:
+        return Way(problem=unshaped)
     if interface:
         if interface in topology.devices:
             return Way((interface,))
@@ -45,8 +48,6 @@ def find_way(rule: Rule, facts: Facts) -> Way:
 def _find_way_to(target: Target, facts: Facts) -> Way:
     if facts.is_own(target):
         return Way((INGRESS_DEVICE,))
-    if facts.ends_unshaped(target):
-        return Way(problem=_say_unshaped(target))
     devices = find_towards(target, facts.topology)
     if facts.ends(target):
         return Way((*devices, INGRESS_DEVICE), note=_say_many(devices))
@@ -115,7 +116,23 @@ def _find_out(target: Target, topology: Topology, own: bool) -> tuple[str, ...]:
     return tuple(device for device in table.devices if own or device in table.default or device not in home)
 
 
-def _say_unshaped(target: Target) -> str:
+def _find_unshaped(rule: Rule, facts: Facts) -> str | None:
+    """Why nothing shapes what goes to a target: it ends on this host, and not where the rule looks for it."""
+    target = rule.target
+    if rule.direction is not Direction.TO:
+        return None
+    if facts.ends_wholly(target):
+        return (
+            f"All of {format_target(target)} ends on this host by a route, and what ends here is shaped by single "
+            "addresses. Name them, each in a rule."
+        )
+    if rule.selector.interface and facts.is_own(target) and not facts.vrfs:
+        return (
+            f"{format_target(target)} is this host's own: what is sent to it ends here and leaves by no device. Leave "
+            "out `interface`."
+        )
+    if not facts.ends_unshaped(target):
+        return None
     return (
         f"{format_target(target)} ends on this host by a route, and of such addresses only those with a route of "
         f'their own are shaped, {MOST_ENDING:,} at most. Limit it (`action: "drop"`), or give it such a route: '

@@ -188,9 +188,16 @@ def test_to_an_address_in_a_network_that_ends_here_nothing_is_shaped() -> None:
     assert sum(way(each, many).problem is not None for each in many.ending) == 100
 
 
+def test_what_ends_here_leaves_by_no_device_that_is_named() -> None:
+    assert "10.1.0.1 is this host's own" in str(way("10.1.0.1", interface="lan").problem)
+    for interface in (None, "lan"):
+        assert "All of 10.5.0.0/16 ends on this host" in str(way("10.5.0.0/16", ENDING, interface=interface).problem)
+        assert "10.5.0.9 ends on this host by a route" in str(way("10.5.0.9", ENDING, interface=interface).problem)
+
+
 def test_a_named_device_needs_no_route() -> None:
     assert way("192.0.2.7", interface="lan").devices == ("lan",)
-    assert way("10.1.0.1", interface="lan").devices == ("lan",)
+    assert way("10.1.0.1", direction="from", interface="lan").devices == ("lan",)
     assert way("10.1.0.2", direction="from", interface="lan").devices == ("lan",)
 
 
