@@ -186,12 +186,12 @@ def _translates(kind: str, told: bytes) -> bool:
 
 
 def _leads_away(told: bytes, way: int, ifbs: Collection[int]) -> bool:
-    """Whether packets are led so to a device that is none of these; a mirror only copies them."""
+    """Whether packets are led so to a device that is none of these, and there (0: gone); a mirror only copies them."""
     parameters = decode(told).get(_MIRRED_PARAMETERS, b"")
     if len(parameters) < _MIRRED.size:
         return False
     *_, how, target = _MIRRED.unpack_from(parameters)
-    return how == way and target not in ifbs
+    return how == way and target not in {0, *ifbs}
 
 
 def _is_asked(each: TcMessage) -> bool:
