@@ -845,6 +845,8 @@ def test_an_older_ingress_qdisc_does_as_well_and_stays(network: Network) -> None
 def test_a_new_ifb_device_wants_a_new_program_and_meanwhile_all_passes(network: Network) -> None:
     ingress = network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
     network.gateway.run("ip", "link", "del", "nl-in")
+    asks = "from netlimit.kernel.ingress import find_redirecting; print(find_redirecting())"
+    assert network.gateway.run(sys.executable, "-c", asks).strip() == "{}", "none of it is told as somebody else's"
     assert network.gateway.ingress() == {"g0": "", "g1": ""}
     network.talk("udp", HOST[4])
     network.make_target()
