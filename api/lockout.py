@@ -20,7 +20,7 @@ from netlimit import crowding
 from netlimit.judgement import Change, Judge, Standing, do_the_same, force, mark_forced, refuse
 from netlimit.lockout import Havens
 from netlimit.memory import TooMuchMemory, weigh
-from netlimit.rates import Kind
+from netlimit.rates import MANY_CONNECTIONS, Kind
 from netlimit.roles import Act
 from netlimit.rules import Rule
 from netlimit.store import Store
@@ -31,6 +31,10 @@ _COUNTED = (
 )
 
 
+_WALKED = (
+    f"Each connection beyond more than {MANY_CONNECTIONS:,} makes the kernel look through all of them: a flood of such "
+    "keeps a processor busy, whomever it is for. Put a rate of new connections beside it, or count each host by itself."
+)
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -145,6 +149,8 @@ class Lockout:
         told = [sentence] if sentence else []
         if rule.enabled and rule.rate is not None and rule.rate.kind is Kind.CONCURRENT:
             told.append(_COUNTED)
+            if rule.rate.amount > MANY_CONNECTIONS:
+                told.append(_WALKED)
         crowds = self._find_crowds() if crowding.is_particular(rule) else []
         return [*told, *self.told, *crowds, *self.warn_of_window()]
 

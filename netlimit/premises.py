@@ -28,6 +28,9 @@ CLOCK_SLACK = 2.0
 """Seconds by which the clock may run apart from one that nobody sets before it is taken as set."""
 MOST_LOCAL = 300
 """So many networks are told that end on this host by its routes: some for each of its devices."""
+_OF_HOST = ("capabilities", "hz", "own", "management", "networks", "local")
+"""What others judge rules by that concern a gateway: it stays as it was told last until it is looked at (a controller
+that begins while it is paused does not)."""
 UNFOLLOWED = "The outer addresses of the far ends of some tunnels are not known, so that rules may hit them"
 
 
@@ -38,6 +41,7 @@ class Premises:
         self._kernel = kernel
         self._setup = setup
         self._found: HostFacts | None = None
+        self._told: Mapping[str, object] = {}
         self.unanswered: Mapping[str, str] = {}
         """Of which capabilities the last probe could not tell whether they are there, and why."""
         self._where = Addresses((), ())
@@ -114,6 +118,7 @@ class Premises:
         if not self.recalls:
             for status in reported:
                 if status.host == self._setup.host:
+                    self._told = {field: getattr(status, field) for field in _OF_HOST}
                     self._safe.recall(status.safe_reasons)
                     self._peers = _read_peers(status.peers)
             self.recalls = True
@@ -263,7 +268,7 @@ class Premises:
     def describe(self) -> dict[str, object]:
         """What a gateway says of its host: fields of HostStatus."""
         if self._found is None:
-            return self._describe_others()
+            return {**self._told, **self._describe_others()}
         return {
             "capabilities": self._capabilities,
             "hz": self._found.hz,

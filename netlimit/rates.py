@@ -41,6 +41,10 @@ _QUANTITY = re.compile(r"\s*([0-9]{1,21}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*")
 EXAMPLES = '"200 packets/s", "20 Mbit/s", "5 MB/s", "10 connections/min" or "50 connections"'
 
 
+MANY_CONNECTIONS = 10_000
+"""At once, by one count: 50 µs for each that comes beyond it, at 5 ns for each that it holds (nf_conncount's list)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """An amount of a unit in a period.

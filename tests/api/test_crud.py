@@ -132,6 +132,8 @@ def test_a_limit_of_connections_at_once_says_which_it_does_not_count(client: htt
     (warning,) = add(client, rate="50 connections")["warnings"]
     assert warning.startswith("Connections that are open already are never counted")
     assert add(client, target="10.9.0.1", rate="50 connections/s")["warnings"] == []
+    _, dear = add(client, target="10.9.0.2", rate="20000 connections", per="target")["warnings"]
+    assert "makes the kernel look through all of them" in dear
 
 
 def test_a_rule_is_found_by_id_and_by_name(client: httpx.Client) -> None:

@@ -6,10 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 from netlimit.controller import Controller, Setup
+from netlimit.kernel.base import Addresses
 from netlimit.store import Store, open_replica
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Site
 from tests.controller.test_outage import Away
+from tests.unit.shapes import HOME
 
 BLOCKED = "10.0.0.1"
 
@@ -37,6 +39,21 @@ def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
     site.store.pause("gw", False)
     site.controller.tick()
     assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
+
+
+def test_what_is_known_of_a_host_stays_known_of_one_that_begins_while_it_is_paused(site: Site) -> None:
+    """Else nothing of it would be in the way of a rule that closes it, and others would not know it as a neighbour."""
+    site.kernel.where = Addresses(("10.1.0.1",), ())
+    site.kernel.routes = HOME
+    site.controller.tick()
+    (before,) = site.store.hosts()
+    assert before.own
+    assert before.networks
+    site.store.pause("gw", True)
+    site.restart().tick()
+    (after,) = site.store.hosts()
+    for field in ("own", "networks", "management", "local", "capabilities", "hz"):
+        assert getattr(after, field) == getattr(before, field), field
 
 
 def test_a_gateway_that_has_another_name_now_says_so(sqlite_url: str, tmp_path: Path) -> None:
