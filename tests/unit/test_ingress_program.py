@@ -18,7 +18,13 @@ LANES = tuple(
         IngressLane(f"dns{family}", family, "src", "udp", ((53, 53),)),
     )
 )
-WRITTEN = {2: "0ddb93a7449165e1", 3: "31da11de3f88b5e8", 4: "fc88b9d71b85c7cf", 5: "ef43c6437fbda0b4", 6: "709027bafab4abae"}
+WRITTEN = {
+    2: "0ddb93a7449165e1",
+    3: "31da11de3f88b5e8",
+    4: "fc88b9d71b85c7cf",
+    5: "ef43c6437fbda0b4",
+    6: "709027bafab4abae",
+}
 """By revision, what is written for the same lanes. Another program needs another revision."""
 
 
