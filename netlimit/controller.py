@@ -421,11 +421,16 @@ class Controller:
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
-        self._outage = Outage(self._database.revision, partial(self._database.try_host, self._status), lasted)
+        self._outage = Outage(self._database.revision, self._try_database, lasted)
         self._store = self._replica
         self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
         self._try_report(last_error=str(error))
         return True
+
+    def _try_database(self) -> None:
+        """See whether the database does its part, with what is told by now: a controller that has just begun knows of
+        its host what the copy tells, and must not write less over it. In a thread of its own."""
+        self._database.try_host(self._status)
 
     def _look_for_database(self, outage: Outage) -> None:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from netlimit.compile import Compilation
+from netlimit.drift import PLACES
 from netlimit.limits import Fragment
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree
 from netlimit.records import Exceptional, State
@@ -29,6 +30,13 @@ class Disputes:
 
     def note_fight(self, kind: str, rules: Iterable[int]) -> None:
         """Somebody undoes things of this kind over and over, and these rules with them."""
+        if kind == PLACES:
+            said = (
+                "Another program puts rules of its own before the jumps of netlimit over and over: what they accept "
+                "passes for up to 2 seconds, until these stand first again. `netlimit status` says more."
+            )
+            self._note(kind, said, rules, State.DEGRADED)
+            return
         reason = (
             f"Another program undoes the {kind} of netlimit over and over; until it stops, this rule is not enforced "
             "all of the time. `netlimit doctor` names programs that do this."
@@ -64,9 +72,12 @@ class Disputes:
         """How the rules concerned stand."""
         return {
             rule_id: Exceptional(rule_id, *self._reasons[kind])
-            for kind in sorted(self._rules, key=lambda kind: kind != _BLIND)  # what is known to be wrong comes last
+            for kind in sorted(self._rules, key=self._is_wrong)  # what is known to be wrong comes last
             for rule_id in self._rules[kind]
         }
+
+    def _is_wrong(self, kind: str) -> bool:
+        return self._reasons[kind][0] is State.ERROR
 
     def _note(self, kind: str, reason: str, rules: Iterable[int], state: State = State.ERROR) -> None:
         self._reasons[kind] = state, reason
@@ -82,7 +93,7 @@ def find_concerned(kind: str, plan: Plan | None, compilation: Compilation) -> se
     every = {rule_id for rule_id in compilation.fragments if rule_id not in compilation.problems}
     if plan is None:
         return every
-    found = _find_switched(plan, compilation) if kind == "chains" else _find_written(plan, compilation)
+    found = _find_switched(plan, compilation) if kind in ("chains", PLACES) else _find_written(plan, compilation)
     return (found & every) or every
 
 

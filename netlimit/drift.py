@@ -13,18 +13,22 @@ CALM_SECONDS = 60.0
 MOST_REPAIRS = 5
 """More repairs of one kind within `CALM_SECONDS` are a fight: another program undoes them."""
 FIRST_REST, LAST_REST = 2.0, 60.0
-"""Seconds between two repairs in a fight; each is twice as long as the one before."""
+"""Seconds between two repairs in a fight; each is twice as long as the one before. Jumps that are to stand first again
+are cheap to move, and who adds rules of his own there means no harm: they never rest for longer than at first."""
+PLACES = "places"
+"""The kind of drift that is only one of order: all of ours is there, and our jumps do not stand first."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
 
 def find_kinds(plan: Plan) -> set[str]:
-    """What a repair is about: "chains", "sets", "queues", "ingress", and "entries" where sets themselves are there."""
+    """What a repair is about: "chains", or "places" where all of them are there and do not stand first; "sets", or
+    "entries" where sets themselves are there; "queues", "ingress"."""
     kinds = set()
     for step in plan.steps:
         match step:
             case SwitchTable():
-                kinds.add("chains")
+                kinds.add(PLACES if step.only_moves else "chains")
             case WriteTree():
                 kinds.add("queues")
             case WriteIngress():
@@ -60,6 +64,12 @@ class Fight:
     rest: float
 
     def __str__(self) -> str:
+        if self.kind == PLACES:
+            return (
+                f"Another program puts rules of its own before the jumps of netlimit over and over: {self.repairs} "
+                f"times so far. They are moved back {self.rest:.0f} s after the last time, and until then what those "
+                "rules accept is not limited. Have it use a chain of its own, or add behind (`iptables -A`)."
+            )
         return (
             f"Another program undoes the {self.kind} of netlimit over and over: {self.repairs} repairs so far. The "
             f"next comes {self.rest:.0f} s after the last, and until then limits may be missing. `netlimit doctor` "
@@ -93,7 +103,8 @@ class Repairs:
             times.popleft()
         before = self._fights.get(kind)
         if before is not None:
-            self._fights[kind] = Fight(kind, before.repairs + 1, min(LAST_REST, 2 * before.rest))
+            last = FIRST_REST if kind == PLACES else LAST_REST
+            self._fights[kind] = Fight(kind, before.repairs + 1, min(last, 2 * before.rest))
         elif len(times) > MOST_REPAIRS:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from netlimit.compile import Compilation
+from netlimit.drift import PLACES
 from netlimit.kernel.base import Kernel, Reading, read_entries
-from netlimit.plan import diff, drifted, same_place
-from netlimit.state import State, Structure
+from netlimit.plan import are_displaced, diff, drifted, same_place
+from netlimit.state import Chains, State, Structure
 from netlimit.tree import Queues, Tree
 
 Drift = Mapping[str, str]
-"""What is not as it was applied, in words, by its kind ("chains", "sets", "entries", "queues", "ingress")."""
+"""What is not as it was applied, in words, by its kind ("chains", "places", "sets", "entries", "queues", "ingress")."""
+
+
+def _are_there(found: Chains, wanted: Chains) -> bool:
+    """Whether all jumps are there, wherever they stand."""
+    return found.keys() == wanted.keys() and all(
+        found[hook] == rules or are_displaced(found[hook], rules) for hook, rules in wanted.items()
+    )
 
 
 class Inspection:
@@ -30,8 +38,10 @@ class Inspection:
         drift = {}
         if found.sets != desired.sets:
             drift["sets"] = "the sets"
-        if (found.chains, found.hooks) != (desired.chains, desired.hooks):
+        if found.chains != desired.chains or not _are_there(found.hooks, desired.hooks):
             drift["chains"] = "the chains"
+        elif found.hooks != desired.hooks:
+            drift[PLACES] = "the places of our jumps"
         return drift
 
     def look_at_queues(self, compilation: Compilation, queues: Queues) -> Drift:

@@ -78,6 +78,11 @@ class WriteSets:
         return _shorten(self.lines())
 
 
+def are_displaced(found: tuple[ChainRule, ...], wanted: tuple[ChainRule, ...]) -> bool:
+    """Whether just our rules of a hook are there, behind others, or between them."""
+    return found != wanted and tuple(rule for rule in found if rule in wanted) == wanted
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchTable:
     """Give one table new contents for some chains of ours, in one commit.
@@ -92,6 +97,12 @@ class SwitchTable:
     gone: tuple[str, ...]
     hooks: Mapping[str, tuple[ChainRule, ...]]
     before: Mapping[str, tuple[ChainRule, ...]] = field(default_factory=dict, compare=False)
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether all of ours is there, and rules of others have come before our jumps."""
+        moves = (are_displaced(self.before.get(hook, ()), rules) for hook, rules in self.hooks.items())
+        return not self.chains and not self.gone and all(moves)
 
     def lines(self) -> Iterator[str]:
         """One line for each rule that comes or goes."""

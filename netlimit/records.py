@@ -151,8 +151,8 @@ class Reception(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Repair:
     """Something of ours that others had changed in the kernel, and that was put right at `at`: its kind ("chains",
-    "sets", "entries", "queues", "ingress"; "writer": who hung while he wrote was ended), what was found, and how many
-    seconds putting it right took."""
+    "places", "sets", "entries", "queues", "ingress"; "writer": who hung while he wrote was ended), what was found, and
+    how many seconds putting it right took."""
 
     kind: str
     found: str

@@ -6,6 +6,8 @@ import pytest
 
 from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
 from netlimit.errors import KernelError
+from netlimit.records import State
+from netlimit.state import ChainRule
 from netlimit.store.repairs import MOST
 from tests.controller.conftest import Site
 
@@ -80,6 +82,35 @@ def test_a_fight_is_told_and_fought_more_slowly(site: Site) -> None:
     site.controller._repairs._times["chains"][-1] -= CALM_SECONDS + LAST_REST
     look(site)
     assert site.store.hosts()[0].last_error is None
+
+
+def test_who_puts_rules_before_ours_holds_up_no_repair_of_what_somebody_undoes(site: Site) -> None:
+    """As who bans addresses does, one by one."""
+    (rule,) = [site.add(target="10.0.0.1", rate="5 packets/s")]
+    look(site)
+    wanted = dict(site.kernel.hooks)
+    for _ in range(3 * MOST_REPAIRS):
+        site.kernel.hooks = {hook: (ChainRule("(not ours)"), *rules) for hook, rules in wanted.items()}
+        look(site)
+    (host,) = site.store.hosts()
+    assert host.repairs.keys() == {"places"}
+    assert host.last_error is not None
+    assert "puts rules of its own before the jumps of netlimit" in host.last_error
+    assert site.store.exceptional([rule.id])[rule.id]["gw"].state is State.DEGRADED
+    site.kernel.chains.clear()
+    look(site)
+    assert site.kernel.chains
+    assert site.kernel.hooks == wanted, "moved back with it"
+    assert site.controller._repairs.rest("places", 0.0) <= site.controller._repairs._times["places"][-1] + FIRST_REST
+
+
+def test_a_jump_that_is_gone_is_no_matter_of_places(site: Site) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    look(site)
+    hook = next(iter(site.kernel.hooks))
+    site.kernel.hooks[hook] = (ChainRule("(not ours)"), *site.kernel.hooks[hook][1:])
+    look(site)
+    assert site.store.hosts()[0].repairs == {"chains": 1}
 
 
 def test_repairs_that_are_far_apart_are_no_fight() -> None:

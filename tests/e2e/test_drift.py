@@ -35,7 +35,7 @@ DAMAGES: dict[str, tuple[str, str]] = {
     "a table of IPv6 is flushed": ("chains", "ip6tables-legacy -t mangle -F"),
     "a chain is flushed": ("chains", "iptables-legacy -t mangle -F NL-FORWARD"),
     "a hook is deleted": ("chains", "iptables-legacy -t mangle -D FORWARD -j NL-FORWARD"),
-    "a rule is put before a hook": ("chains", "iptables-legacy -t mangle -I FORWARD -p udp -s 10.1.120.1 -j ACCEPT"),
+    "a rule is put before a hook": ("places", "iptables-legacy -t mangle -I FORWARD -p udp -s 10.1.120.1 -j ACCEPT"),
     "a rule is put into a chain": ("chains", "iptables-legacy -t mangle -I NL-FORWARD -j ACCEPT"),
     "iptables is reloaded": ("chains", "iptables-legacy-restore"),
     "ip6tables is reloaded": ("chains", "ip6tables-legacy-restore"),
