@@ -156,7 +156,9 @@ def test_routes_that_lead_nowhere(kernel: RemoteKernel, kind: str) -> None:
     assert read_routes(kernel) == CONNECTED
 
 
-def test_a_link_that_is_down_leads_nowhere(kernel: RemoteKernel) -> None:
+def test_a_link_without_carrier_leads_nowhere_where_routes_heed_that(kernel: RemoteKernel) -> None:
+    for family in ("ipv4", "ipv6"):
+        kernel.run("sysctl", "-qw", f"net.{family}.conf.left.ignore_routes_with_linkdown=1")
     kernel.run("ip", "route", "add", *["10.7.0.0/16", "nexthop", "via", "10.5.0.9", "nexthop", "via", "10.6.0.9"])
     kernel.run("ip", "link", "set", "left-end", "down")
     wanted = {*(route for route in CONNECTED if route.devices == ("right",)), via("10.7.0.0/16", "10.6.0.9")}
@@ -164,6 +166,17 @@ def test_a_link_that_is_down_leads_nowhere(kernel: RemoteKernel) -> None:
     while read_routes(kernel) != wanted and time.monotonic() < end:
         time.sleep(0.05)  # the kernel notes the other end's state a little later
     assert read_routes(kernel) == wanted
+
+
+def test_a_link_that_has_lost_its_carrier_is_led_to_all_the_same(kernel: RemoteKernel) -> None:
+    """What shapes there must not be missing when it comes back."""
+    kernel.run("ip", "link", "set", "left-end", "down")
+    end = time.monotonic() + PATIENCE
+    while "linkdown" not in kernel.run("ip", "route") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "linkdown" in kernel.run("ip", "route")
+    assert "linkdown" in kernel.run("ip", "-6", "route")
+    assert read_routes(kernel) == CONNECTED
 
 
 WATCH = """
