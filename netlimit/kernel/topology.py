@@ -31,7 +31,7 @@ _ETHERNET = 1
 _UP = 0x1
 _DEAD = 0x1
 """RTNH_F_DEAD: no packet goes there. So says the kernel of one whose carrier is away (RTNH_F_LINKDOWN) only where it is
-told to heed that (ignore_routes_with_linkdown): else it goes on leading packets there, and they pass once it is back."""
+told to heed that (ignore_routes_with_linkdown): else it goes on leading packets there, which pass once it is back."""
 _UNICAST = 1
 _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
