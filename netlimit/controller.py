@@ -23,7 +23,7 @@ from netlimit.compile import Compilation
 from netlimit.connections import OpenConnections
 from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
-from netlimit.drift import Histogram, Repairs, describe, find_kinds, find_lost
+from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
 from netlimit.fallback import Fallback
@@ -936,7 +936,9 @@ class Controller:
             plan = self._enforce()
         self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
-        log.warning(
+        moved = kinds == [PLACES] and self._repairs.is_fight(PLACES)
+        log.log(
+            logging.DEBUG if moved else logging.WARNING,  # it happens every few seconds, and was told
             "Drift: %s differed from what was applied; repaired in %.3f s.",
             " and ".join(drift.values()),
             now - began,
@@ -945,10 +947,13 @@ class Controller:
         devices = self._kernel.topology().devices
         lost = find_lost(plan, self._repairs.find_anew({name: device.index for name, device in devices.items()}))
         for kind in kinds:
-            fight = self._repairs.note(kind, now, blames=kind not in lost)
+            fight = self._repairs.note(kind, now, now - began, blames=kind not in lost)
+            if fight is not None:
+                self._disputes.note_fight(kind, find_concerned(kind, plan, self._compiled))
+            if moved:
+                continue  # nor are other repairs to be pushed out of sight by it
             if fight is not None:
                 log.error("%s", fight, extra={"kinds": [kind]})
-                self._disputes.note_fight(kind, find_concerned(kind, plan, self._compiled))
             self._tell_repair(Repair(kind, describe(plan), now - began, self._now()))
         self._left.clear()
         self._exceptional = self._mark()

@@ -14,7 +14,9 @@ MOST_REPAIRS = 5
 """More repairs of one kind within `CALM_SECONDS` are a fight: another program undoes them."""
 FIRST_REST, LAST_REST = 2.0, 60.0
 """Seconds between two repairs in a fight; each is twice as long as the one before. Jumps that are to stand first again
-are cheap to move, and who adds rules of his own there means no harm: they never rest for longer than at first."""
+are cheap to move, and who adds rules of his own there means no harm: they rest for no longer than at first, or than so
+many times as long as it takes."""
+PLACES_COST = 10
 PLACES = "places"
 """The kind of drift that is only one of order: all of ours is there, and our jumps do not stand first."""
 MOST_FOUND = 1000
@@ -91,9 +93,9 @@ class Repairs:
         """The fights that go on."""
         return list(self._fights.values())
 
-    def note(self, kind: str, now: float, *, blames: bool = True) -> Fight | None:
-        """A thing of this kind was put right; the fight, if it has become one or goes on. With `blames`, a program
-        of others had undone it."""
+    def note(self, kind: str, now: float, took: float = 0.0, *, blames: bool = True) -> Fight | None:
+        """A thing of this kind was put right, in `took` seconds; the fight, if it has become one or goes on. With
+        `blames`, a program of others had undone it."""
         self.counts[kind] += 1
         if not blames:
             return None
@@ -103,8 +105,8 @@ class Repairs:
             times.popleft()
         before = self._fights.get(kind)
         if before is not None:
-            last = FIRST_REST if kind == PLACES else LAST_REST
-            self._fights[kind] = Fight(kind, before.repairs + 1, min(last, 2 * before.rest))
+            rest = max(FIRST_REST, PLACES_COST * took) if kind == PLACES else 2 * before.rest
+            self._fights[kind] = Fight(kind, before.repairs + 1, min(LAST_REST, rest))
         elif len(times) > MOST_REPAIRS:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)

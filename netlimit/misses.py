@@ -52,7 +52,18 @@ def find_miss(rule: Rule, facts: Facts) -> Miss | None:
             f"{rule.target.network_address} is this host's own: what is sent to it ends here and leaves by no "
             "interface, so that the rule hits nothing. Leave out `interface`."
         )
-    return find_missing(interface, rule.direction, facts.topology)
+    missing = find_missing(interface, rule.direction, facts.topology)
+    if missing is None and rule.direction is Direction.TO and facts.ends(rule.target) and not facts.vrfs:
+        return Miss(say_ending(rule.target, interface), partly=True)
+    return missing
+
+
+def say_ending(target: Target, interface: str) -> str:
+    """Of what goes to an address that ends here, a rule with an interface hits next to nothing."""
+    return (
+        f"What comes for {format_target(target)} ends on this host by a route, and leaves by no interface: the rule "
+        f"hits only what this host itself sends there by {interface}. Leave out `interface` for the rest."
+    )
 
 
 def _is_lost(direction: Direction, target: Target, facts: Facts) -> bool:

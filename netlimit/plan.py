@@ -80,7 +80,7 @@ class WriteSets:
 
 def are_displaced(found: tuple[ChainRule, ...], wanted: tuple[ChainRule, ...]) -> bool:
     """Whether just our rules of a hook are there, behind others, or between them."""
-    return found != wanted and tuple(rule for rule in found if rule in wanted) == wanted
+    return bool(wanted) and found != wanted and tuple(rule for rule in found if rule in wanted) == wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Premises:
         self._kernel = kernel
         self._setup = setup
         self._found: HostFacts | None = None
+        self._seen = False
         self._told: Mapping[str, object] = {}
         self.unanswered: Mapping[str, str] = {}
         """Of which capabilities the last probe could not tell whether they are there, and why."""
@@ -198,7 +199,7 @@ class Premises:
         self._doors.update(where.doors)
         self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
-        self._where = where
+        self._where, self._seen = where, True
         changed = before ^ {*self._where.own, *self._safe.reasons}
         known = self._peers if reported is None else find_peers(reported, self._setup.host)
         self._peers = known - {*where.own}
@@ -267,7 +268,7 @@ class Premises:
 
     def describe(self) -> dict[str, object]:
         """What a gateway says of its host: fields of HostStatus."""
-        if self._found is None:
+        if self._found is None or not self._seen:
             return {**self._told, **self._describe_others()}
         return {
             "capabilities": self._capabilities,

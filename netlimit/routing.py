@@ -6,6 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from netlimit.limits import MOST_ENDING, Facts
+from netlimit.misses import say_ending
 from netlimit.routes import devices_of, find_around, find_best, find_inside, list_around, read_starts, read_table
 from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import INGRESS_DEVICE, Topology
@@ -33,7 +34,8 @@ def find_way(rule: Rule, facts: Facts) -> Way:
         return Way(problem=unshaped)
     if interface:
         if interface in topology.devices:
-            return Way((interface,))
+            ends = rule.direction is Direction.TO and facts.ends(rule.target) and not facts.vrfs
+            return Way((interface,), note=say_ending(rule.target, interface) if ends else None)
         known = ", ".join(sorted(topology.devices)) or "none but loopback"
         return Way(problem=f"There is no device {interface} on this host; there are {known}.")
     if rule.direction is Direction.TO:

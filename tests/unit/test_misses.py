@@ -84,5 +84,11 @@ def test_what_is_forwarded_too_or_names_one_address_hits(rule: dict[str, Any]) -
     assert told(rule, facts(ENDING)) == ""
 
 
+def test_what_goes_to_an_address_that_ends_here_by_a_route_is_hit_in_part() -> None:
+    ending = facts(("10.3.0.255/32",))
+    assert told({"target": "10.3.0.255", **WAN}, ending).startswith("partly: What comes for 10.3.0.255 ends on this")
+    assert told({"target": "10.3.0.255"}, ending) == ""
+
+
 def test_in_a_vrf_an_address_of_this_host_may_be_another_one() -> None:
     assert told({"target": "10.1.0.1", **WAN}, facts(blue="vrf")) == ""

@@ -193,6 +193,9 @@ def test_what_ends_here_leaves_by_no_device_that_is_named() -> None:
     for interface in (None, "lan"):
         assert "All of 10.5.0.0/16 ends on this host" in str(way("10.5.0.0/16", ENDING, interface=interface).problem)
         assert "10.5.0.9 ends on this host by a route" in str(way("10.5.0.9", ENDING, interface=interface).problem)
+    found = way("198.51.100.7", ENDING, interface="wan")
+    assert found.devices == ("wan",)
+    assert "hits only what this host itself sends there by wan" in str(found.note)
 
 
 def test_a_named_device_needs_no_route() -> None:
