@@ -19,6 +19,8 @@ many times as long as it takes."""
 PLACES_COST = 10
 PLACES = "places"
 """The kind of drift that is only one of order: all of ours is there, and our jumps do not stand first."""
+MOST_DEVICES = 4096
+"""So many devices are remembered, with those that are gone: containers make ever new ones."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
@@ -115,7 +117,9 @@ class Repairs:
         """Which of these devices (names and indices) are others than at the last repair: what those before them had of
         ours went with them, and no program has undone it."""
         anew = {name for name, index in devices.items() if self._indices.get(name, index) != index}
-        self._indices = dict(devices)
+        self._indices |= devices  # one that is away now may come back as another
+        if len(self._indices) > MOST_DEVICES:
+            self._indices = dict(devices)
         return anew
 
     def is_fight(self, kind: str) -> bool:
