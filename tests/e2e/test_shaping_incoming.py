@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from netlimit.records import State
-from netlimit.tree import INGRESS_DEVICE
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, LAN_MAC, SERVER, Lab
 from tests.e2e import frames
