@@ -8,6 +8,7 @@ Nothing that is allowed may be lost meanwhile, nobody who is blocked may pass, a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sqlite3
@@ -40,6 +41,14 @@ RULES: list[dict[str, object]] = [
     {"target": "10.1.91.1", "direction": "to", "rate": "10 connections/s", "per": "peer"},
     {"target": "10.1.92.0/24", "rate": "10 packets/s", "per": "host", "action": "observe"},
 ]
+CAP: dict[str, object] = {
+    "target": "0.0.0.0/0",
+    "direction": "to",
+    "interface": "wan",
+    "per": "target",
+    "action": "shape",
+}
+"""Of all that leaves for the server."""
 LIMITS = LIMITED, REFUSED, PORT, SHARED
 """Of a hundred packets a second each."""
 FAST = BITS, SHAPED
@@ -89,6 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this part."""
     parser.add_argument("--before", type=Path, required=True, metavar="CHECKOUT", help="the code of before, set up")
     parser.add_argument("--count", type=int, default=4, help="upgrades (default 4): ended and killed by turns")
+    parser.add_argument("--cap", metavar="RATE", help="a device's cap as well, such as '50 Mbit/s'")
     parser.add_argument("--record", type=Path, metavar="DIRECTORY", help="upgrade nothing; write what is there before")
 
 
@@ -98,17 +108,18 @@ def run(options: argparse.Namespace) -> int:
         record(options.before.resolve(), options.record)
         return 0
     gaps = 0
+    rules = [*RULES, *([{**CAP, "rate": options.cap}] if options.cap else [])]
     for number in range(options.count):
         how = signal.SIGKILL if number % 2 else signal.SIGTERM
-        passage = upgrade(options.before.resolve(), how)
+        passage = upgrade(options.before.resolve(), how, rules)
         print(f"{how.name}: {passage}", flush=True)
         gaps += not passage.clean
     return 1 if gaps else 0
 
 
-def upgrade(before: Path, how: signal.Signals) -> Passage:
+def upgrade(before: Path, how: signal.Signals, rules: Sequence[Mapping[str, object]] = RULES) -> Passage:
     """One upgrade in a lab of its own."""
-    with _former(before) as (lab, directory, old), offered(lab, FAST) as traffic:
+    with _former(before, rules) as (lab, directory, old), offered(lab, FAST) as traffic:
 
         def change() -> None:
             old.send_signal(how)
@@ -150,13 +161,15 @@ def _bring_up(lab: Lab, directory: Path) -> None:
 
 
 @contextmanager
-def _former(before: Path) -> Iterator[tuple[Lab, Path, subprocess.Popen[str]]]:
-    """A gateway that runs the code of before, and holds the rules."""
+def _former(
+    before: Path, rules: Sequence[Mapping[str, object]] = RULES
+) -> Iterator[tuple[Lab, Path, subprocess.Popen[str]]]:
+    """A gateway that runs the code of before, and holds these rules."""
     with Lab() as lab, tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         lab.add_client_addresses(*SOURCES)
         _manage(before, directory, "db", "upgrade")
-        _ask(before, directory, _ADD)
+        _ask(before, directory, _ADD, json.dumps(rules))
         with _controller(lab, before, directory) as old:
             _wait_until_applied(directory, before)
             yield lab, directory, old
@@ -216,14 +229,14 @@ def judge(report: ReceiveReport, sent: int, began: float, ended: float) -> Passa
     return Passage(lost, report.by_source.get(BLOCKED, 0), away, ended - began)
 
 
-_ADD = f"""
+_ADD = """
 from datetime import UTC, datetime
-import os
+import json, os, sys
 from netlimit.rules import parse_rule
 from netlimit.store import Store
 now = datetime.now(UTC)
 store = Store(os.environ["NETLIMIT_DATABASE_URL"])
-store.add([parse_rule(each, now) for each in {RULES!r}], "soak", now)
+store.add([parse_rule(each, now) for each in json.loads(sys.argv[1])], "soak", now)
 store.close()
 """
 _LOOK = f"""
