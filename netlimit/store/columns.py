@@ -3,6 +3,8 @@ end nobody. What cannot be read comes back as something that is easily told, and
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,6 +19,7 @@ from netlimit.plain import decode
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """1970, which is what a time that cannot be read comes back as: long past."""
 _MICROSECOND = timedelta(microseconds=1)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(dict[str, Any]):
@@ -108,7 +111,8 @@ class Flag(TypeDecorator[bool]):
 
 
 class Document(TypeDecorator[Any]):
-    """JSON; `Unreadable` where it is none."""
+    """JSON; `Unreadable` where it is none. Half a surrogate pair, which JSON can spell and no answer can carry, is
+    replaced."""
 
     impl = JSON
     cache_ok = True
@@ -119,11 +123,16 @@ class Document(TypeDecorator[Any]):
 
         def process(value: Any) -> Any:
             try:
-                return read(value) if read else value
+                found = read(value) if read else value
+                return _replace_halves(found) if isinstance(value, str) and _HALF.search(value) else found
             except (ValueError, TypeError, RecursionError):
                 return Unreadable()
 
         return process
+
+
+def _replace_halves(document: Any) -> Any:
+    return json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _read_whole(value: Any) -> int | None:

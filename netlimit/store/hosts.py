@@ -85,8 +85,8 @@ def _read_report(row: Row[Any]) -> HostStatus:
         paused=row.pause is not None,
         hz=row.hz,
         capabilities=_read_map(row.capabilities, str | None),
-        own=_read_list(row.own, str),
-        safe=_read_list(row.safe, str),
+        own=tuple(each for each in _read_prefixes(row.own) if "/" not in each),
+        safe=_read_prefixes(row.safe),
         notes=_read_list(row.notes, str),
         drift=row.drift,
         last_error=row.last_error,
@@ -103,14 +103,18 @@ def _read_report(row: Row[Any]) -> HostStatus:
         faults=row.faults,
         networks=_read_networks(row.networks),
         reporter=row.reporter,
-        peers=tuple(each for each in _read_list(row.peers, str) if is_network(each)),
-        local=tuple(each for each in _read_list(row.local, str) if is_network(each)),
+        peers=_read_prefixes(row.peers),
+        local=_read_prefixes(row.local),
         silence=row.now - row.seen_at,
     )
 
 
 def _read_list(value: Any, kind: Any) -> tuple[Any, ...]:
     return tuple(each for each in value if isinstance(each, kind)) if isinstance(value, list) else ()
+
+
+def _read_prefixes(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in _read_list(value, str) if is_network(each))
 
 
 def _read_map(value: Any, kind: Any) -> dict[str, Any]:

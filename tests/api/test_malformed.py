@@ -4,9 +4,19 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
+from netlimit.records import HostStatus
 from netlimit.store import Store
 
-SPOILT = ["target = 'garbage'", "rate = 'x'", "labels = '{'", "action = 'x'", "expires_at = 1e300", "revision = 'x'"]
+HALF = r"""'{"a": "\ud800"}'"""
+SPOILT = [
+    "target = 'garbage'",
+    "rate = 'x'",
+    "labels = '{'",
+    f"labels = {HALF}",
+    "action = 'x'",
+    "expires_at = 1e300",
+    "revision = 'x'",
+]
 WATCHED = ("/rules/2", "/status", "/rules?state=error", "/revisions", "/audit", "/explain?src=10.0.0.1&dst=10.0.0.2")
 
 
@@ -40,3 +50,16 @@ def test_nor_does_a_clock_that_cannot_be_read_blind_anybody(client: httpx.Client
         assert client.get(path).status_code == 200, path
     changed = client.post("/rules", json={"target": "10.0.0.2", "rate": "5 packets/s"})
     assert changed.status_code in (201, 503), changed.text  # an id that was given already is not given again
+
+
+@pytest.mark.parametrize("column", ["capabilities", "own", "safe", "notes", "repairs", "safe_reasons", "local"])
+@pytest.mark.parametrize("document", [HALF, r"""'["\ud800"]'"""])
+def test_half_a_surrogate_pair_blinds_nobody(client: httpx.Client, store: Store, column: str, document: str) -> None:
+    assert client.post("/rules", json={"target": "10.0.0.1", "rate": "5 packets/s"}).status_code == 201
+    store.report(HostStatus("gw1", "iptables", applied_revision=1))
+    engine = create_engine(store._database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE hosts SET {column} = {document}"))  # noqa: S608
+    engine.dispose()
+    for path in ("/rules", "/rules/1", *WATCHED[1:], str(client.base_url.join("/metrics"))):
+        assert client.get(path).status_code == 200, (path, client.get(path).text)
