@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from netlimit.packet import Side
 
-REVISION = 6
+REVISION = 7
 """Counts how often what programs do for the same lanes has changed: one of before must give way to one of now."""
 
 

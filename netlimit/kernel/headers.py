@@ -18,7 +18,7 @@ ENDS = {4: (HEADER + 12, 12), 6: (HEADER + 8, 36)}
 the IP header."""
 PROTOCOLS = {"tcp": 6, "udp": 17}
 ICMP = {4: 1, 6: 58}
-_LENGTH, _TAG = 0, 24
+_LENGTH, _TAGGED, _TAG = 0, 20, 24
 """Where struct __sk_buff has them (linux/bpf.h)."""
 _SET_TYPE, _PULL, _LOAD_BYTES = 32, 39, 68
 _FROM_IP_HEADER = 1
@@ -96,9 +96,14 @@ def read_ipv6(text: Assembly, own: list[bytes]) -> None:
 
 def leave_to_vlan(text: Assembly) -> None:
     """Pass what has the tag of a VLAN: it comes by again on the device of that, and is asked there. If there is none,
-    the kernel takes it for somebody else's."""
+    the kernel takes it for somebody else's. There, kernels from before 6.2 still show the number of the tag, and tell
+    elsewhere that it has been taken off."""
+    untagged = text.new_label()
+    text.load(2, PACKET, _TAGGED)
+    text.jump_if(2, "==", 0, untagged)
     text.load(2, PACKET, _TAG)
     text.jump_if(2, "&", _VLAN_ID, UNTOUCHED)
+    text.place(untagged)
 
 
 def put_aside_tagged(text: Assembly, kind: int) -> None:
@@ -109,8 +114,7 @@ def put_aside_tagged(text: Assembly, kind: int) -> None:
     text.jump_if(kind, "==", _VLAN, tagged)
     text.jump_if(kind, "!=", _OUTER_VLAN, UNTOUCHED)
     text.place(tagged)
-    text.load(2, PACKET, _TAG)
-    text.jump_if(2, "&", _VLAN_ID, UNTOUCHED)
+    leave_to_vlan(text)
     _read_header(text, 4)
     text.load(2, STACK, HEADER, 2)
     text.jump_if(2, "&", _NEXT_VLAN_ID, UNTOUCHED)
