@@ -13,10 +13,13 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, say
+from netlimit.cli.privileges import is_root
+from netlimit.custody import keep_names, opened
+from netlimit.store.files import SHARED
 
 app = typer.Typer(help="The database that keeps the rules.", no_args_is_help=True)
 
-_SHARED_DIRECTORY, _SHARED_FILE = 0o2770, 0o660
+_SHARED_FILE = 0o660
 _TOKEN = "admin.token"  # noqa: S105  # the name of a file
 
 
@@ -27,7 +30,21 @@ def upgrade(context: typer.Context, json: bool = JSON) -> None:
     with open_store(settings) as store:
         store.upgrade()
         revision = store.revision()
+    _keep_file(settings.database_url)
     say(json, {"revision": revision}, f"The database is up to date; the rules are at revision {revision}.")
+
+
+def _keep_file(database_url: str) -> None:
+    """Have root's database stay where it is: nobody else may then put another file, or a link, in its place."""
+    path = find_file(database_url)
+    if path is None or not is_root() or path.parent.stat().st_uid != 0:
+        return
+    with opened(path.parent.resolve(), directory=True) as place:
+        keep_names(place)
+        with opened(path.name, place) as file:
+            found = os.fstat(file)
+            if found.st_uid != 0 and found.st_nlink == 1:
+                os.fchown(file, 0, -1)
 
 
 def find_file(database_url: str) -> Path | None:
@@ -51,10 +68,13 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     directory = path.parent
     own = {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal", _TOKEN}
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
-        os.chown(directory, -1, group)
-        directory.chmod(_SHARED_DIRECTORY)
+        with opened(directory.resolve(), directory=True) as place:
+            os.fchown(place, -1, group)
+            os.fchmod(place, SHARED)
+    with opened(directory.resolve(), directory=True) as place:
+        keep_names(place)
     for name in sorted(own - {_TOKEN}):
-        _share_file(directory / name, group)
+        _share_file(directory / name, group, owned=name == path.name)
     _check_way(directory, user)
 
 
@@ -70,23 +90,23 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
         group = grp.getgrgid(user.pw_gid).gr_name
         raise CommandError(
             f"The user {user.pw_name!r}, whom the API runs as, may not write to {directory}, where the database lies: "
-            f"use `chgrp {group} {directory}` and `chmod 2770 {directory}`."
+            f"use `chgrp {group} {directory}` and `chmod 3770 {directory}`."
         )
 
 
-def _share_file(path: Path, group: int) -> None:
-    """By descriptor, and only a plain file: the directory is writable to others than root."""
+def _share_file(path: Path, group: int, *, owned: bool = False) -> None:
+    """Let the group read and write a plain file; and if it is to be `owned` by root, nobody else can put another one in
+    its place, for the directory has the sticky bit."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with opened(path) as descriptor:
+            found = os.fstat(descriptor)
+            if found.st_nlink == 1:
+                os.fchown(descriptor, 0 if owned else -1, group)
+                os.fchmod(descriptor, _SHARED_FILE)
     except FileNotFoundError:
         return
-    try:
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            os.fchown(descriptor, -1, group)
-            os.fchmod(descriptor, _SHARED_FILE)
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be shared with the API: {error.strerror}.") from None
 
 
 def _may_write(path: Path, user: pwd.struct_passwd) -> bool:

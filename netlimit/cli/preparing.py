@@ -6,6 +6,7 @@ import ctypes
 import os
 import pwd
 import re
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import typer
 
-from netlimit.cli.errors import CommandError, word
+from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import check_backend, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
+from netlimit.custody import give, made_directory, opened
 from netlimit.plain import read_text
 from netlimit.settings import Backend, Settings
 
@@ -48,20 +50,38 @@ def prepare(
 def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     """Make the controller's directory and copy of the rules, and let them be this user's. Where that fails (a disk may
     be read-only since an error), it is told: the controller goes on as far as it can."""
-    with open_copy(settings):
+    state = settings.state
+    try:
+        with made_directory(state) as directory:
+            _give_state(directory, state, user)
+            for name in sorted(os.listdir(directory)):
+                with suppress(FileNotFoundError):  # a journal comes and goes
+                    _give_file(directory, name, state / name, user)
+    except OSError as error:
+        _tell_kept(state, user, error)
+    with open_copy(settings):  # which by now is opened with the rights of that user
         pass
-    for path in (settings.state, *settings.state.iterdir()) if settings.state.is_dir() else ():
-        with suppress(FileNotFoundError):  # a journal comes and goes
-            _give_path(path, user)
 
 
-def _give_path(path: Path, user: pwd.struct_passwd) -> None:
-    owner = path.lstat()
-    if (owner.st_uid, owner.st_gid) != (user.pw_uid, user.pw_gid):
-        try:
-            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
-        except OSError as error:
-            typer.echo(f"netlimit: {path} cannot be given to {user.pw_name}: {word(error)}", err=True)
+def _give_state(directory: int, path: Path, user: pwd.struct_passwd) -> None:
+    try:
+        give(directory, user.pw_uid, user.pw_gid)
+    except OSError as error:
+        _tell_kept(path, user, error)
+
+
+def _give_file(directory: int, name: str, path: Path, user: pwd.struct_passwd) -> None:
+    try:
+        with opened(name, directory) as file:
+            give(file, user.pw_uid, user.pw_gid)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        _tell_kept(path, user, error)
+
+
+def _tell_kept(path: Path, user: pwd.struct_passwd, error: OSError) -> None:
+    typer.echo(f"netlimit: {path} cannot be given to {user.pw_name}: {path}: {error.strerror}.", err=True)
 
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:
@@ -71,14 +91,25 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
     from netlimit.kernel.lock import locked
 
     place = FINDINGS.parent
-    place.mkdir(mode=0o750, exist_ok=True)
-    _give(place, 0o750, user.pw_uid, user.pw_gid)
+    with made_directory(place, 0o750) as directory:
+        _take_place(directory, user)
     with locked(str(place / "prepare.lock"), "prepare this host", keep=False):
         _remove_old_locks(place)
         _let_lock(Path(iptables.LOCK))
         _pin_program(user)
         _leave_ports(user)
         _find_out(user, capabilities)
+
+
+def _take_place(directory: int, user: pwd.struct_passwd) -> None:
+    """What root leaves stands where nobody else may write. Former versions let the controller have the directory: what
+    it may have put there that is no plain file goes."""
+    os.fchown(directory, 0, user.pw_gid)
+    os.fchmod(directory, 0o750)
+    for name in os.listdir(directory):
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            os.unlink(name, dir_fd=directory)
 
 
 def _remove_old_locks(place: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from netlimit.custody import give, opened
 from netlimit.errors import KernelError, Occupied
 
 SECONDS = 5.0
@@ -44,15 +47,13 @@ def is_locked(path: str, purpose: str) -> bool:
 def _try_lock(path: str, purpose: str) -> int | None:
     """The open file that is locked now; None if somebody else has it."""
     try:
-        # Nobody else may open it: whoever can, can keep it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _share(descriptor, Path(path).parent)
+        descriptor = _open(Path(path))
     except OSError as error:
         raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Who had it before may have removed it: then it keeps nobody out.
-        if Path(path).stat().st_ino == os.fstat(descriptor).st_ino:
+        if Path(path).lstat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -60,8 +61,20 @@ def _try_lock(path: str, purpose: str) -> int | None:
     return None
 
 
-def _share(descriptor: int, directory: Path) -> None:
-    """What root makes in the directory of a controller without root belongs to that one, too."""
-    owner = directory.stat().st_uid
-    if os.geteuid() == 0 and os.fstat(descriptor).st_uid != owner:
-        os.fchown(descriptor, owner, -1)
+def _open(path: Path) -> int:
+    """The lock file, made where it is missing. What root makes in the directory of a controller without root belongs to
+    that one, too, who may put there what he likes: no link is followed, and only a plain file is taken."""
+    with opened(path.parent, directory=True) as directory:
+        # Nobody else may open it: whoever can, can keep it.
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, 0o600, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "It is no plain file")
+            owner = os.fstat(directory).st_uid
+            if os.geteuid() == 0 and os.fstat(descriptor).st_uid != owner:
+                give(descriptor, owner, -1)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
+from netlimit.custody import acting_for
 from netlimit.errors import Busy, StoreError
 from netlimit.store import files
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
@@ -129,21 +130,23 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that only reads."""
-        self._check()
-        with self._in_words(), self._reader.connect() as connection, connection.begin():
-            yield connection
+        with self._as_owner():
+            self._check()
+            with self._in_words(), self._reader.connect() as connection, connection.begin():
+                yield connection
 
     @contextmanager
     def writing(self, wake: bool = True) -> Iterator[Connection]:
         """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
-        self._check()
-        with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
-            place = self._place
-            yield connection
-            if self.find_place() != place:
-                raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
-            if wake and not self.is_sqlite:
-                connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+        with self._as_owner():
+            self._check()
+            with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
+                place = self._place
+                yield connection
+                if self.find_place() != place:
+                    raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
+                if wake and not self.is_sqlite:
+                    connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
@@ -151,12 +154,11 @@ class Database:
 
         One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
         """
-        if self.path:
-            files.make_file(self.path)
-            files.check_file(self.path)
         self._checked = False
-        with self._in_words():
-            if self.is_sqlite:
+        with self._as_owner(), self._in_words():
+            if self.path:
+                files.make_file(self.path)
+                files.check_file(self.path)
                 self._choose_journal()
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
@@ -175,7 +177,7 @@ class Database:
         if not self.path or not self.path.exists() or not self.path.stat().st_size:
             return
         end = time.monotonic() + CHECK_SECONDS
-        with self._in_words():
+        with self._as_owner(), self._in_words():
             connection = sqlite3.connect(_address(self.path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
             connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_STEPS)
             try:
@@ -206,9 +208,10 @@ class Database:
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""
-        self._check()
-        with self._in_words():
-            return self.engine.raw_connection()
+        with self._as_owner():
+            self._check()
+            with self._in_words():
+                return self.engine.raw_connection()
 
     def explain(self, error: BaseException) -> StoreError:
         """What an error of the driver means."""
@@ -273,6 +276,18 @@ class Database:
                 f"The database {self} is at schema {found}, newer than this netlimit knows ({SCHEMA}); "
                 "install the newer netlimit here too, or go back to a backup from before the upgrade."
             )
+
+    @contextmanager
+    def _as_owner(self) -> Iterator[None]:
+        """Open the file of SQLite, and what it puts beside, as who could put something else there. A server's is not
+        ours to open."""
+        with ExitStack() as stack:
+            if self.path:
+                try:
+                    stack.enter_context(acting_for(self.path.parent, self.path))
+                except OSError as error:
+                    raise StoreError(f"The database {self} cannot be opened: {error.strerror}.") from error
+            yield
 
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:

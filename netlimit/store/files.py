@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import grp
 import os
+import secrets
 import stat
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from netlimit.custody import made_directory, opened
 from netlimit.errors import StoreError
 
 GROUP = "netlimit"
 """Controller (root) and API (unprivileged) share the database through this group."""
+
+SHARED = 0o3770
+"""The mode of the directory: what is in it belongs to its group, and is renamed and removed by its owner alone."""
 
 Place = tuple[int, int]
 """Which file it is, whatever its name: device and inode."""
@@ -21,7 +26,7 @@ Place = tuple[int, int]
 def make_file(path: Path) -> None:
     """Make the database file (0660), and its directory where that is missing, unless they are there.
 
-    The directory gets mode 2770 and the group `netlimit` where that group exists and may be given, else 0700.
+    The directory gets mode 3770 and the group `netlimit` where that group exists and may be given, else 0700.
     Raises StoreError.
     """
     try:
@@ -87,22 +92,32 @@ def check_exchange(path: Path) -> None:
 
 def put_aside(path: Path, now: datetime) -> Path:
     """Give a damaged file and its log other names, and put an empty one of the same owner and rights in its place.
+    There is no moment without a file of this name: others may write in the directory, too.
 
     Gives the new name. Raises OSError.
     """
     ending = f".damaged-{now:%Y%m%dT%H%M%S}"
-    found = path.stat()
-    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-        with suppress(FileNotFoundError):
-            path.with_name(name).rename(path.with_name(name + ending))
-    make_file(path)
-    os.chown(path, found.st_uid, found.st_gid)
-    path.chmod(stat.S_IMODE(found.st_mode))
+    with opened(path.parent.resolve(), directory=True) as place, opened(path.name, place) as former:
+        fresh = f".{path.name}.{secrets.token_hex(8)}"
+        _make_alike(fresh, place, os.fstat(former))
+        for name in (f"{path.name}-wal", f"{path.name}-shm"):
+            with suppress(FileNotFoundError):
+                os.rename(name, name + ending, src_dir_fd=place, dst_dir_fd=place)
+        os.link(path.name, path.name + ending, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+        os.rename(fresh, path.name, src_dir_fd=place, dst_dir_fd=place)
     return path.with_name(path.name + ending)
 
 
+def _make_alike(name: str, place: int, former: os.stat_result) -> None:
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=place)
+    try:
+        os.fchown(descriptor, former.st_uid, former.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(former.st_mode))
+    finally:
+        os.close(descriptor)
+
+
 def _make_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True)
-    with suppress(KeyError, PermissionError):
-        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
-        path.chmod(0o2770)
+    with made_directory(path) as directory, suppress(KeyError, PermissionError):
+        os.fchown(directory, -1, grp.getgrnam(GROUP).gr_gid)
+        os.fchmod(directory, SHARED)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, delete, select, update
 
+from netlimit.custody import acting_for
 from netlimit.errors import StoreError
 from netlimit.records import Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
@@ -254,7 +255,8 @@ def read_owner(directory: Path) -> str | None:
 
 def _remove(path: Path) -> None:
     try:
-        for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
-            name.unlink(missing_ok=True)
+        with acting_for(path.parent, path):
+            for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
+                name.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"The damaged copy {path} cannot be removed: {error.strerror}.") from error

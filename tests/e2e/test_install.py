@@ -19,7 +19,7 @@ KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/v
 MODES = {
     "/etc/netlimit": 0o750,
     "/etc/netlimit/netlimit.toml": 0o640,
-    "/var/lib/netlimit": 0o2770,
+    "/var/lib/netlimit": 0o3770,
     "/var/lib/netlimit/controller": 0o700,
     "/opt/netlimit/share/uninstall": 0o755,
     "/etc/systemd/system/netlimit-controller.service": 0o644,

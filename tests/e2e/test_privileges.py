@@ -139,7 +139,7 @@ def test_what_root_prepares_is_for_the_controller_alone(
     script = f"{PLACE} && {command} && stat -c '%a %U %n' {names} && cat /run/netlimit/capabilities.json"
     *files, found = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT).stdout.splitlines()
     assert files == [
-        f"750 {USER} /run/netlimit",
+        "750 root /run/netlimit",
         "640 root /run/netlimit/capabilities.json",
         "640 root /run/netlimit/ssh-ports",
         "750 root /sys/fs/bpf/netlimit",

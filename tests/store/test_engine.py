@@ -49,7 +49,7 @@ def test_the_group_gets_the_directory_where_there_is_one(
     group = os.getgid()
     monkeypatch.setattr(files, "GROUP", grp.getgrgid(group).gr_name)
     store.upgrade()
-    assert mode(path.parent) == "0o2770"
+    assert mode(path.parent) == "0o3770"
     assert path.parent.stat().st_gid == path.stat().st_gid == group
 
 
@@ -196,7 +196,7 @@ def say_as_nobody(path: Path) -> str:
 
 def test_a_place_where_nothing_can_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"cannot be made: File exists\. Set NETLIMIT_DATABASE_URL"):
+    with pytest.raises(StoreError, match=r"cannot be made: Not a directory\. Set NETLIMIT_DATABASE_URL"):
         Store(f"sqlite:///{tmp_path}/file/netlimit.db").upgrade()
 
 

@@ -1,0 +1,133 @@
+"""Files of directories in which others than root may write, as root: whose they are decides, never their names.
+
+Whoever may write a directory may at any moment put a link, a FIFO, or another file in the place of a name. So nothing
+here follows a link, waits for who opens the other end, or gives away what is not known to be a plain file, or a
+directory, of root's or of the owner-to-be. And what a library opens by name (SQLite) is opened with the rights of those
+who could have exchanged it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import grp
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+_UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_EVERYBODY_WRITES = 0o022
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def opened(name: str | Path, within: int | None = None, *, directory: bool = False) -> Iterator[int]:
+    """The descriptor of a plain file, or of a directory, by its path or by its name within another directory. Raises
+    OSError, of what is neither too."""
+    descriptor = os.open(name, _UNSEEN | (os.O_DIRECTORY if directory else 0), dir_fd=within)
+    try:
+        if not directory and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "It is no plain file", str(name))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def made_directory(path: Path, mode: int = 0o700) -> Iterator[int]:
+    """The descriptor of a directory, made where it is missing, with those above it. Raises OSError, where a link or
+    something else has its name too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(path.parent.resolve(), directory=True) as above:
+        with suppress(FileExistsError):
+            os.mkdir(path.name, mode, dir_fd=above)
+        with opened(path.name, above, directory=True) as descriptor:
+            yield descriptor
+
+
+def give(descriptor: int, user: int, group: int, mode: int | None = None) -> None:
+    """Let an open file or directory be this user's and group's (ids). Raises OSError, where it is neither root's nor
+    the user's already, or has a second name."""
+    found = os.fstat(descriptor)
+    if found.st_uid not in (0, user):
+        raise PermissionError(errno.EPERM, f"It belongs to {name_user(found.st_uid)}")
+    if stat.S_ISREG(found.st_mode) and found.st_nlink != 1:
+        raise PermissionError(errno.EPERM, "It has another name besides, as a hard link")
+    if (found.st_uid, found.st_gid) != (user, group):
+        os.fchown(descriptor, user, group)
+    if mode is not None and stat.S_IMODE(found.st_mode) != mode:
+        os.fchmod(descriptor, mode)
+
+
+def keep_names(directory: int) -> None:
+    """Let nobody but root rename or remove what others have in a directory of root's that they may write (the sticky
+    bit, inode(7)). Raises OSError."""
+    found = os.fstat(directory)
+    if found.st_uid == 0 and found.st_mode & _EVERYBODY_WRITES and not found.st_mode & stat.S_ISVTX:
+        os.fchmod(directory, stat.S_IMODE(found.st_mode) | stat.S_ISVTX)
+
+
+@contextmanager
+def acting_for(*places: Path) -> Iterator[None]:
+    """Open files as whoever owns the first of these places that is not root's: then a link there leads nowhere that he
+    could not go himself. This thread alone, and only where it is root's. Raises OSError."""
+    owner = _find_owner(places) if os.geteuid() == 0 else None
+    with _opening_as(*owner) if owner else nullcontext():
+        yield
+
+
+@contextmanager
+def with_own_rights() -> Iterator[None]:
+    """Open files as this process itself again, within `acting_for`: what must be loaded first, say."""
+    with _opening_as(0, os.getegid()) if os.geteuid() == 0 else nullcontext():
+        yield
+
+
+def name_user(number: int) -> str:
+    """A user's name; the id of one without."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _find_owner(places: tuple[Path, ...]) -> tuple[int, int] | None:
+    for place in places:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = place.lstat()
+            if found.st_uid != 0:
+                return found.st_uid, found.st_gid
+    return None
+
+
+@contextmanager
+def _opening_as(user: int, group: int) -> Iterator[None]:
+    with ExitStack() as back:
+        back.callback(_libc.setfsgid, _set(_libc.setfsgid, group))
+        back.callback(_libc.setfsuid, _set(_libc.setfsuid, user))
+        yield
+
+
+def _set(call: ctypes._NamedFuncPointer, number: int) -> int:
+    """The id of before (setfsuid(2)). Neither call says whether it has changed anything but by the next."""
+    before: int = call(number)
+    if call(-1) != number:
+        raise PermissionError(errno.EPERM, f"Files cannot be opened as {name_user(number)}")
+    return before
+
+
+def main(path: str, user: str, group: str, mode: str) -> None:
+    """Make a directory, or take one that is there, for a user: `python -m netlimit.custody PATH USER GROUP MODE`."""
+    try:
+        with made_directory(Path(path)) as descriptor:
+            give(descriptor, pwd.getpwnam(user).pw_uid, grp.getgrnam(group).gr_gid, int(mode, 8))
+    except OSError as error:
+        sys.exit(f"{path} cannot be given to {user}: {error.strerror}.")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,228 @@
+"""What root does in directories of netlimit's users, while these exchange every name that they may: no file of others
+gets another owner, mode or content, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from netlimit.custody import made_directory
+from netlimit.errors import KernelError, NetlimitError
+from netlimit.kernel.lock import locked
+from netlimit.records import Actor
+from netlimit.rules import parse_rule
+from netlimit.store import Store, open_replica
+from scripts.testbed.namespaces import Lab
+from tests.e2e import swapper
+from tests.e2e.gateway import COMMAND
+from tests.warm import ROOT
+
+USER = pwd.getpwnam("nobody")
+GROUP = USER.pw_gid
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+SECRET = "root's alone\n"
+TRIES = 12
+
+
+@pytest.fixture
+def shared(root: None) -> Iterator[Path]:
+    """A directory as that of the database: root's, which the group may write."""
+    made = Path(tempfile.mkdtemp(prefix="netlimit-"))
+    made.chmod(0o755)
+    place = made / "lib"
+    place.mkdir()
+    os.chown(place, 0, GROUP)
+    place.chmod(0o3770)
+    yield place
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def others(shared: Path) -> Iterator[Path]:
+    """A file that only root may read, in a directory of root's. Nothing of it may have changed in the end."""
+    place = shared.parent / "others"
+    place.mkdir()
+    os.chown(place, 0, 0)
+    file = place / "secret"
+    file.write_text(SECRET)
+    file.chmod(0o640)
+    before = describe(place)
+    yield file
+    assert describe(place) == before
+
+
+def describe(place: Path) -> list[tuple[object, ...]]:
+    """Everything of a directory and what is in it that root could be made to change."""
+    found = [place, *sorted(place.iterdir())]
+    stats = [(path, path.lstat()) for path in found]
+    return [
+        (str(path), s.st_uid, s.st_gid, s.st_mode, s.st_nlink, path.read_bytes() if path.is_file() else b"")
+        for path, s in stats
+    ]
+
+
+@contextmanager
+def swapping(target: Path, *names: Path) -> Iterator[None]:
+    """Somebody exchanges these names meanwhile."""
+    words = (USER.pw_name, str(GROUP), str(target), *map(str, names))
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.e2e.swapper import main; main(*sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True, cwd="/")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield
+        assert process.poll() is None, "who exchanges names has ended"
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def lead_away(name: Path, target: Path) -> None:
+    """A link of the user's."""
+    name.symlink_to(target)
+    os.chown(name, USER.pw_uid, GROUP, follow_symlinks=False)
+
+
+def prepare(state: Path) -> subprocess.CompletedProcess[str]:
+    settings = {"NETLIMIT_BACKEND": "fake", "NETLIMIT_STATE_DIRECTORY": str(state), "NETLIMIT_CONFIG": ""}
+    command = (sys.executable, *COMMAND, "prepare", "--user", USER.pw_name)
+    return subprocess.run(
+        command, env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_link_in_the_place_of_the_controllers_directory_gives_nothing_away(shared: Path, others: Path) -> None:
+    lead_away(shared / "controller", others.parent)
+    done = prepare(shared / "controller")
+    assert f"{shared}/controller cannot be given to nobody" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["applied.db", "applied.db-journal", "guard.lock"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "FIFO"])
+def test_nor_does_what_its_owner_puts_there(shared: Path, others: Path, name: str, kind: str) -> None:
+    state = shared / "controller"
+    state.mkdir(mode=0o700)
+    os.chown(state, USER.pw_uid, GROUP)
+    if kind == "link":
+        lead_away(state / name, others)
+    elif kind == "FIFO":
+        os.mkfifo(state / name)
+        os.chown(state / name, USER.pw_uid, GROUP)
+    else:
+        os.link(others, state / name)
+    done = prepare(state)
+    assert done.returncode == 0, done.stderr
+    (state / name).unlink(missing_ok=True)
+
+
+def test_install_gives_no_directory_of_others_away(shared: Path, others: Path) -> None:
+    """What scripts/install runs for the controller's directory."""
+    lead_away(shared / "controller", others.parent)
+    command = (sys.executable, "-m", "netlimit.custody", str(shared / "controller"), USER.pw_name, "root", "700")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"{shared}/controller cannot be given to nobody" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["link", "nowhere", "FIFO", "hard link"])
+def test_a_lock_is_a_plain_file(shared: Path, others: Path, kind: str) -> None:
+    state = shared / "controller"
+    state.mkdir(mode=0o700)
+    os.chown(state, USER.pw_uid, GROUP)
+    lock = state / "guard.lock"
+    match kind:
+        case "link":
+            lead_away(lock, others)
+        case "nowhere":
+            lead_away(lock, others.with_name("made"))
+        case "FIFO":
+            os.mkfifo(lock)
+        case _:
+            os.link(others, lock)
+    with pytest.raises(KernelError, match="cannot be opened"), locked(str(lock), "try"):
+        pass
+    lock.unlink()
+
+
+def test_the_copy_is_opened_with_the_rights_of_its_owner(shared: Path, others: Path) -> None:
+    """Root reads and writes it (`apply --last`, `plan`, `teardown`) while its owner exchanges names."""
+    state = shared / "controller"
+    state.mkdir(mode=0o700)
+    os.chown(state, USER.pw_uid, GROUP)
+    names = [state / name for name in ("applied.db", "applied.db-journal", "guard.lock")]
+    with swapping(others, *names, state):
+        for number in range(TRIES):
+            with suppress(NetlimitError), closing(open_replica(state, "gw")) as replica:
+                replica.follow_pause(bool(number % 2))
+            with suppress(KernelError), locked(str(names[-1]), "try", patience=0.0):
+                pass
+
+
+def test_a_damaged_database_is_put_aside_while_others_exchange_names(shared: Path, others: Path) -> None:
+    path, backup = shared / "netlimit.db", shared.parent / "backup"
+    with closing(Store(f"sqlite:///{path}")) as store:
+        store.upgrade()
+        store.add([parse_rule({"target": "10.0.0.1", "rate": "5 packets/s"}, NOW)], "test", NOW)
+        store.back_up(backup, NOW)
+    assert path.stat().st_mode & 0o777 == 0o660
+    names = [shared / name for name in ("netlimit.db", "netlimit.db-wal", "netlimit.db-shm")]
+    with swapping(others, *names):
+        for number in range(TRIES):
+            path.write_bytes(b"\xff" * 8192)
+            with suppress(NetlimitError, OSError), closing(Store(f"sqlite:///{path}")) as store:
+                store.restore(backup, Actor("root"), NOW + timedelta(seconds=number), force=True)
+            assert path.lstat().st_uid == 0, "root's database has gone"
+            assert path.is_file()
+            assert not path.is_symlink()
+
+
+def test_a_lock_that_the_controllers_user_has_planted_is_not_followed(lab: Lab, shared: Path, others: Path) -> None:
+    """`netlimit prepare`, in a directory that a former version had given to that user."""
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER.pw_name])
+    place = "mkdir -p /run/netlimit && mount -t tmpfs -o mode=750 none /run/netlimit && chown nobody /run/netlimit"
+    planted = " && ".join(
+        f"ln -s {others} /run/netlimit/{name}" for name in ("prepare.lock", "capabilities.new", "ssh-ports.new")
+    )
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(shared / "controller")}
+    script = f"{place} && {planted} && {command} && stat -c '%a %U %n' /run/netlimit /run/netlimit/*"
+    done = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT, timeout=120)
+    assert done.stdout.splitlines() == [
+        "750 root /run/netlimit",
+        "640 root /run/netlimit/capabilities.json",
+        "640 root /run/netlimit/ssh-ports",
+    ]
+
+
+def test_a_directory_is_made_where_it_is_missing(shared: Path) -> None:
+    with made_directory(shared / "a" / "b") as descriptor:
+        assert os.fstat(descriptor).st_mode & 0o777 == 0o700
+
+
+def test_who_exchanges_names_does_so(shared: Path, others: Path) -> None:
+    """Else the tests above would try nothing."""
+    file = shared / "one"
+    file.touch()
+    os.chown(file, USER.pw_uid, GROUP)
+    seen: set[str] = set()
+    with swapping(others, file):
+        for _ in range(200_000):
+            with suppress(OSError):
+                mode = file.lstat().st_mode
+                seen.add("link" if mode & 0o170000 == 0o120000 else "FIFO" if mode & 0o170000 == 0o010000 else "file")
+            if {"link", "FIFO", "file"} <= seen:
+                break
+    assert {"link", "FIFO"} <= seen
+    assert swapper.SECONDS >= 30
