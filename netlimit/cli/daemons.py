@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
     notes = [warning] if warning else []
     for note in notes:
         log.warning("%s", note)
-    _raise_open_files()
+    raise_open_files(OPEN_FILES)
     if listening is None:
         listening = _take_place(settings.listen)
     with open_store(settings, silence=SILENCE) as store:
@@ -143,12 +144,14 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
         uvicorn.Server(config).run(sockets=[door])
 
 
-def _raise_open_files() -> None:
-    """Every connection is an open file, and so is what the database needs."""
+def raise_open_files(wanted: int) -> None:
+    """Every connection is an open file, and so is what the database needs: let there be so many, or what may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
     if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with suppress(OSError, ValueError):  # a unit's filter of system calls may forbid it; then the unit sets it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _drop_root(config: uvicorn.Config, store: Store, user: str) -> None:

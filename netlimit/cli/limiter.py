@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit.cli.daemons import UMASK, collect_seldom, listen
+from netlimit.cli.daemons import UMASK, collect_seldom, listen, raise_open_files
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
@@ -26,9 +26,12 @@ _LATE = (
     "encodings.utf_8_sig",
     "netlimit.l7.redis.opening",
     "uvicorn.lifespan.off",
-    "uvicorn.protocols.http.httptools_impl",
+    "netlimit.l7.service.connection",
 )
 """What others import when they need it; by then this process may not read it any more."""
+
+OPEN_FILES = 20_000
+"""What the limiter may have open: 8,192 connections over HTTP, those that wait to be let in or closed, and gRPC's."""
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ def limiter(
         _import(module)
     collect_seldom()
     os.umask(UMASK)
+    raise_open_files(OPEN_FILES)
     log_to_stderr("limiter", settings)
     listening = listen(settings.limiter_listen, "limiter", "LIMITER_LISTEN")
     if settings.limiter_listen.is_open or settings.limiter_grpc_listen.is_open:

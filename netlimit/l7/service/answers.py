@@ -11,6 +11,8 @@ from typing import NamedTuple
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", b"application/problem+json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
+CLOSE = (b"Connection", b"close")
+"""Has the connection end with the answer."""
 Header = tuple[bytes, bytes]
 
 

@@ -1,4 +1,4 @@
-"""The HTTP service: an ASGI application without a framework, which would take longer than a decision does."""
+"""The HTTP service: what is answered, without a framework, which would take longer than a decision does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netlimit.errors import CountersUnavailable
 from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
-from netlimit.l7.listening import Message, Receive
+from netlimit.l7.listening import Receive
 from netlimit.l7.queueing import Queues
 from netlimit.l7.report import Finding, describe_report, make_report
 from netlimit.l7.rules import RuleSet
@@ -28,7 +28,6 @@ from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
 from netlimit.l7.service.questions import parse_object, read_body
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
 _METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
@@ -79,8 +78,8 @@ class Service:
         """How many requests wait for their turn."""
         return self._queues.waiting
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request (ASGI)."""
+    async def answer(self, scope: Scope, receive: Receive) -> Answer:
+        """The answer to a request: its scope, and what is received of its body, are ASGI's."""
         peer = scope.get("client")
         if peer:
             self.askers.note(peer[0])
@@ -96,12 +95,8 @@ class Service:
         except Exception:
             log.exception("A request could not be answered; this is a fault of netlimit's own.")
             answer = Problem(500, "This is a fault of netlimit's own; its log says more.").answer()
-        status, headers, body = answer
-        self.answers[name, status] += 1
-        if status != 204:
-            headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        self.answers[name, answer.status] += 1
+        return answer
 
     async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
         return await answer_json(self._limiter, self._families, await read_body(receive))

@@ -1,59 +1,288 @@
-"""Connections of the HTTP service."""
+"""Connections of the HTTP service: HTTP/1.1, read by httptools, without a framework and without a task too many.
+
+What uvicorn's own protocol does besides (ASGI's messages, a timer for each answer, upgrades) takes longer than a
+decision.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.server import ServerState
 
-_BEGINNING = b"HTTP/1.1 "
-_INTERIM = b"HTTP/1.1 1"
+from netlimit.l7.listening import Receive
+from netlimit.l7.service.answers import CLOSE, TEXT, Answer
+from netlimit.l7.service.exchange import Exchange, Scope, write_answer
+from netlimit.l7.service.questions import LARGEST
+from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
 
+HEAD_BYTES = LARGEST
+"""The head of a request has so many bytes at most, as many as a body: proxies hand on all fields of a client's."""
+_MOST_BYTES = 8 * LARGEST
+"""What is read of one message at most, also of what nobody reads any more."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_IDLE, _HEAD, _BODY = range(3)
 
-class WholeResponses:
-    """A transport that sends the head of a response together with its body: one system call, and one packet.
+Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
-    uvicorn writes them one after the other. What it writes besides (100 Continue, or all of a 400 before it closes the
-    connection) goes out as well. An application that has its body ready when it sends the head loses nothing.
-    """
-
-    def __init__(self, transport: asyncio.Transport, connection: HttpToolsProtocol) -> None:
-        self._connection = connection
-        self._write = transport.write
-        self._close = transport.close
-        self._head = b""
-        self.get_extra_info = transport.get_extra_info
-        self.is_closing = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-
-    def write(self, data: bytes) -> None:
-        """Write, or wait for more."""
-        if self._head:
-            self._write(self._head + data)
-            self._head = b""
-        elif data.startswith(_BEGINNING) and not data.startswith(_INTERIM) and self._is_answering():
-            self._head = data
-        else:
-            self._write(data)
-
-    def close(self) -> None:
-        """Close, once all is written."""
-        if self._head:
-            self._write(self._head)
-            self._head = b""
-        self._close()
-
-    def _is_answering(self) -> bool:
-        """Whether a body follows a head: there is a request, other than HEAD."""
-        scope = self._connection.scope
-        return scope is not None and scope.get("method", "HEAD") != "HEAD"
+log = logging.getLogger(__name__)
 
 
-class Connection(HttpToolsProtocol):
-    """A connection to a client."""
+class Connection(asyncio.Protocol):
+    """A connection to a proxy or application. It answers one request after the other."""
 
-    def connection_made(self, transport: Any) -> None:
+    def __init__(
+        self,
+        config: object,
+        server_state: ServerState,
+        app_state: object,
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        respond: Respond,
+        room: Room,
+    ) -> None:
+        """As uvicorn makes one, but for what it is told beforehand: who answers, and the room for all connections."""
+        self._respond = respond
+        self._room = room
+        self._state = server_state
+        self._loop = _loop or asyncio.get_event_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._peer: tuple[str, int] | None = None
+        self._part = _IDLE
+        self._since = room.now
+        self._stalled: int | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._size = self._chunk = 0
+        self._problem = Answer(400, [TEXT], b"Invalid HTTP request received.")
+        self._current: Exchange | None = None
+        self._last: Exchange | None = None
+        self._pipeline: deque[Exchange] = deque()
+        self._ending = self._paused = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
+
+    # -- what the room asks
+
+    @property
+    def began(self) -> int | None:
+        """Since when something has been waited for that the other end is to do."""
+        answering = self._current is not None and not self._current.more_body and self._stalled is None
+        return None if answering else self._since
+
+    @property
+    def half_sent(self) -> bool:
+        """Whether a part of a request has come."""
+        return self._part != _IDLE
+
+    def look(self, now: int) -> None:
+        """Close if the time is over: for a head, for a body, for another request, for taking what has been sent."""
+        past = now - self._since
+        if self._transport.is_closing():
+            if past > TAKE_SECONDS:
+                self._transport.abort()
+        elif self._stalled is not None and now - self._stalled > TAKE_SECONDS:
+            self._transport.abort()
+        elif self.began is None:
+            return
+        elif self._part == _IDLE:
+            if past > IDLE_SECONDS and self._current is None:
+                self._since = now
+                self._transport.close()
+        elif past >= (HEAD_SECONDS if self._part == _HEAD else BODY_SECONDS):
+            self._transport.abort()
+
+    def drop(self) -> None:
+        """End it at once."""
+        self._transport.abort()
+
+    # -- what the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        super().connection_made(cast(Any, WholeResponses(transport, self)))
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        peer = transport.get_extra_info("peername")
+        self._peer = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
+        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn calls `shutdown` of it, and no more
+        self._room.enter(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End."""
+        self._state.connections.discard(self)
+        self._room.leave(self)
+        self._pipeline.clear()
+        if self._current is not None:
+            self._current.lose()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        self._chunk = len(data)
+        self._size += self._chunk
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nobody speaks anything else here: the request is answered, and the connection ends
+        except httptools.HttpParserError:
+            self._refuse(self._problem)
+            return
+        if self._size > HEAD_BYTES:
+            if self._part == _HEAD:
+                self._refuse(_too_large())
+            elif self._part == _BODY and self._size > _MOST_BYTES:
+                self._transport.abort()
+        if self._current is None and self._pipeline:
+            self._begin()
+
+    def pause_writing(self) -> None:
+        """The other end takes nothing for now."""
+        self._stalled = self._room.now
+
+    def resume_writing(self) -> None:
+        """The other end has taken something."""
+        self._stalled = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def shutdown(self) -> None:
+        """The server is about to end (uvicorn)."""
+        self._ending = True
+        if self._current is None:
+            self._transport.close()
+
+    # -- what the parser tells
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._part, self._since, self._size = _HEAD, self._room.now, 0
+        self._url = b""
+        self._headers = []
+        self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        """A part of its target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of its head. Those that follow a body nobody reads."""
+        if self._part == _HEAD:
+            name = name.lower()
+            self._headers.append((name, value))
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._expects = True
+
+    def on_headers_complete(self) -> None:
+        """All of its head has come."""
+        if self._size + self._chunk > HEAD_BYTES and self._measure_head() > HEAD_BYTES:
+            self._problem = _too_large()
+            raise ValueError("the head is too large")
+        parser = self._parser
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        version = parser.get_http_version()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "client": self._peer,
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+        }
+        keeps = version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
+        self._part, self._since = _BODY, self._room.now
+        self._last = Exchange(scope, keeps, self._go_on)
+        self._pipeline.append(self._last)
+        if self._current is not None:
+            self._pause()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of its body."""
+        if self._last is not None and self._last.take(body):
+            self._pause()
+
+    def on_message_complete(self) -> None:
+        """All of it has come."""
+        self._part, self._since, self._expects = _IDLE, self._room.now, False
+        if self._last is not None:
+            self._last.end_body()
+
+    # -- answering
+
+    def _begin(self) -> None:
+        """Answer the next request."""
+        self._current = self._pipeline.popleft()
+        task = self._loop.create_task(self._answer(self._current))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            answer = await self._respond(exchange.scope, exchange.receive)
+            if self._stalled is not None and not exchange.gone:
+                await self._wait_until_taken()
+            self._write(exchange, answer)
+        except Exception:
+            log.exception("An answer could not be sent; this is a fault of netlimit's own.")
+            self._transport.abort()
+
+    async def _wait_until_taken(self) -> None:
+        """Wait until the other end has taken what it was answered before, or has gone."""
+        self._drained = self._loop.create_future()
+        await self._drained
+
+    def _write(self, exchange: Exchange, answer: Answer) -> None:
+        exchange.answered = True
+        self._current = None
+        if exchange.gone or self._transport.is_closing():
+            return
+        keeps = exchange.keeps and not self._ending and (answer.status < 400 or CLOSE not in answer.headers)
+        bare = exchange.scope["method"] == "HEAD"
+        self._transport.write(write_answer(answer, self._state.default_headers, keeps, bare))
+        self._state.total_requests += 1
+        if self._part != _BODY or not keeps:
+            self._since = self._room.now
+        if not keeps:
+            self._transport.close()
+        elif self._pipeline:
+            self._begin()
+        elif self._paused:
+            self._resume()
+
+    def _go_on(self) -> None:
+        """Have the other end send more of the body."""
+        if self._expects and self._part == _BODY:
+            self._transport.write(_CONTINUE)
+            self._expects = False
+        if self._paused:
+            self._resume()
+
+    def _pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._paused = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer what is no request, after those before it, and close."""
+        if not self._transport.is_closing():
+            self._transport.write(write_answer(answer, self._state.default_headers, False, False))
+            self._since = self._room.now
+            self._transport.close()
+
+    def _measure_head(self) -> int:
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+
+def _too_large() -> Answer:
+    return Answer(431, [TEXT], b"The head of the request is too large: %d bytes are the most." % HEAD_BYTES)

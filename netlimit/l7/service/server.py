@@ -8,42 +8,46 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from netlimit.l7.service.application import Service
 from netlimit.l7.service.connection import Connection
+from netlimit.l7.service.room import Room, find_most
 from netlimit.l7.service.rpc import RpcServer
 
 GRACE_SECONDS = 5
 """How long answers that are under way have when it is told to end."""
-MOST_CONNECTIONS = 8192
-"""Connections over HTTP at most; more are answered 503."""
-IDLE_SECONDS = 75
-"""How long a connection may be idle: longer than proxies keep theirs (60 s in nginx), so that they close them first."""
-
 log = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, which leaves signals to who runs it."""
+    """uvicorn, which leaves connections to `Connection`, and signals to who runs it."""
 
     def __init__(self, service: Service) -> None:
+        self._room = Room(find_most())
+        protocol: Any = partial(Connection, respond=service.answer, room=self._room)
         config = uvicorn.Config(
-            service,
+            service.answer,
             loop="none",
-            http=Connection,
+            http=protocol,
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
+
+    async def on_tick(self, counter: int) -> bool:
+        """What uvicorn does ten times a second: whether to end."""
+        self._room.pass_time(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

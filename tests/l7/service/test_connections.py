@@ -1,0 +1,256 @@
+"""Who holds connections open, drips, or sends heads without end, keeps no proxy from its answer."""
+
+from __future__ import annotations
+
+import http.client
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from netlimit.l7.service.connection import HEAD_BYTES
+from netlimit.l7.service.room import HEAD_SECONDS, Room
+from tests.cli.running import Server
+from tests.cli.test_limiter import USER, Running
+from tests.warm import ROOT
+
+RULES = "domain: web\ndescriptors:\n  - key: remote_address\n    rate_limit: {unit: hour, requests_per_unit: 1000000}\n"
+QUESTION = "/v1/auth?domain=web&key=remote_address"
+WHOLE = f"GET {QUESTION} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+HALF = WHOLE[:-2] + b"X-Half: "
+DRIPS = {
+    "a field": (HALF, b"x"),
+    "fields": (WHOLE[:-2], b"X: y\r\n"),
+    "the target": (b"GET /", b"a"),
+    "a body whose answer came long before": (WHOLE[:-2] + b"Content-Length: 9999\r\n\r\n", b"x"),
+    "trailers": (WHOLE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+}
+"""How a request begins, and how it goes on."""
+FLOOD = """
+import resource, socket, sys, time
+port, number, said = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode().decode("unicode_escape").encode()
+resource.setrlimit(resource.RLIMIT_NOFILE, (number + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+for _ in range(number):
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection.sendall(said)
+    held.append(connection)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def limiter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("limiter")
+    directory.chmod(0o755)
+    running = Running(directory, RULES)
+    yield running
+    running.http.close()
+    running.server.end()
+
+
+def connect(limiter: Running) -> socket.socket:
+    host, _, port = limiter.place.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def ask(limiter: Running) -> int:
+    connection = http.client.HTTPConnection(limiter.place, timeout=30)
+    connection.request("GET", QUESTION)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def drip(connections: dict[str, socket.socket], seconds: float) -> dict[str, float]:
+    """Send a drop now and then; after how many seconds each was cut off."""
+    began, ended = time.monotonic(), dict[str, float]()
+    while (left := connections.keys() - ended.keys()) and time.monotonic() < began + seconds:
+        time.sleep(0.2)
+        for name in left:
+            connection = connections[name]
+            try:
+                connection.setblocking(True)
+                connection.sendall(DRIPS[name][1])
+                connection.setblocking(False)
+                closed = not connection.recv(2**16)
+            except BlockingIOError:
+                closed = False
+            except OSError:
+                closed = True
+            if closed:
+                ended[name] = time.monotonic() - began
+    return ended
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    said = b""
+    with suppress(OSError):
+        while more := connection.recv(2**16):
+            said += more
+    return said
+
+
+def test_what_drips_is_cut_off(limiter: Running) -> None:
+    connections = {name: connect(limiter) for name in DRIPS}
+    try:
+        for name, connection in connections.items():
+            connection.sendall(DRIPS[name][0])
+        ended = drip(connections, 5 * HEAD_SECONDS)
+    finally:
+        for connection in connections.values():
+            connection.close()
+    assert ended.keys() == DRIPS.keys()
+    assert min(ended.values()) > HEAD_SECONDS - 2
+    assert max(ended.values()) < 2 * HEAD_SECONDS
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        WHOLE[:-2] + b"X: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
+        WHOLE[:-2] + b"X: y\r\n" * (HEAD_BYTES // 6) + b"\r\n",
+        b"GET /?" + b"x" * HEAD_BYTES + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        HALF + b"x" * 30_000_000,
+    ],
+    ids=["field", "fields", "target", "endless"],
+)
+def test_a_head_without_measure_is_refused(limiter: Running, head: bytes) -> None:
+    with connect(limiter) as connection:
+        with suppress(OSError):
+            connection.sendall(head)
+        said = receive_all(connection)
+    assert len(head) > 2 * HEAD_BYTES or said.startswith(b"HTTP/1.1 431 "), said
+    assert read_memory(limiter) < 200_000_000
+
+
+def read_memory(limiter: Running) -> int:
+    pages = int(Path(f"/proc/{limiter.server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_a_head_as_proxies_send_them_is_not(limiter: Running) -> None:
+    with connect(limiter) as connection:
+        connection.sendall(WHOLE[:-2] + b"Cookie: " + b"x" * (HEAD_BYTES - 2000) + b"\r\nConnection: close\r\n\r\n")
+        assert receive_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_trailer_without_end_takes_no_memory(limiter: Running) -> None:
+    with connect(limiter) as connection:
+        connection.sendall(WHOLE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ")
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(b"x" * 100_000_000)
+    assert read_memory(limiter) < 200_000_000
+
+
+@pytest.mark.parametrize("said", [HALF, b"", WHOLE], ids=["half", "nothing", "whole"])
+def test_thousands_of_connections_keep_no_proxy_from_its_answer(limiter: Running, said: bytes) -> None:
+    kept = http.client.HTTPConnection(limiter.place, timeout=30)
+    kept.request("GET", QUESTION)
+    assert kept.getresponse().read() == b""
+    port = limiter.place.rpartition(":")[2]
+    text = said.decode().encode("unicode_escape").decode()
+    command = (sys.executable, "-c", FLOOD, port, "8600", text)
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
+        assert flood.stdout is not None
+        assert flood.stdout.readline() == b"there\n"
+        assert [ask(limiter) for _ in range(50)] == [200] * 50
+        kept.close()
+        assert flood.stdin is not None
+        flood.stdin.close()
+    assert ask(limiter) == 200
+
+
+def test_answers_that_nobody_takes_are_not_kept_for_ever(limiter: Running) -> None:
+    """Whoever does not read is answered no further, and may go for others."""
+    with connect(limiter) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(2)
+        with suppress(TimeoutError):
+            for _ in range(100_000):
+                connection.sendall(WHOLE * 100)
+        assert read_memory(limiter) < 200_000_000
+        assert ask(limiter) == 200
+
+
+def test_requests_behind_each_other_are_answered_in_their_order(limiter: Running) -> None:
+    wanted = [b"GET /healthz", b"GET /nothing", b"HEAD /healthz", b"POST /v1/decide"] * 50
+    head = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+    with connect(limiter) as connection:
+        connection.sendall(b"".join(each + head for each in wanted) + WHOLE[:-2] + b"Connection: close\r\n\r\n")
+        said = receive_all(connection)
+    statuses = [int(each[:3]) for each in said.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200, 404, 200, 422] * 50 + [200]
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_who_wants_to_change_the_protocol_is_answered_and_cut_off(limiter: Running, version: bytes) -> None:
+    with connect(limiter) as connection:
+        connection.sendall(
+            WHOLE.replace(b"HTTP/1.1\r\n", version + b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n")
+        )
+        said = receive_all(connection)
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in said.lower()
+
+
+class Somebody:
+    """A connection of which the room asks no more than this."""
+
+    def __init__(self, began: int | None, half_sent: bool = False) -> None:
+        self.began = began
+        self.half_sent = half_sent
+        self.dropped = False
+
+    def look(self, now: int) -> None:
+        """Nothing happens."""
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_who_goes_for_the_newest() -> None:
+    room = Room(4)
+    room.pass_time(10)
+    answered, idle, half, fresh = Somebody(None), Somebody(3), Somebody(8, half_sent=True), Somebody(10, half_sent=True)
+    for each in (answered, idle, half, fresh):
+        room.enter(each)
+    for gone in (half, idle, fresh):
+        newest = Somebody(None)
+        room.enter(newest)
+        assert (gone.dropped, newest.dropped) == (True, False)
+    last = Somebody(None)
+    room.enter(last)
+    assert (last.dropped, answered.dropped, len(room)) == (True, False, 4)
+
+
+class Cramped(Running):
+    """A limiter that may open 1,000 files, as many a shell has it."""
+
+    def start(self) -> Server:
+        return replace(self.netlimit, before=("prlimit", "--nofile=1000:1000")).start("limiter", *USER)
+
+
+def test_with_few_open_files_there_are_few_connections(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    running = Cramped(tmp_path, RULES)
+    held = [connect(running) for _ in range(1200)]
+    try:
+        for each in held:
+            with suppress(OSError):
+                each.sendall(HALF)
+        assert [ask(running) for _ in range(20)] == [200] * 20
+    finally:
+        for each in held:
+            each.close()
+        running.http.close()
+        running.server.end()
