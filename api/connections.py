@@ -12,8 +12,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.buckets import Buckets
-from api.room import Guest, Room, Standing, find_network
-from netlimit.l7.identity import read_address
+from api.room import Guest, Room, Standing
+from netlimit.l7.identity import find_network, read_address
 
 HEAD_SECONDS = 10.0
 """TLS must be agreed on so long after the connection was made, and the head of a request be complete so long after that

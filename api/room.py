@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from netlimit.l7.identity import find_block
+from netlimit.l7.identity import find_block, find_network
 
 
 class Standing(StrEnum):
@@ -120,8 +120,3 @@ def _find_groups(place: str | None, standing: Standing) -> tuple[tuple[str, int]
     if place is not None and standing in MOST_OF_NETWORK:
         groups.append((f"{standing}/{find_network(place)}", MOST_OF_NETWORK[standing]))
     return (*groups, (standing.value, MOST[standing]))
-
-
-def find_network(place: str) -> str:
-    """The network that an address is likely to share with others of the same owner."""
-    return find_block(place, 48) if ":" in place else place.rpartition(".")[0]

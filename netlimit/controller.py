@@ -26,6 +26,7 @@ from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
+from netlimit.escalating import LABEL, Spared
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Door, Kernel, observe, read_entries
@@ -133,6 +134,8 @@ class Setup:
     servers: Mapping[str, str] = field(default_factory=dict)
     doors: tuple[Door, ...] = ()
     keepers: frozenset[int] = frozenset({0})
+    spared: Spared | None = None
+    """Whom no request may have blocked: blocks that the limiter has made of them are not enforced."""
 
 
 class Controller:
@@ -187,6 +190,8 @@ class Controller:
         self._disputes = Disputes()
         self._planned: Plan | None = None
         self._unreadable: dict[int, str] = {}
+        self._led_to: dict[int, Rule] = {}
+        """The blocks that requests have led to (the limiter's)."""
         self._refused_drift: Drift = {}
         self._blind_since: float | None = None
         self._crowded: dict[int, str] = {}
@@ -302,6 +307,7 @@ class Controller:
         self._answer_question()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
             self._protect()
+            self._mishaps.survive(self._spare, _GOES_ON)
             self._follow_connections()
             self._mishaps.survive(self._count_peers, _GOES_ON)
             self._doubt_roots()
@@ -558,6 +564,7 @@ class Controller:
         self._in_step = False
         self._rewritten.clear()
         self._unreadable.clear()
+        self._led_to.clear()
         self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
         for rule in rules:
             self._put(rule)
@@ -583,6 +590,7 @@ class Controller:
             self._roster.forget(rule_id)
             self._tally.forget(rule_id)
             self._unreadable.pop(rule_id, None)
+            self._led_to.pop(rule_id, None)
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
             self._put(rule)
@@ -597,6 +605,13 @@ class Controller:
         """Take in a rule. One that cannot be read, or that nobody can make anything of, must not keep the others from
         being enforced."""
         self._unreadable.pop(rule.id, None)
+        self._led_to.pop(rule.id, None)
+        if (obstacle := self._refuse(rule)) is not None:
+            self._unreadable[rule.id] = obstacle
+            self._news.add(rule.id)
+            self._compiled.drop(rule.id)
+            self._fallback.forget(rule.id)
+            return
         try:
             self._put_in(rule)
         except NetlimitError:
@@ -606,6 +621,19 @@ class Controller:
             self._compiled.drop(rule.id)
         if isinstance(rule, Malformed):
             self._unreadable[rule.id] = rule.reason
+
+    def _refuse(self, rule: Rule) -> str | None:
+        """Why a block that requests have led to is not to be in force: the host may have begun to talk to him since."""
+        if self._setup.spared is None or LABEL not in rule.labels:
+            return None
+        self._led_to[rule.id] = rule
+        return self._setup.spared.refuse(rule, self._premises.own, self._premises.edges)
+
+    def _spare(self) -> None:
+        """Blocks that requests have led to go as soon as they would hit whom none may, and come back later."""
+        for rule in list(self._led_to.values()):
+            if self._unreadable.get(rule.id) != self._refuse(rule):
+                self._put(rule)
 
     def _put_in(self, rule: Rule) -> None:
         self._news.add(rule.id)

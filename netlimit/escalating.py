@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 
+from netlimit.contacts import Contacts
 from netlimit.fallback import find_obstacle
 from netlimit.lockout import Havens
 from netlimit.records import Actor, HostStatus
@@ -30,31 +31,100 @@ _LONGEST = 1000
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
+class Spared:
+    """Whom no request may have blocked, whoever tells of it: nobody's client (broadcast, multicast, loopback), the host
+    itself, trusted proxies, and whom the host talks to. Limiter and controller go by the same."""
+
+    def __init__(self, host: str, proxies: tuple[Target, ...] = (), contacts: Contacts | None = None) -> None:
+        self._host = host
+        self._proxies = proxies
+        self._contacts = contacts
+
+    def find_obstacle(self, target: Target, own: Iterable[str], edges: Iterable[str]) -> str | None:
+        """Why a target must not be blocked though it is in no safe set. `own` are the host's addresses; `edges` what
+        ends on it besides, and the networks that it reaches without a gateway, with prefixes."""
+        address = target.network_address
+        if (
+            address.is_loopback
+            or address.is_multicast
+            or address.is_unspecified
+            or address.is_link_local
+            or (target.version == 4 and address.is_reserved)
+        ):
+            return f"{address} is no client's address."
+        if any(_is_in(each, target) for each in own):
+            return f"{_name(target)} is an address of {self._host} itself{_or_has_one(target)}."
+        if any(_is_edge(each, target) for each in edges):
+            return f"{_name(target)} is a broadcast address of {self._host}, or a network that it is in."
+        if any(target.version == proxy.version and target.overlaps(proxy) for proxy in self._proxies):
+            return f"{_name(target)} is a proxy (NETLIMIT_TRUSTED_PROXIES){_or_has_one(target)}."
+        return self._contacts.find(target) if self._contacts is not None else None
+
+    def refuse(self, rule: Rule, own: Iterable[str], edges: Iterable[str]) -> str | None:
+        """Why a rule that the limiter has made must not be in force here; None for one that may, or is somebody
+        else's."""
+        if LABEL not in rule.labels or rule.action is not Action.BLOCK:
+            return None
+        obstacle = self.find_obstacle(rule.target, own, edges)
+        return obstacle and f"Requests have led to this block, and it is not in force: {obstacle}"
+
+    def look(self) -> None:
+        """Remember whom the host talks to now."""
+        if self._contacts is not None:
+            self._contacts.look()
+
+
+def _name(target: Target) -> str:
+    return str(target.network_address) if target.prefixlen == target.max_prefixlen else str(target)
+
+
+def _is_in(text: str, target: Target) -> bool:
+    address = ip_address(text)
+    return address.version == target.version and address in target
+
+
+def _or_has_one(target: Target) -> str:
+    return "" if target.prefixlen == target.max_prefixlen else ", or has one"
+
+
+def _is_edge(text: str, target: Target) -> bool:
+    """Whether a target is the first or last address of a network, or all of it: broadcast and anycast addresses. Of an
+    IPv6 network only the first (anycast) is one."""
+    network = ip_network(text, strict=False)
+    if network.version != target.version or not network.prefixlen or target.prefixlen < network.prefixlen:
+        return False
+    edges = [network.network_address] if network.version == 6 else [network.network_address, network.broadcast_address]
+    return any(each in target for each in edges)
+
+
 class Blocks:
-    """Who is blocked on one gateway because a limiter kept refusing him. `spared` are those in whose name many speak
-    (trusted proxies), and so are `askers`, who have asked the limiter. All methods raise StoreError."""
+    """Who is blocked on one gateway because a limiter kept refusing him. `proxies` are those in whose name many speak
+    (trusted ones), and so are `askers`, who have asked the limiter; `contacts` those whom the host talks to. All
+    methods raise StoreError."""
 
     def __init__(
         self,
         store: Store,
         host: str,
-        spared: tuple[Target, ...] = (),
+        proxies: tuple[Target, ...] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        askers: Container[str] = (),
+        askers: Iterable[str] = (),
+        contacts: Contacts | None = None,
     ) -> None:
         self._store = store
         self._host = host
-        self._spared = spared
+        self._spared = Spared(host, proxies, contacts)
         self._now = now
         self._askers = askers
 
-    def block(self, address: str, seconds: int, reason: str) -> bool:
-        """Block a client from now on, or for longer if it is blocked already; whether it is blocked. Whoever is safe is
-        not, which the log tells. Raises Conflict when somebody else has just blocked it."""
-        now, address = self._now(), _normalize(address)
-        rule = self._make_rule(address, seconds, reason, now)
+    def block(self, client: str, seconds: int, reason: str) -> bool:
+        """Block a client (an address, or an IPv6 /64) from now on, or for longer if it is blocked already; whether it
+        is blocked. Whoever is safe is not, which the log tells. Raises Conflict when somebody else has just blocked
+        it."""
+        now = self._now()
+        rule = self._make_rule(_normalize(client), seconds, reason, now)
         hosts = self._store.hosts()
-        obstacle = self._find_obstacle(address, hosts) or Havens(hosts, now).refuse(rule)
+        obstacle = self._find_obstacle(rule.target, hosts) or Havens(hosts, now).refuse(rule)
         if obstacle is not None:
             log.warning("%s It is not blocked all the same: %s", reason, obstacle)
             return False
@@ -70,6 +140,7 @@ class Blocks:
 
     def clear(self) -> None:
         """Remove such rules that are over, some at a time."""
+        self._spared.look()
         now, cleared = self._now(), 0
         for rule in self._list():
             if rule.expired(now) and rule.hosts == (self._host,) and cleared < _CLEARED_AT_ONCE:
@@ -90,18 +161,14 @@ class Blocks:
         fields = {"target": address, "action": Action.BLOCK, "ttl": seconds, "hosts": [self._host], "comment": comment}
         return parse_rule({**fields, "labels": dict([LABEL])}, now)
 
-    def _find_obstacle(self, text: str, hosts: list[HostStatus]) -> str | None:
-        """Why an address must not be blocked though it is in no safe set."""
-        address = ip_address(text)
-        if address.is_loopback or address.is_multicast or address.is_unspecified or address.is_link_local:
-            return f"{text} is no client's address."
-        if any(each.host == self._host and text in each.own for each in hosts):
-            return f"{text} is an address of {self._host} itself."
-        if any(address.version == net.version and address in net for net in self._spared):
-            return f"{text} is a proxy (NETLIMIT_TRUSTED_PROXIES)."
-        if text in self._askers:
-            return f"{text} asks the limiter, as proxies do. Is it missing in NETLIMIT_TRUSTED_PROXIES?"
-        return self._find_permission(text)
+    def _find_obstacle(self, target: Target, hosts: list[HostStatus]) -> str | None:
+        """Why a target must not be blocked though it is in no safe set."""
+        status = next((each for each in hosts if each.host == self._host), None)
+        own, edges = (status.own, (*status.local, *status.networks)) if status else ((), ())
+        obstacle = self._spared.find_obstacle(target, own, edges)
+        if obstacle is None and any(_is_in(each, target) for each in self._askers):
+            obstacle = f"{_name(target)} asks the limiter, as proxies do. Is it missing in NETLIMIT_TRUSTED_PROXIES?"
+        return obstacle or self._find_permission(str(target.network_address))
 
     def _find_permission(self, text: str) -> str | None:
         """Which rule lets an address pass: a block of the address alone would come before one for a network around
@@ -132,6 +199,8 @@ def _is_ours(rule: Rule) -> bool:
 
 
 def _normalize(text: str) -> str:
-    """An address as the kernel sees it in packets: those of IPv4 that are mapped into IPv6 are of IPv4."""
+    """A client as the kernel sees it in packets: addresses of IPv4 that are mapped into IPv6 are of IPv4."""
+    if "/" in text:
+        return text
     address = ip_address(text)
     return str((address.version == 6 and address.ipv4_mapped) or address)

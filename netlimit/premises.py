@@ -84,6 +84,16 @@ class Premises:
         )
 
     @property
+    def own(self) -> tuple[str, ...]:
+        """The host's own addresses."""
+        return self._where.own
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """Networks that end on the host, and those that it reaches without a gateway: at their edges is broadcast."""
+        return (*self._local, *self._networks)
+
+    @property
     def doors(self) -> frozenset[Door]:
         """Where this host is managed. One stays when sshd ends: the connections that it served go on."""
         return frozenset(self._doors)

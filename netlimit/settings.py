@@ -211,6 +211,8 @@ class Settings(BaseSettings):
     """Where the limiter listens for HTTP."""
     limiter_grpc_listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8752)
     """Where the limiter listens for gRPC."""
+    limiter_token: SecretStr | None = None
+    """What proxies and applications show so that limits with `escalate` block whom they tell of; without it none do."""
     limiter_headers: Annotated[tuple[str, ...], BeforeValidator(_parse_families), NoDecode] = USUAL_HEADERS
     """Which header fields tell clients of their limits."""
     bootstrap_token: SecretStr | None = None

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import uvloop
 
 from netlimit.cli.errors import CommandError
+from netlimit.contacts import Contacts
 from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.counters import open_counters
@@ -35,10 +36,14 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
     """Decide by the rules of files and of the database, both of which are followed."""
     sources = Sources(settings.limits, store)
     sources.refresh()
+    for sentence in _tell_unheard(sources, settings):
+        log.warning("%s", sentence)
     counters = open_counters(settings.counters_url)
     assignments = Assignments(store, settings.host, settings.failure_seconds)
-    refusals, askers = Refusals(), Askers()
-    escalator = Escalator(refusals, Blocks(store, settings.host, settings.trusted_proxies, askers=askers))
+    token = settings.limiter_token.get_secret_value() if settings.limiter_token else ""
+    refusals, askers = Refusals(), Askers(token)
+    blocks = Blocks(store, settings.host, settings.trusted_proxies, askers=askers, contacts=Contacts())
+    escalator = Escalator(refusals, blocks)
     gate = Gate(lambda: assignments.rules, counters)
     limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
     with _following(sources):
@@ -49,6 +54,20 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
         finally:
             escalator.stop()
             assignments.stop()
+
+
+def _tell_unheard(sources: Sources, settings: Settings) -> list[str]:
+    """What is to be said of limits that escalate while nobody can show that he tells the truth about clients."""
+    if settings.limiter_token is not None:
+        return []
+    names = [f"{rule.name} ({rule.domain})" for rule in sources.rules if rule.escalate is not None]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"The limit {names[0]}{more} has `escalate`, and blocks nobody: set NETLIMIT_LIMITER_TOKEN, and have those who "
+        f"ask show it in X-Netlimit-Token."
+    ]
 
 
 @contextmanager
@@ -74,7 +93,14 @@ async def _serve(
 ) -> None:
     families = [Family(word) for word in settings.limiter_headers]
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
-    service = Service(limiter, lambda: sources.rules, families, proxies, lambda: sources.troubles, askers)
+    service = Service(
+        limiter,
+        lambda: sources.rules,
+        families,
+        proxies,
+        lambda: [*sources.troubles, *_tell_unheard(sources, settings)],
+        askers,
+    )
     rpc = RpcServer(limiter, families, service.answers, askers)
     place = settings.limiter_grpc_listen
     try:

@@ -16,7 +16,9 @@ import typer
 
 from netlimit.cli.errors import CommandError
 from netlimit.cli.privileges import USER, find_keepers, may_change_network
+from netlimit.contacts import Contacts
 from netlimit.errors import StoreError
+from netlimit.escalating import Spared
 from netlimit.settings import Backend, Listen, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -166,5 +168,6 @@ def make_controller(
         servers=name_servers(engine.name_hosts(settings.database_url), hosts.name_hosts(settings.counters_url)),
         doors=(_find_door(settings.listen),) if settings.is_open else (),
         keepers=find_keepers(api_user),
+        spared=Spared(settings.host, settings.trusted_proxies, Contacts()),
     )
     return Controller(store, kernel, setup, replica=replica)

@@ -68,7 +68,10 @@ def read_sockets(
             try:
                 yield from (_parse(body) for body in _read_answers(asked) if sieve.passes(*_read_owner(body)))
             except FileNotFoundError:
-                yield from (each for each in _read_file(family, wanted, port) if sieve.passes(each.owner, each.inode))
+                listed = read_listed(_FILES[family], family, wanted)
+                yield from (
+                    each for each in listed if port in (0, each.near_port) and sieve.passes(each.owner, each.inode)
+                )
 
 
 class _Sieve:
@@ -88,17 +91,17 @@ class _Sieve:
         return self._strays >= 0
 
 
-def _read_file(family: int, states: Collection[int], port: int) -> Iterator[Socket]:
-    """The sockets as /proc/net/tcp has them (proc_net_tcp(5) of the kernel's documentation)."""
+def read_listed(path: Path, family: int, states: Collection[int]) -> Iterator[Socket]:
+    """The sockets as /proc/net/tcp has them, and those of UDP (proc_net_tcp(5) of the kernel's documentation)."""
     try:
-        lines = read_text(_FILES[family]).splitlines()[1:]
+        lines = read_text(path).splitlines()[1:]
     except OSError:  # a kernel without IPv6 has no such file
         return
     for line in lines:
         words = line.split()
         (near, _, near_port), (far, _, far_port) = words[1].rpartition(":"), words[2].rpartition(":")
         state, ports = int(words[3], 16), (int(near_port, 16), int(far_port, 16))
-        if state in states and port in (0, ports[0]):
+        if state in states:
             ends = (_tell(family, _unpack(near)), ports[0], _tell(family, _unpack(far)), ports[1])
             yield Socket(state, *ends, int(words[7]), int(words[9]))
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Protocol
 
 from netlimit.errors import NetlimitError
-from netlimit.l7.addresses import is_address
-from netlimit.l7.identity import read_address
+from netlimit.l7.identity import find_culprit, find_network, read_address
 from netlimit.l7.rules import Rule
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ MOST_WAITING = 1000
 """So many clients wait for their block at most."""
 MOST_BLOCKS = 60
 """So many clients are blocked in a minute at most: a limit that is wrong must not shut everybody out."""
+SHARE = 8
+"""Of all these so many-th are at most of one IPv6 /48: who has one has 65,536 blocks to come from."""
+TOKEN_FIELD = b"x-netlimit-token"
+"""The header field in which who asks shows the token, in small letters."""
 MOST_ASKERS = 4096
 """So many who ask are remembered at most."""
 CLEAR_SECONDS = 60.0
@@ -37,8 +41,9 @@ _LOOK_SECONDS = 1.0
 class Blocks(Protocol):
     """Where clients are blocked. Both raise NetlimitError."""
 
-    def block(self, address: str, seconds: int, reason: str) -> object:
-        """Block a client for so long, or longer if it is blocked already."""
+    def block(self, client: str, seconds: int, reason: str) -> object:
+        """Block a client (an address, or an IPv6 /64) for so long, or longer if it is blocked already; False if it must
+        not be."""
         ...
 
     def clear(self) -> None:
@@ -54,6 +59,8 @@ class _Window:
     seconds: int
     current: dict[str, int] = field(default_factory=dict)
     previous: dict[str, int] = field(default_factory=dict)
+    networks: Counter[str] = field(default_factory=Counter)
+    """How many IPv6 clients of each /48 are counted in this one."""
     told: bool = False
 
     def move(self, now: float) -> None:
@@ -62,6 +69,7 @@ class _Window:
         if past > 0:
             self.previous = self.current if past == 1 else {}
             self.current = {}
+            self.networks.clear()
             self.began += past * self.seconds
             self.told = False
 
@@ -76,7 +84,8 @@ class _Window:
 
 class Refusals:
     """Counts refusals by limit and client, as a sliding window counter does: those of the window before weigh as much
-    as the last `within` seconds still cover of it. For one thread, `take` for any.
+    as the last `within` seconds still cover of it. All that comes from one IPv6 /64 is one client, as it is for limits
+    on `remote_address`. For one thread, `take` for any.
 
     `now` is in seconds and never jumps.
     """
@@ -86,15 +95,16 @@ class Refusals:
         self._most_clients = most_clients
         self._windows: dict[tuple[str, str], _Window] = {}
         self._offenders: dict[str, Rule] = {}
-        self._taken: deque[float] = deque(maxlen=MOST_BLOCKS)
+        self._seen: dict[str, str] = {}
+        self._taken: deque[tuple[float, str]] = deque(maxlen=MOST_BLOCKS)
         self._lock = threading.Lock()
         self.waiting = threading.Event()
         """Set when somebody has joined those that are to be blocked."""
 
-    def note(self, rule: Rule, client: str) -> None:
-        """A limit has refused a request of a client: its address, else nothing is counted."""
-        escalate = rule.escalate
-        if escalate is None:
+    def note(self, rule: Rule, told: str) -> None:
+        """A limit has refused a request of a client, whose address, or IPv6 /64, is `told`; else nothing is counted."""
+        escalate, client = rule.escalate, find_culprit(told)
+        if escalate is None or client is None:
             return
         now = self._now()
         place = (rule.domain, rule.name)
@@ -110,8 +120,9 @@ class Refusals:
             window.current[client] = 0
             window.previous.pop(client, None)
             with self._lock:
-                if len(self._offenders) < MOST_WAITING:
+                if self._may_wait(client):
                     self._offenders[client] = rule
+                    self._seen[client] = told
             self.waiting.set()
 
     def take(self) -> tuple[str, Rule] | None:
@@ -119,11 +130,31 @@ class Refusals:
         were taken in the last minute."""
         now = self._now()
         with self._lock:
-            if not self._offenders or (len(self._taken) == MOST_BLOCKS and now - self._taken[0] < _MINUTE):
+            while self._taken and now - self._taken[0][0] >= _MINUTE:
+                self._taken.popleft()
+            if not self._offenders or len(self._taken) == MOST_BLOCKS:
                 return None
-            self._taken.append(now)
-            client = next(iter(self._offenders))
+            greedy = {each for each, number in Counter(network for _, network in self._taken).items()
+                      if each and number >= MOST_BLOCKS // SHARE}  # fmt: skip
+            client = next((each for each in self._offenders if _find_group(each) not in greedy), None)
+            if client is None:
+                return None
+            self._taken.append((now, _find_group(client)))
             return client, self._offenders.pop(client)
+
+    def find_seen(self, client: str) -> str | None:
+        """The address by which a client that was taken offended last, if the client is an IPv6 /64; then it is
+        forgotten."""
+        with self._lock:
+            told = self._seen.pop(client, None)
+        return None if told is None or "/" in told or ":" not in told else told
+
+    def _may_wait(self, client: str) -> bool:
+        """Whether there is room for one more that is to be blocked."""
+        group = _find_group(client)
+        if len(self._offenders) >= MOST_WAITING:
+            return client in self._offenders
+        return not group or sum(_find_group(each) == group for each in self._offenders) < MOST_WAITING // SHARE
 
     def _begin(self, place: tuple[str, str], now: float, seconds: int) -> _Window:
         """A window for a limit that has none; those in which nothing counts any more are forgotten."""
@@ -133,21 +164,41 @@ class Refusals:
 
     def _admit(self, rule: Rule, window: _Window, client: str) -> bool:
         """Whether somebody new is counted."""
+        group = _find_group(client)
+        if group and window.networks[group] >= max(1, self._most_clients // SHARE):
+            return False
         if len(window.current) < self._most_clients:
-            return is_address(client)
+            if group:
+                window.networks[group] += 1
+            return True
         if not window.told:
             window.told = True
             log.warning("%s refuses more than %d clients at once; no more are counted.", rule.name, self._most_clients)
         return False
 
 
+def _find_group(client: str) -> str:
+    """The /48 of an IPv6 client; nothing for an IPv4 one, whose addresses are not its to choose."""
+    return find_network(client.partition("/")[0]) if ":" in client else ""
+
+
 class Askers:
     """Who has asked this limiter: proxies and applications, each of which speaks for many. One that is not told apart
     from its clients (it is no trusted proxy, say) is refused as if it were the only one, and to block it would lock all
-    of them out. `note` is for one thread, `in` for any."""
+    of them out. `note` is for one thread, `in` for any.
 
-    def __init__(self) -> None:
+    Whoever reaches the limiter may ask, and tell of any client whatever he likes. So only who shows the `token` has
+    clients blocked by what he asks; where there is none, nobody has."""
+
+    def __init__(self, token: str = "") -> None:
         self._known: set[str] = set()
+        self._token = token.encode("utf-8", "surrogateescape")
+
+    def vouch(self, fields: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether who asks with these header fields (gRPC: metadata) has shown the token."""
+        if not self._token:
+            return False
+        return any(name == TOKEN_FIELD and compare_digest(value, self._token) for name, value in fields)
 
     def note(self, peer: str) -> None:
         """Somebody at this address has asked."""
@@ -156,6 +207,10 @@ class Askers:
 
     def __contains__(self, address: object) -> bool:
         return address in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        """Their addresses."""
+        return (each for each in tuple(self._known) if read_address(each) == each)
 
 
 class Escalator:
@@ -183,9 +238,14 @@ class Escalator:
             client, rule = taken
             assert rule.escalate is not None
             try:
-                self._blocks.block(client, rule.escalate.block, describe(client, rule))
+                blocked = self._blocks.block(client, rule.escalate.block, describe(client, rule))
+                seen = self._refusals.find_seen(client)
+                if blocked is False and seen is not None:  # somebody who is safe lives in that /64: then only this one
+                    self._blocks.block(seen, rule.escalate.block, describe(seen, rule))
             except NetlimitError as error:
                 log.error("%s cannot be blocked: %s", client, error)
+            except Exception:  # whatever it is: it must not end the thread
+                log.exception("%s cannot be blocked; this is a fault of netlimit's own.", client)
 
     def _run(self) -> None:
         due = 0.0

@@ -48,6 +48,22 @@ def find_block(address: str, prefix: int = 64) -> str:
     return str(ip_network(f"{address}/{prefix}", strict=False))
 
 
+def find_network(address: str) -> str:
+    """The network that an address is likely to share with others of the same owner: its /24, of an IPv6 one its /48."""
+    return find_block(address, 48) if ":" in address else address.rpartition(".")[0]
+
+
+@lru_cache(_MOST_SEEN)
+def find_culprit(text: str) -> str | None:
+    """Whom refusals are counted to and who is blocked for them: an IPv4 address, or all of the block of an IPv6 one, in
+    which a client may choose freely. Such a block may be told as it is; None for what is no client."""
+    place, slash, length = text.partition("/")
+    address = read_address(place)
+    if address is None or (slash and (":" not in address or length != "64")):
+        return None
+    return find_block(address)
+
+
 class ClientAddress:
     """The extractor `remote_address`: the peer of the socket, or whom trusted proxies have written down.
 

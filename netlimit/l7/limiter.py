@@ -103,17 +103,19 @@ class Limiter:
         client: str | None = None,
         size: int = 0,
         entered: bool = False,
+        escalates: bool = True,
     ) -> Coroutine[Any, Any, Verdict]:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
         `client`, with `size` bytes of body (by default what descriptors tell of both), unless it has `entered` already;
-        if they refuse the request, no other rule is asked. A refused request holds no leases. Raises
+        if they refuse the request, no other rule is asked. `escalates` says whether a refusal may have the client
+        blocked: whether who asks is known to tell its address truly. A refused request holds no leases. Raises
         CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
         if self.guarded and not entered:
-            return self._decide_behind(domain, descriptors, hits, charge, client, size)
-        return self._decide(domain, descriptors, hits, charge, client)
+            return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates)
+        return self._decide(domain, descriptors, hits, charge, client, escalates)
 
     @property
     def guarded(self) -> bool:
@@ -139,7 +141,13 @@ class Limiter:
         return Verdict(True, (), 0.0, 0.0, held)
 
     async def _decide(
-        self, domain: str, descriptors: Sequence[Descriptor], hits: int, charge: bool, client: str | None
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+        charge: bool,
+        client: str | None,
+        escalates: bool,
     ) -> Verdict:
         rules = self._rules()
         matches = [self._find_match(rules, domain, descriptor) for descriptor in descriptors]
@@ -159,7 +167,7 @@ class Limiter:
         if verdict.leases:  # a request that is refused holds nothing
             await self._store.release(verdict.leases)
             verdict.leases = ()
-        if self._refusals is not None and hits:
+        if self._refusals is not None and hits and escalates:
             self._note_refusals(self._refusals, descriptors, client, verdict)
         return verdict
 
@@ -171,11 +179,12 @@ class Limiter:
         charge: bool,
         client: str | None,
         size: int,
+        escalates: bool,
     ) -> Verdict:
         entry = await self.enter(descriptors, hits, client, size)
         if not entry.allowed:
             return entry
-        return await self.conclude(entry, await self._decide(domain, descriptors, hits, charge, client))
+        return await self.conclude(entry, await self._decide(domain, descriptors, hits, charge, client, escalates))
 
     async def conclude(self, entry: Verdict, verdict: Verdict) -> Verdict:
         """What is decided about a request that has entered: if it is allowed, it holds what both hold."""

@@ -64,6 +64,7 @@ class _Waiter:
     descriptors: Sequence[Descriptor]
     hits: int
     client: str | None
+    escalates: bool
     arrived: float
     lines: dict[_Place, _Line]
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,37 +114,46 @@ class Queues:
         hits: int = 1,
         patience: Patience = _simply,
         client: str | None = None,
+        escalates: bool = True,
     ) -> Verdict:
         """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it.
 
         IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
         """
         if not self._limiter.guarded:
-            return await self._decide(domain, descriptors, hits, patience, client)
+            return await self._decide(domain, descriptors, hits, patience, client, escalates)
         entry = await self._limiter.enter(descriptors, hits, client)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, patience, client)
+            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates)
         except BaseException:
             await self._limiter.release(entry)
             raise
         return await self._limiter.conclude(entry, verdict)
 
     async def _decide(
-        self, domain: str, descriptors: Sequence[Descriptor], hits: int, patience: Patience, client: str | None
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+        patience: Patience,
+        client: str | None,
+        escalates: bool,
     ) -> Verdict:
         verdict = None
         number = next(self._numbers)  # before it is asked: answers may come in another order
         lines = self._find_lines(domain, descriptors) if self._lines else {}
         if not lines:
-            verdict = await self._limiter.decide(domain, descriptors, hits, client=client, entered=True)
+            verdict = await self._limiter.decide(
+                domain, descriptors, hits, client=client, entered=True, escalates=escalates
+            )
             if verdict.allowed:
                 return await self._delay(verdict, patience) if verdict.delay else verdict
             if not _is_worth_waiting(verdict):
                 return verdict
             lines = self._open_lines(verdict)
-        waiter = _Waiter(number, domain, descriptors, hits, client, _now(), lines)
+        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), lines)
         turn = max(line.turn for line in lines.values())
         full = self.waiting >= self._most or any(len(line.waiters) >= self._most_of_one for line in lines.values())
         if full or turn > waiter.deadline:
@@ -173,7 +183,12 @@ class Queues:
             now, opens = _now(), waiter.opens
             if opens <= now:
                 verdict = await self._limiter.decide(
-                    waiter.domain, waiter.descriptors, waiter.hits, client=waiter.client, entered=True
+                    waiter.domain,
+                    waiter.descriptors,
+                    waiter.hits,
+                    client=waiter.client,
+                    entered=True,
+                    escalates=waiter.escalates,
                 )
                 self._note(verdict)
                 if verdict.allowed or not _is_worth_waiting(verdict):

@@ -21,6 +21,7 @@ from tests.e2e.gateway import COMMAND, HOST, Gateway
 from tests.warm import ROOT
 
 PORT = 8751
+TOKEN = "a-token-of-the-tests"
 LACK = "This host has no hashlimit."
 LIMITS = """
 domain: web
@@ -34,7 +35,7 @@ import http.client, sys
 connection = http.client.HTTPConnection("{LAN}", {PORT}, timeout=60)
 for _ in range(int(sys.argv[1])):
     path = f"/v1/auth?domain={{sys.argv[2]}}&key=remote_address&deny=429"
-    connection.request("GET", path, headers={{"X-Forwarded-For": "{CLIENT}"}})
+    connection.request("GET", path, headers={{"X-Forwarded-For": "{CLIENT}", "X-Netlimit-Token": "{TOKEN}"}})
     answer = connection.getresponse()
     answer.read()
     print(answer.status, flush=True)
@@ -75,6 +76,7 @@ class Running(Gateway):
             "NETLIMIT_LIMITS": str(limits),
             "NETLIMIT_LIMITER_LISTEN": f"{LAN}:{PORT}",
             "NETLIMIT_TRUSTED_PROXIES": SERVER,
+            "NETLIMIT_LIMITER_TOKEN": TOKEN,
         }
         with self.log.open("a") as log:
             command = (sys.executable, *COMMAND, "limiter", "--user", "root")

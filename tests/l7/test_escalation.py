@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, Contacts, read_contacts
+from netlimit.controller import Controller
 from netlimit.errors import RuleError
-from netlimit.escalating import ACTOR, LABEL, Blocks
+from netlimit.escalating import ACTOR, LABEL, Blocks, Spared
 from netlimit.l7 import escalation
 from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
 from netlimit.l7.limit import parse_limit
@@ -20,11 +23,12 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnLimit, Rule, RuleSet
-from netlimit.records import HostStatus, SafeReason
+from netlimit.records import HostStatus, SafeReason, State
 from netlimit.rules import Rule as AddressRule
 from netlimit.rules import parse_rule
 from netlimit.store import Kept, Store
 from tests.controller.conftest import Site
+from tests.ports import free_port
 
 ESCALATE = Escalation(after=100, within=60, block=600)
 RULE = Rule("web", "remote_address", parse_limit("5/minute"), escalate=ESCALATE)
@@ -196,7 +200,7 @@ async def test_the_address_that_is_vouched_for_comes_before_what_the_descriptor_
     limiter = make_limiter(RULE, counting.refusals)
     for _ in range(5 + 100):
         await limiter.decide("web", [Descriptor((Entry("remote_address", "2001:db8::/64"),))], client="2001:db8::7")
-    assert counting.taken() == ["2001:db8::7"]
+    assert counting.taken() == ["2001:db8::/64"]
 
 
 @pytest.mark.anyio
@@ -424,4 +428,120 @@ def test_its_packets_die_in_the_kernel(tmp_path: Path) -> None:
     site.clock.pass_by(seconds=601)
     site.controller.sync()
     assert site.send("10.1.0.7") == ["accept"]
+    store.close()
+
+
+# -- IPv6 blocks, and whom nobody can have blocked
+
+
+def test_addresses_of_one_ipv6_block_are_one_client() -> None:
+    counting = Counting(most_clients=20)
+    for number in range(1000):
+        counting.refuse(f"2001:db8:0:7::{number:x}", 1)
+    counting.refuse("10.1.0.7", 100)
+    assert counting.taken() == ["2001:db8:0:7::/64", "10.1.0.7"]
+
+
+def test_who_has_many_ipv6_blocks_keeps_nobody_else_from_being_blocked() -> None:
+    counting = Counting(most_clients=100)
+    for number in range(1000):
+        counting.refuse(f"2001:db8:0:{number:x}::1", 100)
+    for number in range(5):
+        counting.refuse(f"10.1.0.{number}", 100)
+    assert counting.taken()[-5:] == [f"10.1.0.{number}" for number in range(5)]
+    counting.now += 61
+    assert len(counting.taken()) <= MOST_BLOCKS // escalation.SHARE
+
+
+def test_a_block_of_addresses_is_blocked_as_one(place: Place) -> None:
+    assert place.block("2001:db8:0:7::/64")
+    assert place.block("2001:db8:0:7::/64")
+    assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::/64"]
+
+
+def test_where_the_gateway_lives_itself_only_the_address_is_blocked(place: Place) -> None:
+    place.store.report(HostStatus("gw", "iptables", own=("2001:db8:0:7::1",), networks={"2001:db8:0:7::/64": ("lan",)}))
+    counting = Counting()
+    for number in range(100):
+        counting.refuse(f"2001:db8:0:7::{number + 2:x}", 1)
+    Escalator(counting.refusals, place.blocks).block_all()
+    assert [str(kept.rule.target) for kept in place.rules()] == ["2001:db8:0:7::65/128"]
+
+
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        ("10.1.255.255", "a broadcast address of gw"),
+        ("10.1.0.0", "a broadcast address of gw"),
+        ("255.255.255.255", "no client's address"),
+        ("224.0.0.1", "no client's address"),
+        ("ff02::1", "no client's address"),
+        ("10.255.255.53", "a resolver of this host"),
+        ("2001:db8:0:53::/64", "a next hop of its routes"),
+        ("2001:db8:0:9::/64", "is a proxy (NETLIMIT_TRUSTED_PROXIES), or has one"),
+        ("2001:db8:0:8::/64", "asks the limiter"),
+    ],
+)
+def test_whom_the_host_needs_is_not_blocked(
+    place: Place, caplog: pytest.LogCaptureFixture, client: str, why: str
+) -> None:
+    status = HostStatus("gw", "iptables", networks={"10.1.0.0/16": ("lan",)}, local=("10.1.255.255/32",))
+    place.store.report(status)
+    contacts = Contacts(lambda: [("10.255.255.53", RESOLVER), ("2001:db8:0:53::1", HOP)])
+    askers = Askers()
+    askers.note("2001:db8:0:8::1")
+    proxies = (ip_network("2001:db8:0:9::1"),)
+    blocks = Blocks(place.store, "gw", proxies, lambda: place.moment, askers, contacts)
+    assert not blocks.block(client, 600, REASON)
+    assert why in caplog.text
+    assert blocks.block("10.1.0.9", 600, REASON)
+
+
+def test_whom_the_host_talks_to_is_found_and_remembered() -> None:
+    with socket.create_server(("127.5.5.5", free_port())) as server:
+        far = socket.create_connection(server.getsockname(), source_address=("127.5.5.6", 0))
+        near, _ = server.accept()
+        with far, near:
+            found = dict(read_contacts())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect(("127.5.5.7", 53))
+        assert "127.5.5.7" in dict(read_contacts())
+    assert "127.5.5.5" in found
+    assert "127.5.5.6" not in found, "it has come by itself"
+    now, there = [0.0], [[("192.0.2.5", PEER)], []]
+    contacts = Contacts(lambda: there.pop(0), lambda: now[0])
+    assert contacts.find(ip_network("192.0.2.5")) == f"192.0.2.5 is {PEER}."
+    now[0] += 10
+    assert contacts.find(ip_network("192.0.2.5"))
+    there.append([])
+    now[0] += REMEMBERED_SECONDS
+    assert not contacts.find(ip_network("192.0.2.5"))
+
+
+def test_the_controller_does_not_enforce_a_block_of_whom_the_host_talks_to(tmp_path: Path) -> None:
+    """Whoever has put it there: the limiter of another version, or one that was told lies."""
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    site = Site(store)
+    now, there = [0.0], [("10.1.0.53", RESOLVER)]
+    contacts = Contacts(lambda: list(there), lambda: now[0])
+    setup = replace(site.controller._setup, spared=Spared("gw", (), contacts))
+    site.controller = Controller(store, site.kernel, setup, site.clock)
+    site.controller.sync()
+    labels = dict([LABEL])
+    led_to = site.add(target="10.1.0.53", action="block", labels=labels)
+    site.add(target="10.1.0.54", action="block", labels=labels)
+    site.controller.sync()
+    assert (site.send("10.1.0.53"), site.send("10.1.0.54")) == (["accept"], ["drop"])
+    said = store.marked("gw")[led_to.id]
+    assert (said.state, RESOLVER in said.message) == (State.ERROR, True)
+    there[:] = [("10.1.0.54", PEER)]  # it has begun to talk to him
+    now[0] += 3600
+    site.controller._spare()
+    site.controller.sync()
+    assert (site.send("10.1.0.53"), site.send("10.1.0.54")) == (["drop"], ["accept"])
+    site.add(target="10.1.0.55", action="block")
+    there.append(("10.1.0.55", PEER))
+    site.controller.sync()
+    assert site.send("10.1.0.55") == ["drop"], "an operator may block whom he likes"
     store.close()

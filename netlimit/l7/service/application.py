@@ -58,11 +58,11 @@ class Service:
         self._troubles = troubles
         self._families = families
         self._queues = Queues(limiter, rules)
-        authorizer = Authorizer(self._queues, families, proxies)
+        authorizer = Authorizer(self._queues, families, proxies, self.askers)
         self._leases = Leases(rules, limiter.find_flight)
         self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well)
         self._ways: dict[str, tuple[str, str, Respond]] = {
-            "/v1/decide": ("decide", "POST", partial(decide, limiter, families)),
+            "/v1/decide": ("decide", "POST", partial(decide, limiter, families, self.askers)),
             "/v1/auth": ("auth", "GET", authorizer.answer),
             "/json": ("json", "POST", self._answer_json),
             "/v1/release": ("release", "POST", self._release),
@@ -99,7 +99,9 @@ class Service:
         return answer
 
     async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
-        return await answer_json(self._limiter, self._families, await read_body(receive))
+        return await answer_json(
+            self._limiter, self._families, await read_body(receive), self.askers.vouch(scope["headers"])
+        )
 
     async def _release(self, scope: Scope, receive: Receive) -> Answer:
         await self._queues.release(await self._read_leases(receive))

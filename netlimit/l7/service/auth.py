@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from netlimit.l7.decision import new
+from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
 from netlimit.l7.limiter import Verdict
@@ -43,13 +44,17 @@ class Template(NamedTuple):
     deny: int
     client: Extractor
     """Finds the address that IP rules are asked about; nothing where a descriptor is to tell it."""
+    escalates: bool
+    """Whether a refusal may have that address blocked: not where the question tells one, or a header of a client."""
 
 
 class Authorizer:
-    """Answers whether requests may pass. `proxies` are those whose X-Forwarded-For is believed."""
+    """Answers whether requests may pass. `proxies` are those whose X-Forwarded-For is believed, `askers` know who may
+    have clients blocked."""
 
-    def __init__(self, queues: Queues, families: Collection[Family], proxies: Collection[str] = LOOPBACK) -> None:
+    def __init__(self, queues: Queues, families: Collection[Family], proxies: Collection[str], askers: Askers) -> None:
         self._queues = queues
+        self._askers = askers
         self._families = families
         self._address = ClientAddress(proxies)
         self._known: Mapping[str, Extractor] = {
@@ -69,7 +74,12 @@ class Authorizer:
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
         verdict = await self._queues.decide(
-            template.domain, descriptors, template.hits, partial(_stay, receive), template.client(scope)
+            template.domain,
+            descriptors,
+            template.hits,
+            partial(_stay, receive),
+            template.client(scope),
+            template.escalates and self._askers.vouch(scope["headers"]),
         )
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
@@ -95,7 +105,7 @@ class Authorizer:
         descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
         told = any(part.key == CLIENT_KEY and part.find is not self._address for parts in descriptors for part in parts)
         client = _find_nobody if told else self._address.find
-        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny, client)
+        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny, client, not told)
 
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")

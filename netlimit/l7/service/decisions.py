@@ -7,6 +7,7 @@ from json.encoder import encode_basestring_ascii as quote
 from math import inf
 
 from netlimit.l7.decision import new
+from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import Scope
 from netlimit.l7.limiter import Limiter, Status, Verdict
@@ -17,14 +18,16 @@ from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import read_body, read_question
 
 
-async def decide(limiter: Limiter, families: Collection[Family], scope: Scope, receive: Receive) -> Answer:
+async def decide(
+    limiter: Limiter, families: Collection[Family], askers: Askers, scope: Scope, receive: Receive
+) -> Answer:
     """Answer a question: 200 or 429 (403: the client is blocked), and a decision for each descriptor.
 
     A refusal is a problem document, with the header fields that a refused client is to see: whoever asks can hand both
     on. Raises Problem, CountersUnavailable.
     """
     domain, descriptors, hits = read_question(await read_body(receive))
-    verdict = await limiter.decide(domain, descriptors, hits)
+    verdict = await limiter.decide(domain, descriptors, hits, escalates=askers.vouch(scope["headers"]))
     if verdict.allowed:
         return new(Answer, (200, [JSON], write_verdict(verdict).encode()))
     status = 403 if verdict.blocked else 429

@@ -129,22 +129,22 @@ def _make_limit(limit: Limit, name: str | None) -> _Response.RateLimit:
 
 
 async def should_rate_limit(
-    limiter: Limiter, families: Collection[Family], request: RateLimitRequest
+    limiter: Limiter, families: Collection[Family], request: RateLimitRequest, escalates: bool = False
 ) -> RateLimitResponse:
     """Decide as Envoy asks. Refused hits are counted too. Raises Unanswerable, CountersUnavailable."""
     domain, descriptors, hits = read_request(request)
-    verdict = await limiter.decide(domain, descriptors, hits, charge=True)
+    verdict = await limiter.decide(domain, descriptors, hits, charge=True, escalates=escalates)
     over = _is_over(verdict, descriptors)
     if over == verdict.allowed:  # quotas see that in another way
         verdict = replace(verdict, allowed=not over)
     return _make_response(verdict, families)
 
 
-async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes) -> Answer:
+async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes, escalates: bool = False) -> Answer:
     """The same in proto3 JSON, as Envoy's ratelimit has it: 200, 429, and 400. Raises Problem, CountersUnavailable."""
     try:
         request = Parse(body, RateLimitRequest())
-        response = await should_rate_limit(limiter, families, request)
+        response = await should_rate_limit(limiter, families, request, escalates)
     except Unanswerable as error:
         raise Problem(400, str(error)) from None
     except RecursionError:

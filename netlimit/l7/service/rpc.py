@@ -63,7 +63,7 @@ class RpcServer:
     async def _should_rate_limit(self, request: RateLimitRequest, context: Context) -> RateLimitResponse:
         self._askers.note(find_address(context.peer()))
         try:
-            response = await should_rate_limit(self._limiter, self._families, request)
+            response = await should_rate_limit(self._limiter, self._families, request, self._vouch(context))
         except Unanswerable as error:
             self._answers["grpc", "error"] += 1
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))  # as Envoy's ratelimit does
@@ -72,6 +72,15 @@ class RpcServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         self._answers["grpc", RateLimitResponse.Code.Name(response.overall_code)] += 1
         return response
+
+    def _vouch(self, context: Context) -> bool:
+        """Whether who asks has shown the token, in the metadata of the call."""
+        told = context.invocation_metadata() or ()
+        return self._askers.vouch((str(name).encode(), _encode(value)) for name, value in told)
+
+
+def _encode(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
 def find_address(peer: str) -> str:
