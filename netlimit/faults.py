@@ -27,9 +27,10 @@ class ServiceReport:
     `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
     this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
     last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
-    clock is not the database's, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits
-    can come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
-    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
+    clock is not the database's, `eviction` that the limiter's Redis throws counters away, `ssh` what is not known of
+    SSH here. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host has (None:
+    unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and whose far end is
+    not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -49,6 +50,7 @@ class ServiceReport:
     crowd: str | None = None
     namesake: str | None = None
     skew: str | None = None
+    eviction: str | None = None
     ssh: tuple[str, ...] = ()
     buckets: int = 0
     memory: int | None = None
@@ -86,6 +88,10 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("two of one name", Severity.SERIOUS, report.namesake, "")
     if report.skew:
         yield Finding("clocks apart", Severity.WARNING, report.skew, "")
+    if report.eviction:
+        yield Finding(
+            "counters", Severity.WARNING, report.eviction, "`redis-cli config set maxmemory-policy noeviction`"
+        )
     yield from (Finding("SSH", Severity.WARNING, note, "") for note in report.ssh)
     if report.crowd:
         yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")

@@ -203,6 +203,8 @@ class Settings(BaseSettings):
     """Where rules are kept; it may hold a password."""
     counters_url: str = Field("memory://", repr=False)
     """Where the limiter counts; it may hold a password."""
+    limiter_memory: Annotated[int, BeforeValidator(_parse_count)] = 256
+    """MiB that the limiter's counters take in its memory, of all rules together."""
     limits: Path | None = None
     """A file with limits of the limiter, or a folder of such files, besides those in the database."""
     listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)

@@ -6,7 +6,7 @@ import gc
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvloop
@@ -15,7 +15,7 @@ from netlimit.cli.errors import CommandError
 from netlimit.contacts import Contacts
 from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
-from netlimit.l7.counters import open_counters
+from netlimit.l7.counters import open_counters, watch_eviction
 from netlimit.l7.escalation import Askers, Escalator, Refusals
 from netlimit.l7.gate import Gate
 from netlimit.l7.headers import Family
@@ -38,7 +38,7 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
     sources.refresh()
     for sentence in _tell_unheard(sources, settings):
         log.warning("%s", sentence)
-    counters = open_counters(settings.counters_url)
+    counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
     assignments = Assignments(store, settings.host, settings.failure_seconds)
     token = settings.limiter_token.get_secret_value() if settings.limiter_token else ""
     refusals, askers = Refusals(), Askers(token)
@@ -46,12 +46,21 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
     escalator = Escalator(refusals, blocks)
     gate = Gate(lambda: assignments.rules, counters)
     limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
+    eviction = watch_eviction(settings.counters_url)
+
+    def tell() -> Sequence[str]:
+        return [*sources.troubles, *_tell_unheard(sources, settings), *(eviction.troubles if eviction else ())]
+
     with _following(sources):
         assignments.start()
+        if eviction is not None:
+            eviction.start()
         escalator.start()
         try:
-            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening))
+            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening, tell))
         finally:
+            if eviction is not None:
+                eviction.stop()
             escalator.stop()
             assignments.stop()
 
@@ -90,6 +99,7 @@ async def _serve(
     counters: Counters,
     askers: Askers,
     listening: socket.socket,
+    troubles: Callable[[], Sequence[str]],
 ) -> None:
     families = [Family(word) for word in settings.limiter_headers]
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
@@ -98,7 +108,7 @@ async def _serve(
         lambda: sources.rules,
         families,
         proxies,
-        lambda: [*sources.troubles, *_tell_unheard(sources, settings)],
+        troubles,
         askers,
     )
     rpc = RpcServer(limiter, families, service.answers, askers)

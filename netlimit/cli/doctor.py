@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -94,6 +95,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         listen=settings.listen.host,
         encrypted=settings.tls_cert is not None,
         memory=_read_memory(),
+        eviction=_ask_counters(settings.counters_url),
         unreached=unreached,
         stranger=stranger,
         controlled=kernel.controlled(),
@@ -122,6 +124,20 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         skew=_find_note(status, skew.PREFIX),
         ssh=_find_notes_on_ssh(status),
     )
+
+
+def _ask_counters(url: str) -> str | None:
+    """Why the limiter's counters may be forgotten, if its Redis says so."""
+    if url == "memory://":
+        return None
+    try:
+        from netlimit.l7.redis.policy import find_eviction
+        from netlimit.l7.redis.url import read_url
+    except ImportError:  # without the package there is no limiter here
+        return None
+    with suppress(NetlimitError):
+        return asyncio.run(find_eviction(read_url(url)))
+    return None
 
 
 def _count_left(kernel: Kernel) -> int | None:

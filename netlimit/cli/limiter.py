@@ -25,6 +25,7 @@ _LATE = (
     "encodings.idna",
     "encodings.utf_8_sig",
     "netlimit.l7.redis.opening",
+    "netlimit.l7.redis.policy",
     "uvicorn.lifespan.off",
     "netlimit.l7.service.connection",
 )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Protocol
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered
-from netlimit.l7.limit import Algorithm
+from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
 from netlimit.l7.store import Ask, Store
+
+EMERGENCY_MEMORY = 32 * 2**20
+"""Bytes for counters of emergency limits."""
+_BUCKETS = (Algorithm.GCRA, Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET)
 
 
 class Remote(Store, Protocol):
@@ -33,16 +39,25 @@ class Failover:
 
     `on_failure` open: this process counts by itself, up to the rule's emergency limit (else its own). Closed: refused,
     with a retry_after of `probe` seconds, the time after which the store elsewhere is tried again. It is asked again as
-    soon as it answers. Leases taken here end here, and those taken there end by themselves.
+    soon as it answers.
+
+    What the store elsewhere admits is counted here as well. While it is away, and for one unit of the limit after that,
+    nothing is admitted that would be too much by what is counted here: however often it comes and goes, and whatever it
+    has forgotten, a process admits no more than the limit by itself, and n processes no more than n times as much.
     """
 
-    def __init__(self, store: Remote, local: MemoryStore, probe: float) -> None:
+    def __init__(
+        self, store: Remote, local: MemoryStore, probe: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.decided_here = 0
         """Decisions that this process has made by itself."""
         self.refused = 0
         """Decisions that have been refused because the rule is closed."""
         self._store = store
         self._local = local
+        self._emergencies = MemoryStore(memory=EMERGENCY_MEMORY)
+        self._clock = clock
+        self._failed_at = float("-inf")
         self._probe = probe
 
     @property
@@ -53,8 +68,12 @@ class Failover:
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
         answers = await self._store.attempt(asks)
+        now = self._clock()
+        if not all(isinstance(answer, Decision) for answer in answers):
+            self._failed_at = now
+        doubtful = now - self._failed_at
         return [
-            answer if isinstance(answer, Decision) else self._decide_here(ask)
+            self._check(ask, answer, doubtful) if isinstance(answer, Decision) else self._decide_here(ask)
             for ask, answer in zip(asks, answers, strict=True)
         ]
 
@@ -74,12 +93,35 @@ class Failover:
         """Let go of connections."""
         await self._store.aclose()
 
+    def _check(self, ask: Ask, answer: Decision, doubtful: float) -> Decision:
+        """Count here what was admitted elsewhere. Its word is not enough while what was admitted here, or elsewhere
+        before it forgot, still counts."""
+        if not ask.hits or not (answer.admitted or ask.charge):
+            return answer
+        if doubtful >= find_span(ask.limit):
+            slack = BOUNDLESS if ask.limit.algorithm is Algorithm.CONCURRENCY else ask.slack
+            self._local.decide_now([ask._replace(charge=True, slack=slack)])
+            return answer
+        (known,) = self._local.decide_now([ask])
+        return answer if known.admitted or not answer.admitted else known
+
     def _decide_here(self, ask: Ask) -> Decision:
         if ask.rule.on_failure is OnFailure.CLOSED:
             self.refused += 1
             return Unanswered(False, 0, self._probe, self._probe)
         self.decided_here += 1
         emergency = ask.rule.emergency
-        if emergency is not None and ask.limit.algorithm is not Algorithm.CONCURRENCY:
-            ask = ask._replace(limit=emergency, slack=0)
-        return self._local.decide_now([ask])[0]
+        if emergency is None or ask.limit.algorithm is Algorithm.CONCURRENCY:
+            return self._local.decide_now([ask])[0]
+        (decision,) = self._emergencies.decide_now([ask._replace(limit=emergency, slack=0)])
+        if not decision.admitted:
+            return decision
+        (known,) = self._local.decide_now([ask])
+        return decision if known.admitted else known
+
+
+def find_span(limit: Limit) -> float:
+    """Seconds after which what was counted makes no difference any more."""
+    if limit.algorithm in _BUCKETS:
+        return limit.capacity * limit.seconds / limit.amount if limit.amount else inf
+    return 2.0 * limit.seconds if limit.algorithm is Algorithm.SLIDING_WINDOW_COUNTER else float(limit.seconds)

@@ -62,6 +62,34 @@ class Running:
         return self.ask("looked").json()["descriptors"][0]["limit"]["amount"]
 
 
+ALGORITHMS = ("fixed_window", "sliding_window_counter", "sliding_window_log", "gcra", "token_bucket")
+
+
+def test_memory_is_bounded_for_all_rules_together(directory: Path) -> None:
+    rules = "".join(
+        f"  - key: {name}\n    rate_limit: {{unit: hour, requests_per_unit: 100, algorithm: {name}}}\n"
+        for name in ALGORITHMS
+    )
+    limiter = Running(directory, f"domain: web\ndescriptors:\n{rules}", NETLIMIT_LIMITER_MEMORY="8")
+    try:
+        before = read_memory(limiter)
+        for page in range(1500):
+            descriptors = [[{"key": name, "value": f"{page}/{number}"}] for number in range(20) for name in ALGORITHMS]
+            question = {"domain": "web", "descriptors": descriptors, "hits": 20}
+            assert limiter.http.post("/v1/decide", json=question).status_code == 200
+        assert read_memory(limiter) - before < 32 * 2**20  # 60 MB and more without a bound
+        kept = {"domain": "web", "descriptors": [[{"key": "gcra", "value": "greedy"}]], "hits": 100}
+        assert [limiter.http.post("/v1/decide", json=kept).status_code for _ in range(3)] == [200, 429, 429]
+    finally:
+        limiter.http.close()
+        limiter.server.end()
+
+
+def read_memory(limiter: Running) -> int:
+    """Bytes that the process has resident."""
+    return int(Path(f"/proc/{limiter.server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.fixture
 def running(directory: Path) -> Iterator[Running]:
     limiter = Running(directory, RULES % 2, NETLIMIT_LIMITER_HEADERS="ratelimit")

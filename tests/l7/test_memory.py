@@ -10,8 +10,9 @@ from itertools import count
 import pytest
 
 from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.budget import KEY_BYTES, Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
-from netlimit.l7.memory.log import SlidingWindowLog
+from netlimit.l7.memory.log import _FEW_ENTRIES, SlidingWindowLog
 from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
@@ -248,3 +249,41 @@ class TestForgetting:
         for name in self._names(8 * FEW):
             counters.hits(LIMITS[0], 1, name)
         assert len(looks) <= 4
+
+
+class TestBudget:
+    @pytest.mark.parametrize("limit", [Limit(3, 3600, each) for each in Algorithm], ids=str)
+    def test_all_counters_together_have_so_much(self, limit: Limit) -> None:
+        budget = Budget(4 * 2**20)
+        counters = [make_counter(limit, keys=2**18, budget=budget) for _ in range(8)]
+        for number in range(20_000):
+            for counter in counters:
+                counter.hit(f"key {number}")
+        assert sum(map(len, counters)) * KEY_BYTES <= 1.5 * 4 * 2**20
+
+    def test_who_is_over_its_limit_stays_so(self) -> None:
+        budget = Budget(2**20)
+        greedy, flooded = (make_counter(Limit(3, 3600), budget=budget) for _ in range(2))
+        for _ in range(3):
+            assert greedy.hit("greedy").admitted
+        for number in range(50_000):
+            flooded.hit(f"key {number}")
+            greedy.hit(f"key {number}")
+        assert not greedy.hit("greedy").admitted
+
+    def test_a_small_counter_gets_its_share_of_what_a_large_one_holds(self) -> None:
+        budget = Budget(2**20)
+        large, small = (make_counter(Limit(3, 3600), budget=budget) for _ in range(2))
+        for number in range(50_000):
+            large.hit(f"key {number}")
+        for number in range(800):
+            small.hit(f"key {number}")
+        assert len(small) == 800
+
+    def test_the_times_of_logs_count_too(self) -> None:
+        budget = Budget(2**20)
+        log = make_counter(Limit(1000, 3600, Algorithm.SLIDING_WINDOW_LOG), budget=budget)
+        assert isinstance(log, SlidingWindowLog)
+        for number in range(200_000):
+            log.hit(f"key {number % 400}")
+        assert sum(map(len, log._logs.values())) <= _FEW_ENTRIES + 1000

@@ -12,14 +12,15 @@ from math import gcd, inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Algorithm, Limit, bound_debt
+from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
 class Bucket(Counter):
     """A level a key. Of a leaky bucket's requests each waits until those before it have had their time."""
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        super().__init__(limit, clock, keys, budget)
         period = limit.seconds * SECOND
         common = gcd(limit.amount, period)
         self._amount = limit.amount // common
@@ -102,8 +103,8 @@ class IntervalBucket(Counter):
     The same arithmetic with units for time: what has been given is `amount` a unit begun, and a hit costs 1.
     """
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
         self._full = limit.capacity

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
+from netlimit.l7.memory.budget import KEY_BYTES, Budget
 
 SECOND = 10**9
 """Nanoseconds."""
@@ -34,17 +35,18 @@ def steady_clock() -> Clock:
 class Counter(ABC):
     """The counters of one limit, by key; every method may be called by any thread.
 
-    It holds at most `keys` of them. Those that no longer make a difference are swept whenever their number has doubled.
-    Where that is not enough, keys that are within their limit are forgotten, never one that is over it; and when three
-    quarters are over it, newcomers share one counter for a while.
+    It holds at most `keys` of them, and no more than its `budget` has left. Those that no longer make a difference are
+    swept whenever their number has doubled. Where that is not enough, keys that are within their limit are forgotten,
+    never one that is over it; and when three quarters are over it, newcomers share one counter for a while.
     """
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
         self.limit = limit
+        self._budget = budget or Budget()
         self._clock = clock.read
         self._origin = clock.origin
         self._keys = keys
-        self._room = min(FEW, keys)
+        self._room = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
         self._lock = Lock()
         # For `hit`: a `with` takes twice as long, since it looks these up each time.
@@ -85,11 +87,34 @@ class Counter(ABC):
             self._crowd -= 1
             return CROWD
         self._sweep(now)
-        most = self._keys * 3 // 4  # a sweep costs as much as there are keys: it is to make room for many
+        bound = min(self._keys, self._offer())
+        most = bound * 3 // 4  # a sweep costs as much as there are keys: it is to make room for many
         if len(self) > most:
             self._drop_within(now)
         if len(self) > most:
-            self._crowd, self._crowd_end = self._keys // 4, now + self.limit.seconds * SECOND
+            self._crowd, self._crowd_end = max(1, bound // 4), now + self.limit.seconds * SECOND
             return CROWD
-        self._room = max(min(FEW, self._keys), min(2 * len(self), self._keys))
+        self._room = max(min(FEW, bound), min(2 * len(self), bound))
+        self._hold(self._room)
         return key
+
+    def shrink(self) -> None:
+        """Forget the keys that are within their limit, for others need the memory; not if it is in use."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            now = self._clock()
+            self._sweep(now)
+            self._drop_within(now)
+            self._room = max(1, len(self) + len(self) // 4)
+            self._hold(self._room)
+        finally:
+            self._lock.release()
+
+    def _offer(self) -> int:
+        """How many keys the budget has room for."""
+        return self._budget.offer(self) // KEY_BYTES
+
+    def _hold(self, keys: int) -> None:
+        """Take so many keys' memory from the budget."""
+        self._budget.hold(self, keys * KEY_BYTES)

@@ -7,6 +7,7 @@ from math import inf
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Limit
+from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
 
 
@@ -16,8 +17,8 @@ class Leases(Counter):
     Who dies without ending his holds it for `limit.seconds`, and no longer.
     """
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
         self._ends: dict[str, dict[str, int]] = {}

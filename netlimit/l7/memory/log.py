@@ -7,7 +7,11 @@ from math import inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import BOUNDLESS, Limit
-from netlimit.l7.memory.counter import SECOND, Clock, Counter
+from netlimit.l7.memory.budget import ENTRY_BYTES, KEY_BYTES, Budget
+from netlimit.l7.memory.counter import CROWD, FEW, SECOND, Clock, Counter
+
+_FEW_ENTRIES = 32 * FEW
+"""Below so many times nothing is looked through."""
 
 
 class SlidingWindowLog(Counter):
@@ -17,19 +21,22 @@ class SlidingWindowLog(Counter):
     as many as that one that is older cannot change an answer.
     """
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        self._logs: dict[str, deque[int]] = {}
+        self._entries, self._entry_room, self._crowded_until = 0, _FEW_ENTRIES, 0
+        super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
         self._seconds = float(limit.seconds)
         self._count_refused = limit.count_refused
-        self._logs: dict[str, deque[int]] = {}
 
     def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
         """Count and answer."""
         self._acquire()
         try:
             now = self._clock()
+            if self._entries >= self._entry_room:
+                key = self._admit_entries(key)
             log = self._logs.get(key)
             if log is None:
                 if len(self._logs) >= self._room:
@@ -51,10 +58,11 @@ class SlidingWindowLog(Counter):
                     log.append(now)
                 else:
                     log.extend([now] * min(hits, most))
-                size = len(log)
+                before, size = size, len(log)
                 while size > most:
                     log.popleft()
                     size -= 1
+                self._entries += size - before
                 reset = self._seconds if size else 0.0
             else:
                 reset = (log[-1] - old) / SECOND if size else 0.0
@@ -66,6 +74,39 @@ class SlidingWindowLog(Counter):
             return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
             self._release()
+
+    def _admit_entries(self, key: str) -> str:
+        """Make room for more times; the key itself, or that of the crowd for a while."""
+        now = self._clock()
+        if now < self._crowded_until:
+            return CROWD
+        self._sweep(now)
+        for log in self._logs.values():
+            while log[0] <= now - self._period:
+                log.popleft()
+        room = (self._budget.offer(self) - self._room * KEY_BYTES) // ENTRY_BYTES
+        if self._count_entries() > room * 3 // 4:
+            self._drop_within(now)
+        if self._count_entries() >= room:
+            self._crowded_until = now + SECOND
+            return CROWD
+        self._entry_room = max(min(_FEW_ENTRIES, room), min(2 * self._entries, room))
+        self._hold(self._room)
+        return key
+
+    def _count_entries(self) -> int:
+        self._entries = sum(map(len, self._logs.values()))
+        return self._entries
+
+    def _offer(self) -> int:
+        return max(1, (self._budget.offer(self) - self._held_entries * ENTRY_BYTES) // KEY_BYTES)
+
+    def _hold(self, keys: int) -> None:
+        self._budget.hold(self, keys * KEY_BYTES + self._held_entries * ENTRY_BYTES)
+
+    @property
+    def _held_entries(self) -> int:
+        return self._entry_room if self._entry_room > _FEW_ENTRIES else 0
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, SlidingWindowLog)

@@ -8,6 +8,7 @@ from threading import Lock
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.bucket import Bucket, IntervalBucket
+from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
 from netlimit.l7.memory.leases import Leases
 from netlimit.l7.memory.log import SlidingWindowLog
@@ -16,6 +17,8 @@ from netlimit.l7.store import Ask
 
 KEYS = 2**18
 """Keys that a counter holds at most, by default."""
+MEMORY = 256 * 2**20
+"""Bytes that all counters take, by default."""
 _COUNTERS: dict[Algorithm, type[Counter]] = {
     Algorithm.FIXED_WINDOW: FixedWindow,
     Algorithm.SLIDING_WINDOW_LOG: SlidingWindowLog,
@@ -27,16 +30,18 @@ _COUNTERS: dict[Algorithm, type[Counter]] = {
 }
 
 
-def make_counter(limit: Limit, clock: Clock | None = None, keys: int = KEYS) -> Counter:
-    """A counter in memory for one limit, of at most so many keys."""
+def make_counter(limit: Limit, clock: Clock | None = None, keys: int = KEYS, budget: Budget | None = None) -> Counter:
+    """A counter in memory for one limit, of at most so many keys, and what a budget has left."""
     kind = IntervalBucket if limit.refill is Refill.INTERVAL else _COUNTERS[limit.algorithm]
-    return kind(limit, clock or steady_clock(), keys)
+    return kind(limit, clock or steady_clock(), keys, budget)
 
 
 class MemoryStore:
     """A counter a rule, and one for its concurrency. For threads as well as for tasks."""
 
-    def __init__(self, clock: Clock | None = None, keys: int = KEYS) -> None:
+    def __init__(self, clock: Clock | None = None, keys: int = KEYS, memory: int = MEMORY) -> None:
+        """Each counter has at most so many keys, and all together so many bytes of `memory`, nearly."""
+        self._budget = Budget(memory)
         self._clock = clock or steady_clock()
         self._keys = keys
         self._counters: dict[tuple[str, str, bool], Counter] = {}
@@ -102,7 +107,7 @@ class MemoryStore:
             return old
         if len(self._counters) >= self._room:
             self._forget_idle()
-        counter = make_counter(limit, self._clock, self._keys)
+        counter = make_counter(limit, self._clock, self._keys, self._budget)
         if old is not None and _differ_in_amount_alone(old.limit, limit):
             counter.adopt(old)
         self._counters[place] = counter

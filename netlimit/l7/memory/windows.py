@@ -6,14 +6,15 @@ from math import inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Limit
+from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
 
 
 class FixedWindow(Counter):
     """A count a key and window. Windows begin at multiples of their length since 1970 (UTC)."""
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
         self._start = self._end = 0
@@ -78,8 +79,8 @@ class SlidingWindowCounter(Counter):
     Admitted while floor(current + previous * covered part) + hits <= amount; what is refused is not counted.
     """
 
-    def __init__(self, limit: Limit, clock: Clock, keys: int) -> None:
-        super().__init__(limit, clock, keys)
+    def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
+        super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
         self._start = self._end = 0

@@ -8,6 +8,8 @@ import signal
 from collections import Counter
 from math import inf
 
+import pytest
+
 from netlimit.l7.breaker import State
 from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit
@@ -172,3 +174,60 @@ class Load:
             self.slowest = max(self.slowest, took)
             self.waited[int(took * 10)] += 1
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "lost"])
+@pytest.mark.parametrize("algorithm", [each for each in Algorithm if each is not Algorithm.CONCURRENCY])
+def test_a_redis_that_comes_and_goes_admits_no_more_than_the_limit(
+    mortal: Server, algorithm: Algorithm, keeps: bool
+) -> None:
+    """Of one process, whether Redis has its counters still when it comes back, or none."""
+    rule = make_rule(Limit(20, DAY, algorithm))
+
+    async def ask() -> int:
+        admitted = 0
+        async with guarded(mortal.url + "?timeout_ms=200&probe_ms=20") as store:
+            for turn in range(4):
+                for _ in range(10):
+                    admitted += (await hit(store, rule)).admitted
+                if keeps:
+                    mortal.process.send_signal(signal.SIGSTOP if turn % 2 == 0 else signal.SIGCONT)
+                elif turn % 2 == 0:
+                    await asyncio.to_thread(mortal.kill)
+                else:
+                    await asyncio.to_thread(mortal.start)
+                if turn % 2 == 1:
+                    await ask_until_closed(store)
+        return admitted
+
+    async def ask_until_closed(store: Failover) -> None:
+        other = make_rule(Limit(10**6, DAY))
+
+        async def is_up() -> bool:
+            await hit(store, other)
+            return store.state is State.CLOSED
+
+        async with asyncio.timeout(60):
+            while not await is_up():
+                await asyncio.sleep(0.01)
+
+    assert asyncio.run(ask()) == 20
+
+
+def test_two_processes_admit_no_more_than_the_limit_each(mortal: Server) -> None:
+    rule = make_rule(Limit(20, DAY))
+
+    async def ask() -> int:
+        admitted = 0
+        async with guarded(mortal.url + "?probe_ms=20") as one, guarded(mortal.url + "?probe_ms=20") as other:
+            for _ in range(3):
+                for _ in range(15):
+                    admitted += (await hit(one, rule)).admitted + (await hit(other, rule)).admitted
+                await asyncio.to_thread(mortal.kill)
+                for _ in range(15):
+                    admitted += (await hit(one, rule)).admitted + (await hit(other, rule)).admitted
+                await asyncio.to_thread(mortal.start)
+                await asyncio.sleep(0.05)
+        return admitted
+
+    assert asyncio.run(ask()) == 2 * 20

@@ -1,0 +1,77 @@
+"""Whether a Redis server may throw counters away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from netlimit.l7.redis.url import Place
+
+KEEPS = "noeviction"
+"""The only policy that does not."""
+LOOK_SECONDS = 60.0
+"""How often it is looked whether that has changed: anybody may change it while the server runs."""
+_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+async def find_eviction(place: Place) -> str | None:
+    """What is to be said of servers that throw counters away, as a sentence; None if nothing is. A server that does not
+    answer, or does not tell, is not accused of it."""
+    for address in place.addresses or (None,):
+        connection: Any = place.connect(address)
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await connection.connect()
+                await connection.send_command("INFO", "memory")
+                told = (await connection.read_response()).decode("utf-8", "replace")
+        except Exception as error:  # whatever redis-py raises: it only advises
+            log.debug("Whether Redis at %s throws counters away is not known: %s", place, error)
+            continue
+        finally:
+            await connection.disconnect(nowait=True)
+        facts = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        policy = facts.get("maxmemory_policy", KEEPS)
+        if policy != KEEPS:
+            where = address or place
+            return (
+                f"Redis at {where} throws counters away when its memory is full (maxmemory-policy {policy}), and "
+                f"limits are forgotten without a word: set maxmemory-policy {KEEPS} there."
+            )
+    return None
+
+
+class EvictionWatch:
+    """Looks now and then, in a thread of its own."""
+
+    def __init__(self, place: Place, find: Callable[[Place], Any] = find_eviction) -> None:
+        self.troubles: tuple[str, ...] = ()
+        """What is to be said, as sentences."""
+        self._place = place
+        self._find = find
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="eviction", daemon=True)
+
+    def start(self) -> None:
+        """Begin: what is found first is told before this returns, if the server answers at once."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        found = asyncio.run(self._find(self._place))
+        if found is not None and found not in self.troubles:
+            log.warning("%s", found)
+        self.troubles = (found,) if found is not None else ()

@@ -1,0 +1,35 @@
+"""A Redis that throws counters away is told of: at the start, in /healthz, and by the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import make_directory  # noqa: F401  a fixture
+from tests.cli.running import until
+from tests.cli.test_limiter import RULES, Running
+from tests.l7.redis.servers import Server
+
+SAID = "throws counters away when its memory is full (maxmemory-policy allkeys-lru)"
+
+
+@pytest.fixture
+def limiter(mortal: Server, tmp_path: Path) -> Iterator[Running]:
+    mortal.client.config_set("maxmemory-policy", "allkeys-lru")
+    tmp_path.chmod(0o755)
+    running = Running(tmp_path, RULES % 2, NETLIMIT_COUNTERS_URL=mortal.url)
+    yield running
+    running.http.close()
+    running.server.end()
+
+
+def test_it_is_told_at_the_start_and_in_health_and_by_the_doctor(limiter: Running, mortal: Server) -> None:
+    until(lambda: SAID in limiter.server.said(), limiter.server.said)
+    (trouble,) = [each for each in limiter.http.get("/healthz").json()["troubles"] if SAID in each]
+    assert "set maxmemory-policy noeviction there" in trouble
+    done = limiter.netlimit.run("doctor", "--json")
+    assert SAID in done.stdout, done
+    mortal.client.config_set("maxmemory-policy", "noeviction")
+    assert SAID not in limiter.netlimit.run("doctor", "--json").stdout
