@@ -15,7 +15,7 @@ from netlimit.errors import CountersUnavailable
 from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
-from netlimit.l7.listening import Receive
+from netlimit.l7.listening import Message, Receive
 from netlimit.l7.queueing import Queues
 from netlimit.l7.report import Finding, describe_report, make_report
 from netlimit.l7.rules import RuleSet
@@ -28,6 +28,7 @@ from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
 from netlimit.l7.service.questions import parse_object, read_body
 
 Scope = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
 Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
 _METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
@@ -77,6 +78,14 @@ class Service:
     def waiting(self) -> int:
         """How many requests wait for their turn."""
         return self._queues.waiting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, in a server of somebody else's (ASGI)."""
+        status, headers, body = await self.answer(scope, receive)
+        if status != 204:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     async def answer(self, scope: Scope, receive: Receive) -> Answer:
         """The answer to a request: its scope, and what is received of its body, are ASGI's."""

@@ -30,10 +30,9 @@ class HttpServer(uvicorn.Server):
         self._room = Room(find_most())
         protocol: Any = partial(Connection, respond=service.answer, room=self._room)
         config = uvicorn.Config(
-            service.answer,
+            service,
             loop="none",
             http=protocol,
-            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
