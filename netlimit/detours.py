@@ -39,8 +39,10 @@ _REROUTED = re.compile(r"type route hook output\b")
 _PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|forward|output)\b")
 _REWRITES = re.compile(
     r"(?<!\S)(?:ip6? [sd]addr|(?:tcp|udp|udplite|dccp|sctp|th) [sd]port|@(?:nh|th),\d+,\d+) set |-j RAW[SD]NAT(?!\S)"
+    r"|^-A (?!POSTROUTING ).*-j [SD]NPT(?!\S)"
 )
-"""What writes addresses or ports into packets, and leaves connection tracking out of it."""
+"""What writes addresses or ports into packets, and leaves connection tracking out of it. What translates prefixes (RFC
+6296) where packets leave, no rule of ours comes behind."""
 _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""

@@ -290,6 +290,8 @@ REWRITTEN = {
     "@nh,128,32 set 0xa090002": True,
     "@th,16,16 set 0x2329": True,
     "-A PREROUTING -d 10.1.0.9/32 -j RAWDNAT --to-destination 10.9.0.2/32": True,
+    "-A OUTPUT -d fd00:1::/64 -j DNPT --src-pfx fd00:1::/64 --dst-pfx fd00:2::/64": True,
+    "-A POSTROUTING -s fd00:1::/64 -j SNPT --src-pfx fd00:1::/64 --dst-pfx 2001:db8::/64": False,
     "ip saddr 10.1.0.2 ip dscp set cs1": False,
     "tcp flags syn tcp option maxseg size set rt mtu": False,
     "meta mark set 0x00000001 ip ttl set 64": False,
