@@ -20,7 +20,9 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 _UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_EVERYBODY_WRITES = 0o022
+_OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
+_NOBODY = 65534
+"""A user who owns nothing: what he may do in a directory, its group may."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,20 +65,19 @@ def give(descriptor: int, user: int, group: int, mode: int | None = None) -> Non
         os.fchmod(descriptor, mode)
 
 
-def keep_names(directory: int) -> None:
-    """Let nobody but root rename or remove what others have in a directory of root's that they may write (the sticky
-    bit, inode(7)). Raises OSError."""
-    found = os.fstat(directory)
-    if found.st_uid == 0 and found.st_mode & _EVERYBODY_WRITES and not found.st_mode & stat.S_ISVTX:
-        os.fchmod(directory, stat.S_IMODE(found.st_mode) | stat.S_ISVTX)
-
-
 @contextmanager
-def acting_for(*places: Path) -> Iterator[None]:
-    """Open files as whoever owns the first of these places that is not root's: then a link there leads nowhere that he
-    could not go himself. This thread alone, and only where it is root's. Raises OSError."""
-    owner = _find_owner(places) if os.geteuid() == 0 else None
-    with _opening_as(*owner) if owner else nullcontext():
+def acting_for(file: Path) -> Iterator[None]:
+    """Open a file with the rights of those who could have put a link in its place: then that leads nowhere that they
+    could not go themselves. This thread alone, and only where it is root's; where nobody but root could, as root.
+    Raises OSError."""
+    if os.geteuid() != 0:
+        yield
+        return
+    with with_own_rights():  # one file may be opened while another is: a backup beside the database
+        rights = _find_rights(file)
+    if rights is not None and os.getgroups():
+        os.setgroups([])  # root needs none, and what root's group may do is not theirs
+    with _opening_as(*rights or (0, os.getegid())):
         yield
 
 
@@ -95,13 +96,33 @@ def name_user(number: int) -> str:
         return f"user {number}"
 
 
-def _find_owner(places: tuple[Path, ...]) -> tuple[int, int] | None:
-    for place in places:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            found = place.lstat()
-            if found.st_uid != 0:
-                return found.st_uid, found.st_gid
+def _find_rights(file: Path) -> tuple[int, int] | None:
+    """User and group with whose rights a file is opened; None if nobody but root can exchange it."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        place = file.parent.lstat()
+        if stat.S_ISLNK(place.st_mode) and place.st_uid == 0:
+            place = file.parent.stat()
+        if place.st_uid != 0:
+            return place.st_uid, place.st_gid
+        if place.st_mode & _OTHERS_WRITE and not place.st_mode & stat.S_ISVTX and _is_in_reach(file.parent):
+            return _find_member(place.st_gid), place.st_gid
+        found = file.lstat()
+        if found.st_uid != 0:
+            return found.st_uid, found.st_gid
     return None
+
+
+def _find_member(group: int) -> int:
+    """The user of the same name as a group, whom it was made for."""
+    try:
+        return pwd.getpwnam(grp.getgrgid(group).gr_name).pw_uid
+    except KeyError:
+        return _NOBODY
+
+
+def _is_in_reach(directory: Path) -> bool:
+    """Whether anybody but root can come to a directory."""
+    return all(each.stat().st_mode & _OTHERS_PASS for each in directory.resolve().parents)
 
 
 @contextmanager

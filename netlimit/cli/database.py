@@ -13,13 +13,11 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, say
-from netlimit.cli.privileges import is_root
-from netlimit.custody import keep_names, opened
-from netlimit.store.files import SHARED
+from netlimit.custody import opened
 
 app = typer.Typer(help="The database that keeps the rules.", no_args_is_help=True)
 
-_SHARED_FILE = 0o660
+_SHARED_DIRECTORY, _SHARED_FILE = 0o2770, 0o660
 _TOKEN = "admin.token"  # noqa: S105  # the name of a file
 
 
@@ -30,21 +28,7 @@ def upgrade(context: typer.Context, json: bool = JSON) -> None:
     with open_store(settings) as store:
         store.upgrade()
         revision = store.revision()
-    _keep_file(settings.database_url)
     say(json, {"revision": revision}, f"The database is up to date; the rules are at revision {revision}.")
-
-
-def _keep_file(database_url: str) -> None:
-    """Have root's database stay where it is: nobody else may then put another file, or a link, in its place."""
-    path = find_file(database_url)
-    if path is None or not is_root() or path.parent.stat().st_uid != 0:
-        return
-    with opened(path.parent.resolve(), directory=True) as place:
-        keep_names(place)
-        with opened(path.name, place) as file:
-            found = os.fstat(file)
-            if found.st_uid != 0 and found.st_nlink == 1:
-                os.fchown(file, 0, -1)
 
 
 def find_file(database_url: str) -> Path | None:
@@ -70,11 +54,9 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
         with opened(directory.resolve(), directory=True) as place:
             os.fchown(place, -1, group)
-            os.fchmod(place, SHARED)
-    with opened(directory.resolve(), directory=True) as place:
-        keep_names(place)
+            os.fchmod(place, _SHARED_DIRECTORY)
     for name in sorted(own - {_TOKEN}):
-        _share_file(directory / name, group, owned=name == path.name)
+        _share_file(directory / name, group)
     _check_way(directory, user)
 
 
@@ -90,18 +72,16 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
         group = grp.getgrgid(user.pw_gid).gr_name
         raise CommandError(
             f"The user {user.pw_name!r}, whom the API runs as, may not write to {directory}, where the database lies: "
-            f"use `chgrp {group} {directory}` and `chmod 3770 {directory}`."
+            f"use `chgrp {group} {directory}` and `chmod 2770 {directory}`."
         )
 
 
-def _share_file(path: Path, group: int, *, owned: bool = False) -> None:
-    """Let the group read and write a plain file; and if it is to be `owned` by root, nobody else can put another one in
-    its place, for the directory has the sticky bit."""
+def _share_file(path: Path, group: int) -> None:
+    """Only a plain file with one name: the directory is writable to others than root."""
     try:
         with opened(path) as descriptor:
-            found = os.fstat(descriptor)
-            if found.st_nlink == 1:
-                os.fchown(descriptor, 0 if owned else -1, group)
+            if os.fstat(descriptor).st_nlink == 1:
+                os.fchown(descriptor, -1, group)
                 os.fchmod(descriptor, _SHARED_FILE)
     except FileNotFoundError:
         return

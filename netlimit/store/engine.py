@@ -284,7 +284,7 @@ class Database:
         with ExitStack() as stack:
             if self.path:
                 try:
-                    stack.enter_context(acting_for(self.path.parent, self.path))
+                    stack.enter_context(acting_for(self.path))
                 except OSError as error:
                     raise StoreError(f"The database {self} cannot be opened: {error.strerror}.") from error
             yield

@@ -16,9 +16,6 @@ from netlimit.errors import StoreError
 GROUP = "netlimit"
 """Controller (root) and API (unprivileged) share the database through this group."""
 
-SHARED = 0o3770
-"""The mode of the directory: what is in it belongs to its group, and is renamed and removed by its owner alone."""
-
 Place = tuple[int, int]
 """Which file it is, whatever its name: device and inode."""
 
@@ -26,7 +23,7 @@ Place = tuple[int, int]
 def make_file(path: Path) -> None:
     """Make the database file (0660), and its directory where that is missing, unless they are there.
 
-    The directory gets mode 3770 and the group `netlimit` where that group exists and may be given, else 0700.
+    The directory gets mode 2770 and the group `netlimit` where that group exists and may be given, else 0700.
     Raises StoreError.
     """
     try:
@@ -120,4 +117,4 @@ def _make_alike(name: str, place: int, former: os.stat_result) -> None:
 def _make_directory(path: Path) -> None:
     with made_directory(path) as directory, suppress(KeyError, PermissionError):
         os.fchown(directory, -1, grp.getgrnam(GROUP).gr_gid)
-        os.fchmod(directory, SHARED)
+        os.fchmod(directory, 0o2770)

@@ -255,7 +255,7 @@ def read_owner(directory: Path) -> str | None:
 
 def _remove(path: Path) -> None:
     try:
-        with acting_for(path.parent, path):
+        with acting_for(path):
             for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
                 name.unlink(missing_ok=True)
     except OSError as error:

@@ -69,7 +69,7 @@ def test_root_keeps_the_api_out_of_its_rights(root: None, netlimit: Netlimit) ->
     netlimit.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--wait", "60")
     database = _database(netlimit)
     group = pwd.getpwnam("nobody").pw_gid
-    for name, mode in (("", 0o3770), ("netlimit.db", 0o660), ("netlimit.db-wal", 0o660), ("netlimit.db-shm", 0o660)):
+    for name, mode in (("", 0o2770), ("netlimit.db", 0o660), ("netlimit.db-wal", 0o660), ("netlimit.db-shm", 0o660)):
         found = (database / name).stat()
         assert (name, found.st_gid, stat.S_IMODE(found.st_mode)) == (name, group, mode)
     token = (database / "admin.token").stat()

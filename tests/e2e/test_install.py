@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,7 +20,7 @@ KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/v
 MODES = {
     "/etc/netlimit": 0o750,
     "/etc/netlimit/netlimit.toml": 0o640,
-    "/var/lib/netlimit": 0o3770,
+    "/var/lib/netlimit": 0o2770,
     "/var/lib/netlimit/controller": 0o700,
     "/opt/netlimit/share/uninstall": 0o755,
     "/etc/systemd/system/netlimit-controller.service": 0o644,
@@ -168,3 +169,31 @@ def test_who_shapes_what_ends_here_does_so_in_all_units_after_an_upgrade(staged:
     run("scripts/install", "--root", staged, "--venv", ENVIRONMENT)
     assert not list(units.glob("*/shaping.conf"))
     assert not former.exists(), "and what an earlier version has put there"
+
+
+@pytest.mark.parametrize("script", ["install", "uninstall", "setup"])
+def test_scripts_tell_what_they_do(script: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / "scripts" / script, "--help"], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=10
+    )
+    assert done.returncode == 0, done.stderr
+    assert "netlimit" in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+def test_an_environment_in_which_something_runs_stays(root: None, tmp_path: Path) -> None:
+    target = tmp_path / "opt/netlimit"
+    used, unused = target / "venv-1", target / "venv-2"
+    for each in (used, unused):
+        each.mkdir(parents=True)
+    shutil.copy("/bin/sleep", used / "sleep")
+    command = ["scripts/install", "--root", str(tmp_path), "--venv", str(ENVIRONMENT)]
+    with subprocess.Popen([used / "sleep", "60"]) as running:
+        try:
+            said = run(*command)
+        finally:
+            running.kill()
+    assert f"(process {running.pid}) and keeps {used}" in said
+    assert (used.exists(), unused.exists()) == (True, False)
+    run(*command)
+    assert not used.exists()

@@ -49,7 +49,7 @@ def test_the_group_gets_the_directory_where_there_is_one(
     group = os.getgid()
     monkeypatch.setattr(files, "GROUP", grp.getgrgid(group).gr_name)
     store.upgrade()
-    assert mode(path.parent) == "0o3770"
+    assert mode(path.parent) == "0o2770"
     assert path.parent.stat().st_gid == path.stat().st_gid == group
 
 
