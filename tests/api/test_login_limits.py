@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from api.origin import find_origin, read_address
 from api.problems import Problem
 from netlimit.roles import Role
 from netlimit.settings import Settings
-from netlimit.store import Store
+from netlimit.store import Store, Token
 from netlimit.tokens import hash_token, verify_token
 from tests.api.server import TOKENS, connect, get, serve
 
@@ -84,6 +86,59 @@ def test_a_token_that_is_not_known_is_never_hashed_and_a_known_handle_once(store
     wrong = guess(1, TOKENS["admin"][3:15])
     assert refused(doorkeeper, wrong, HERE) == 401
     assert hashing.done == [wrong]
+
+
+def test_a_fresh_token_is_good_at_once_and_no_try_of_it_counts(url: str, store: Store) -> None:
+    with connect(url, "admin") as admin:
+        for number in range(2 * FAILURES):
+            assert admin.get("/rules").status_code == 200  # tokens have been read this second
+            _, text = store.issue_token(f"fresh-{number}", Role.VIEWER, datetime.now(UTC), None, "test")
+            assert show(url, text).status_code == 200, number
+        made = admin.post("/tokens", json={"name": "by-rest", "role": "viewer"}).json()
+        assert show(url, made["token"]).status_code == 200
+    assert [show(url, guess(number)).status_code for number in range(FAILURES + 1)] == [401] * FAILURES + [429]
+    _, text = store.issue_token("last", Role.VIEWER, datetime.now(UTC), None, "test")
+    assert show(url, text).status_code == 200, "also where others have shown bad ones"
+
+
+def test_tokens_that_nobody_knows_have_the_database_asked_seldom(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def read(now: datetime, read: Callable[[datetime], list[Token]] = store.active_tokens) -> list[Token]:
+        asked.append(time.monotonic())
+        return read(now)
+
+    monkeypatch.setattr(store, "active_tokens", read)
+    hashing = Hashing()
+    doorkeeper = Doorkeeper(store, verify=hashing)
+
+    async def knock() -> tuple[list[object], float]:
+        await doorkeeper.find(TOKENS["viewer"], HERE)
+        began = time.monotonic()
+        found: list[object] = []
+        for number in range(0, 3000, 1000):  # each from a place of its own
+            tries = (
+                doorkeeper.find(guess(each), f"10.0.{each >> 8}.{each & 255}") for each in range(number, number + 1000)
+            )
+            found += await asyncio.gather(*tries)
+        return found, time.monotonic() - began
+
+    found, seconds = asyncio.run(knock())
+    assert found == [None] * 3000
+    assert len(asked) <= 2 + seconds / 0.05 + seconds
+    assert len(asked) < 300
+    assert hashing.done == [TOKENS["viewer"]]
+
+
+def test_who_is_told_to_come_again_has_shown_no_bad_token(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    doorkeeper = Doorkeeper(store)
+    with monkeypatch.context() as busy:
+        busy.setattr("api.doorkeeper._MOST_HASHING", -1)
+        for _ in range(2 * FAILURES):
+            with pytest.raises(Problem) as told:
+                asyncio.run(doorkeeper.find(TOKENS["viewer"], HERE))
+            assert told.value.status == 503
+    assert refused(doorkeeper, TOKENS["viewer"], HERE) == 200
 
 
 def test_a_good_token_is_hashed_once_however_many_show_it_at_once(store: Store) -> None:
