@@ -148,6 +148,7 @@ def _find_closure(changes: Sequence[Change], standing: Standing, havens: Havens,
         return None
     stays = list(standing.closing(havens.places))
     closed = havens.find_closure([*before, *stays], [*after, *stays])
+    closed = closed or havens.find_own_closure([*before, *stays], [*after, *stays])
     if closed is None:
         return None
     rule, sentence = closed

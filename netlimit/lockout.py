@@ -34,6 +34,8 @@ _SENTENCES = {
 _FORCE = "an admin can force it (`force=true`, `--force`)."
 _LATELY_SECONDS = 60.0
 _MOST_TOLD = 3
+_SITES_KEPT = timedelta(days=30)
+"""For so long it is known where a gateway is that says nothing: one that is switched off comes back as it was."""
 
 
 class Haven(NamedTuple):
@@ -57,15 +59,17 @@ class Havens:
 
     def __init__(self, hosts: Iterable[HostStatus], now: datetime, caller: tuple[str, str] | None = None) -> None:
         """`caller` is the address that asks, and the gateway of which. Of a gateway not heard of for longer than it
-        remembers who is safe, nothing is known."""
+        remembers who is safe, it is not known who is: only where it is, and how it is managed."""
         self._now = now
+        hosts = list(hosts)
         self._hosts = [host for host in hosts if _is_known(host)]
         self._havens = [*_read_caller(caller), *(haven for host in self._hosts for haven in _read(host))]
         self._index: dict[tuple[int, int, int], list[Haven]] = {}
         for haven in self._havens:
             self._index.setdefault(_key(haven.network, haven.network.prefixlen), []).append(haven)
         self._lengths = sorted({(version, length) for version, length, _ in self._index})
-        self._sites = [_read_site(host) for host in self._hosts]
+        # Who is safe is soon forgotten; where a gateway is, it says again as it was when it comes back.
+        self._sites = [_read_site(host) for host in hosts if is_recent(host.silence, _SITES_KEPT)]
         self.places = frozenset[str]().union(*(site.places for site in self._sites))
         """The targets, beside wide ones, of rules that can close one of the gateways."""
 
@@ -152,6 +156,14 @@ class Havens:
 
     def _own(self, host: str) -> tuple[str, ...]:
         return next((each.own for each in self._hosts if each.host == host), ())
+
+    def find_own_closure(self, before: Iterable[Rule], after: Iterable[Rule]) -> tuple[Rule, str] | None:
+        """The rule with which those after it, for addresses of a gateway's own, close it there, which those before did
+        not; whatever other rules do, for an `allow` may leave it open otherwise."""
+        own = frozenset[Target]().union(*(site.own for site in self._sites))
+        old, new = ([rule for rule in rules if rule.target in own] for rules in (before, after))
+        closed = find_closed(old, new, self._sites, self._now) if new else None
+        return None if closed is None or closed.address is None else (closed.rule, _say_closed(closed))
 
     def _find_closed(self, rule: Rule) -> str | None:
         """Why a rule for an address of a gateway's own would close it there, whatever other rules do."""

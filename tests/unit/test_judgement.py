@@ -202,3 +202,35 @@ def test_an_opening_elsewhere_does_not_stand_for_a_wide_one_and_small_ones_come_
         assert kept.change({number: rule(number, target=f"10.3.0.{number}", action="allow")})
     for number in range(10, 20):
         assert kept.change({number: None})
+
+
+QUARTERS = ["0-16383", "16384-32767", "32768-49151", "49152-65535"]
+
+
+@pytest.mark.parametrize("way", ["to", "from"])
+def test_the_opening_of_a_closed_gateway_is_not_closed_by_parts_at_its_own_address(way: str) -> None:
+    """Those have longer prefixes than the `allow` that an admin has left, and are not inside it."""
+    kept = Kept({
+        1: rule(1, target="0.0.0.0/0", action="block", forced_by="root"),
+        2: rule(2, target="10.1.0.0/16", action="allow"),
+    })  # fmt: skip
+    here, there = ("ports", "source_ports") if way == "to" else ("source_ports", "ports")
+    made = [
+        kept.change({10 + number: rule(
+            10 + number, target=OWN, direction=way, action="block", protocol="tcp", **{here: [22], there: ports}
+        )})
+        for number, ports in enumerate(QUARTERS)
+    ]  # fmt: skip
+    assert made[0]
+    assert not all(made)
+
+
+def test_where_a_silent_gateway_is_stays_known() -> None:
+    """It comes back as it was, with a safe set that has forgotten all."""
+    silent = replace(GATEWAY, networks={"10.1.0.0/16": ("lan",)}, silence=timedelta(hours=2))
+    kept = Kept({}, Havens([silent], NOW))
+    assert not kept.change({1: rule(1, target="10.0.0.0/8", action="block")})
+    assert not kept.change({1: rule(1, target=OWN, direction="to", action="block")})
+    assert kept.change({1: rule(1, target=ADMIN, action="block")})
+    gone = Kept({}, Havens([replace(silent, silence=timedelta(days=31))], NOW))
+    assert gone.change({1: rule(1, target="10.0.0.0/8", action="block")})
