@@ -204,11 +204,22 @@ def test_an_opening_elsewhere_does_not_stand_for_a_wide_one_and_small_ones_come_
         assert kept.change({number: None})
 
 
-QUARTERS = ["0-16383", "16384-32767", "32768-49151", "49152-65535"]
+CLIENTS = (1024, 32767), (32768, 49151), (49152, 60999), (61000, 65535)
 
 
+def cut_ports(number: int, parts: int) -> list[str]:
+    """One part of the ports that clients take: as much of each range as of the others."""
+    found = []
+    for low, high in CLIENTS:
+        width = (high - low + 1) // parts
+        begin = low + number * width
+        found.append(f"{begin}-{high if number == parts - 1 else begin + width - 1}")
+    return found
+
+
+@pytest.mark.parametrize("parts", [3, 4, 8])
 @pytest.mark.parametrize("way", ["to", "from"])
-def test_the_opening_of_a_closed_gateway_is_not_closed_by_parts_at_its_own_address(way: str) -> None:
+def test_the_opening_of_a_closed_gateway_is_not_closed_by_parts_at_its_own_address(way: str, parts: int) -> None:
     """Those have longer prefixes than the `allow` that an admin has left, and are not inside it."""
     kept = Kept({
         1: rule(1, target="0.0.0.0/0", action="block", forced_by="root"),
@@ -217,9 +228,9 @@ def test_the_opening_of_a_closed_gateway_is_not_closed_by_parts_at_its_own_addre
     here, there = ("ports", "source_ports") if way == "to" else ("source_ports", "ports")
     made = [
         kept.change({10 + number: rule(
-            10 + number, target=OWN, direction=way, action="block", protocol="tcp", **{here: [22], there: ports}
+            10 + number, target=OWN, direction=way, action="block", protocol="tcp", **{here: [22], there: cut_ports(number, parts)}
         )})
-        for number, ports in enumerate(QUARTERS)
+        for number in range(parts)
     ]  # fmt: skip
     assert made[0]
     assert not all(made)
