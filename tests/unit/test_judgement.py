@@ -228,7 +228,8 @@ def test_the_opening_of_a_closed_gateway_is_not_closed_by_parts_at_its_own_addre
     here, there = ("ports", "source_ports") if way == "to" else ("source_ports", "ports")
     made = [
         kept.change({10 + number: rule(
-            10 + number, target=OWN, direction=way, action="block", protocol="tcp", **{here: [22], there: cut_ports(number, parts)}
+            10 + number, target=OWN, direction=way, action="block", protocol="tcp",
+            **{here: [22], there: cut_ports(number, parts)},
         )})
         for number in range(parts)
     ]  # fmt: skip
