@@ -16,14 +16,23 @@ import pwd
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
 _NOBODY = 65534
 """A user who owns nothing: what he may do in a directory, its group may."""
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Rights(NamedTuple):
+    """Those of a user and a group to files, by their ids."""
+
+    user: int
+    group: int
 
 
 @contextmanager
@@ -65,27 +74,42 @@ def give(descriptor: int, user: int, group: int, mode: int | None = None) -> Non
         os.fchmod(descriptor, mode)
 
 
-@contextmanager
-def acting_for(file: Path) -> Iterator[None]:
-    """Open a file with the rights of those who could have put a link in its place: then that leads nowhere that they
-    could not go themselves. This thread alone, and only where it is root's; where nobody but root could, as root.
-    Raises OSError."""
+def find_rights(file: Path) -> Rights | None:
+    """With whose rights root opens a file by its name: those of who could have put a link in its place, which then
+    leads nowhere that he could not go himself. None, where nobody but root could, and for who is not root."""
     if os.geteuid() != 0:
+        return None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        place = file.parent.lstat()
+        if stat.S_ISLNK(place.st_mode) and place.st_uid == 0:
+            place = file.parent.stat()
+        if place.st_uid != 0:
+            return Rights(place.st_uid, place.st_gid)
+        if place.st_mode & _OTHERS_WRITE and not place.st_mode & stat.S_ISVTX and _is_in_reach(file.parent):
+            return Rights(_find_member(place.st_gid), place.st_gid)
+        found = file.lstat()
+        if found.st_uid != 0:
+            return Rights(found.st_uid, found.st_gid)
+    return None
+
+
+@contextmanager
+def opening_as(rights: Rights | None) -> Iterator[None]:
+    """Open files with these rights: this thread alone, and nothing but that (setfsuid(2)). Raises OSError."""
+    if rights is None:
         yield
         return
-    with with_own_rights():  # one file may be opened while another is: a backup beside the database
-        rights = _find_rights(file)
-    if rights is not None and os.getgroups():
+    if os.getgroups():
         os.setgroups([])  # root needs none, and what root's group may do is not theirs
-    with _opening_as(*rights or (0, os.getegid())):
+    with ExitStack() as back:
+        back.callback(_libc.setfsgid, _set(_libc.setfsgid, rights.group))
+        back.callback(_libc.setfsuid, _set(_libc.setfsuid, rights.user))
         yield
 
 
-@contextmanager
-def with_own_rights() -> Iterator[None]:
-    """Open files as this process itself again, within `acting_for`: what must be loaded first, say."""
-    with _opening_as(0, os.getegid()) if os.geteuid() == 0 else nullcontext():
-        yield
+def acting_for(file: Path) -> AbstractContextManager[None]:
+    """Do something with a file with the rights that `find_rights` tells. Raises OSError."""
+    return opening_as(find_rights(file))
 
 
 def name_user(number: int) -> str:
@@ -94,22 +118,6 @@ def name_user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"user {number}"
-
-
-def _find_rights(file: Path) -> tuple[int, int] | None:
-    """User and group with whose rights a file is opened; None if nobody but root can exchange it."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        place = file.parent.lstat()
-        if stat.S_ISLNK(place.st_mode) and place.st_uid == 0:
-            place = file.parent.stat()
-        if place.st_uid != 0:
-            return place.st_uid, place.st_gid
-        if place.st_mode & _OTHERS_WRITE and not place.st_mode & stat.S_ISVTX and _is_in_reach(file.parent):
-            return _find_member(place.st_gid), place.st_gid
-        found = file.lstat()
-        if found.st_uid != 0:
-            return found.st_uid, found.st_gid
-    return None
 
 
 def _find_member(group: int) -> int:
@@ -123,14 +131,6 @@ def _find_member(group: int) -> int:
 def _is_in_reach(directory: Path) -> bool:
     """Whether anybody but root can come to a directory."""
     return all(each.stat().st_mode & _OTHERS_PASS for each in directory.resolve().parents)
-
-
-@contextmanager
-def _opening_as(user: int, group: int) -> Iterator[None]:
-    with ExitStack() as back:
-        back.callback(_libc.setfsgid, _set(_libc.setfsgid, group))
-        back.callback(_libc.setfsuid, _set(_libc.setfsuid, user))
-        yield
 
 
 def _set(call: ctypes._NamedFuncPointer, number: int) -> int:

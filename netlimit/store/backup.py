@@ -74,7 +74,6 @@ def open_backup(path: Path) -> Iterator[tuple[Label, Connection]]:
             with database.migrating() as connection:
                 migrate.upgrade(connection)
             with database.reading() as connection:
-                connection.execute(select(metadata.tables["clock"])).first()  # with the rights of who opens the backup
                 yield label, connection
         finally:
             database.close()

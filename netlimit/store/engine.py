@@ -6,12 +6,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -22,6 +21,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 from netlimit.custody import acting_for
 from netlimit.errors import Busy, StoreError
 from netlimit.store import files
+from netlimit.store.connection import connect
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
 from netlimit.store.servers import Names, Reached, find_servers
 from netlimit.store.tables import SCHEMA
@@ -130,23 +130,21 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that only reads."""
-        with self._as_owner():
-            self._check()
-            with self._in_words(), self._reader.connect() as connection, connection.begin():
-                yield connection
+        self._check()
+        with self._in_words(), self._reader.connect() as connection, connection.begin():
+            yield connection
 
     @contextmanager
     def writing(self, wake: bool = True) -> Iterator[Connection]:
         """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
-        with self._as_owner():
-            self._check()
-            with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
-                place = self._place
-                yield connection
-                if self.find_place() != place:
-                    raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
-                if wake and not self.is_sqlite:
-                    connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+        self._check()
+        with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
+            place = self._place
+            yield connection
+            if self.find_place() != place:
+                raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
+            if wake and not self.is_sqlite:
+                connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
@@ -154,11 +152,13 @@ class Database:
 
         One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
         """
-        self._checked = False
-        with self._as_owner(), self._in_words():
-            if self.path:
+        if self.path:
+            with acting_for(self.path):
                 files.make_file(self.path)
-                files.check_file(self.path)
+            files.check_file(self.path)
+        self._checked = False
+        with self._in_words():
+            if self.is_sqlite:
                 self._choose_journal()
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
@@ -177,8 +177,8 @@ class Database:
         if not self.path or not self.path.exists() or not self.path.stat().st_size:
             return
         end = time.monotonic() + CHECK_SECONDS
-        with self._as_owner(), self._in_words():
-            connection = sqlite3.connect(_address(self.path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        with self._in_words():
+            connection = connect(self.path, BUSY_SECONDS)
             connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_STEPS)
             try:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -208,10 +208,9 @@ class Database:
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""
-        with self._as_owner():
-            self._check()
-            with self._in_words():
-                return self.engine.raw_connection()
+        self._check()
+        with self._in_words():
+            return self.engine.raw_connection()
 
     def explain(self, error: BaseException) -> StoreError:
         """What an error of the driver means."""
@@ -276,18 +275,6 @@ class Database:
                 f"The database {self} is at schema {found}, newer than this netlimit knows ({SCHEMA}); "
                 "install the newer netlimit here too, or go back to a backup from before the upgrade."
             )
-
-    @contextmanager
-    def _as_owner(self) -> Iterator[None]:
-        """Open the file of SQLite, and what it puts beside, as who could put something else there. A server's is not
-        ours to open."""
-        with ExitStack() as stack:
-            if self.path:
-                try:
-                    stack.enter_context(acting_for(self.path))
-                except OSError as error:
-                    raise StoreError(f"The database {self} cannot be opened: {error.strerror}.") from error
-            yield
 
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:
@@ -357,23 +344,11 @@ def _parse_url(text: str) -> URL:
 
 
 def _open_sqlite(path: Path, patience: float) -> Engine:
-    address = _address(path)
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(
-            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
-
     pool = _POOL | {"pool_size": 40, "pool_timeout": patience, "poolclass": QueuePool}  # as many as the API has threads
-    engine = create_engine("sqlite://", creator=connect, hide_parameters=True, **pool)
+    engine = create_engine("sqlite://", creator=partial(connect, path, patience), hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
-
-
-def _address(path: Path) -> str:
-    """`mode=rw` keeps SQLite from making the file, which it would make readable to all."""
-    return f"file:{quote(str(path))}?mode=rw"
 
 
 def _describe_damage(found: str) -> sqlite3.DatabaseError:

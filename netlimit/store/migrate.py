@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from netlimit.custody import with_own_rights
 from netlimit.store.engine import schema
 from netlimit.store.tables import SCHEMA
 
@@ -29,8 +28,6 @@ def upgrade(connection: Connection) -> None:
     """Take every migration that the database lacks, in the transaction of `connection`."""
     if schema(connection) == SCHEMA:
         return
-    with with_own_rights():  # whoever owns the database may not be able to read Python's library
-        from alembic import command
+    from alembic import command
 
-        config = alembic_config(connection)
-    command.upgrade(config, "head")
+    command.upgrade(alembic_config(connection), "head")

@@ -175,7 +175,7 @@ def test_the_copy_is_opened_with_the_rights_of_its_owner(shared: Path, others: P
     names = [state / name for name in ("applied.db", "applied.db-journal", "guard.lock")]
     with swapping(others, *names, state):
         for number in range(TRIES):
-            with suppress(NetlimitError), closing(open_replica(state, "gw")) as replica:
+            with suppress(NetlimitError, OSError), closing(open_replica(state, "gw")) as replica:
                 replica.follow_pause(bool(number % 2))
             with suppress(KernelError), locked(str(names[-1]), "try", patience=0.0):
                 pass
