@@ -16,12 +16,13 @@ import pwd
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
 _NOBODY = 65534
 """A user who owns nothing: what he may do in a directory, its group may."""
@@ -101,10 +102,11 @@ def opening_as(rights: Rights | None) -> Iterator[None]:
         return
     if os.getgroups():
         os.setgroups([])  # root needs none, and what root's group may do is not theirs
-    with ExitStack() as back:
-        back.callback(_libc.setfsgid, _set(_libc.setfsgid, rights.group))
-        back.callback(_libc.setfsuid, _set(_libc.setfsuid, rights.user))
+    before = _exchange(rights)
+    try:
         yield
+    finally:
+        _exchange(before)
 
 
 def acting_for(file: Path) -> AbstractContextManager[None]:
@@ -131,6 +133,25 @@ def _find_member(group: int) -> int:
 def _is_in_reach(directory: Path) -> bool:
     """Whether anybody but root can come to a directory."""
     return all(each.stat().st_mode & _OTHERS_PASS for each in directory.resolve().parents)
+
+
+def _exchange(rights: Rights) -> Rights:
+    """Have these rights, and give back those of before. The kernel forgets that this thread is to be told of its
+    parent's end when they change (prctl(2), PR_SET_PDEATHSIG)."""
+    told, parent = ctypes.c_int(), os.getppid()
+    _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(told), 0, 0, 0)
+    group = _set(_libc.setfsgid, rights.group)
+    try:
+        user = _set(_libc.setfsuid, rights.user)
+    except OSError:
+        _libc.setfsgid(group)
+        raise
+    finally:
+        if told.value:
+            _libc.prctl(_PR_SET_PDEATHSIG, told.value, 0, 0, 0)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), told.value)
+    return Rights(user, group)
 
 
 def _set(call: ctypes._NamedFuncPointer, number: int) -> int:
