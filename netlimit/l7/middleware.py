@@ -181,7 +181,9 @@ class RateLimit:
         if callable(limits):
             return limits
         sources = Sources(Path(limits).absolute())
-        sources.start()
+        sources.refresh()
+        if sources.troubles:
+            raise LimitError("limits", " ".join(sources.troubles))
         Thread(target=sources.run, args=(self._ending,), name="limits", daemon=True).start()
         return lambda: sources.rules
 
