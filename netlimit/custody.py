@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 _UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
 _NOBODY = 65534
@@ -101,7 +100,8 @@ def opening_as(rights: Rights | None) -> Iterator[None]:
         yield
         return
     if os.getgroups():
-        os.setgroups([])  # root needs none, and what root's group may do is not theirs
+        with suppress(PermissionError):  # some namespaces let nobody change them
+            os.setgroups([])  # root needs none, and what root's group may do is not theirs
     before = _exchange(rights)
     try:
         yield

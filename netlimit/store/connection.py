@@ -18,15 +18,19 @@ Result = TypeVar("Result")
 
 
 def connect(path: Path, patience: float) -> sqlite3.Connection:
-    """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. Raises sqlite3.Error, and
-    OSError where the rights of others cannot be had."""
+    """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. Raises sqlite3.Error, also
+    where it cannot be looked at, or the rights of others cannot be had."""
     # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
-    address, rights = f"file:{quote(str(path))}?mode=rw", find_rights(path)
-    with opening_as(rights):
-        connection = sqlite3.connect(
-            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False, cached_statements=64,
-            factory=sqlite3.Connection if rights is None else _Connection,
-        )  # fmt: skip
+    address = f"file:{quote(str(path))}?mode=rw"
+    try:
+        rights = find_rights(path)
+        with opening_as(rights):
+            connection = sqlite3.connect(
+                address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
+                cached_statements=64, factory=sqlite3.Connection if rights is None else _Connection,
+            )  # fmt: skip
+    except OSError as error:
+        raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
     if isinstance(connection, _Connection):
         connection.rights = rights
     return connection

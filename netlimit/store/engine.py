@@ -18,7 +18,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from netlimit.custody import acting_for
 from netlimit.errors import Busy, StoreError
 from netlimit.store import files
 from netlimit.store.connection import connect
@@ -153,8 +152,7 @@ class Database:
         One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
         """
         if self.path:
-            with acting_for(self.path):
-                files.make_file(self.path)
+            files.make_file(self.path)
             files.check_file(self.path)
         self._checked = False
         with self._in_words():

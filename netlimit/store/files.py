@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from netlimit.custody import made_directory, opened
+from netlimit.custody import acting_for, made_directory, opened
 from netlimit.errors import StoreError
 
 GROUP = "netlimit"
@@ -29,7 +29,7 @@ def make_file(path: Path) -> None:
     try:
         if not path.parent.is_dir():
             _make_directory(path.parent)
-        with suppress(FileExistsError):
+        with acting_for(path), suppress(FileExistsError):
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o660)
             os.fchmod(descriptor, 0o660)
             os.close(descriptor)
