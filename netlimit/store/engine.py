@@ -154,6 +154,7 @@ class Database:
         if self.path:
             files.make_file(self.path)
             files.check_file(self.path)
+            files.check_beside(self.path)
         self._checked = False
         with self._in_words():
             if self.is_sqlite:
@@ -174,6 +175,7 @@ class Database:
         """Look through a SQLite file for damage, as far as that goes in some seconds. Raises Damaged."""
         if not self.path or not self.path.exists() or not self.path.stat().st_size:
             return
+        files.check_beside(self.path)
         end = time.monotonic() + CHECK_SECONDS
         with self._in_words():
             connection = connect(self.path, BUSY_SECONDS)
@@ -234,6 +236,8 @@ class Database:
         After an error the schema is looked at again, for somebody may have brought the database to another.
         """
         place = self.find_place()
+        if self.path:
+            files.check_beside(self.path)
         if self._place not in (None, place):
             self._checked = False
             self.close()

@@ -58,6 +58,21 @@ def check_file(path: Path) -> None:
         )
 
 
+def check_beside(path: Path) -> None:
+    """Raise StoreError where a file beside the database is no plain one: who opens a FIFO waits for ever, and SQLite
+    opens its journal and log whenever they are there."""
+    for ending in ("-journal", "-wal", "-shm"):
+        name = path.with_name(path.name + ending)
+        try:
+            mode = name.lstat().st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise StoreError(
+                f"{name}, beside the database, is no plain file: find out who put it there, and remove it."
+            )
+
+
 def _is_read_only(path: Path) -> bool:
     try:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)

@@ -24,6 +24,7 @@ WRITTEN = {
     4: "fc88b9d71b85c7cf",
     5: "ef43c6437fbda0b4",
     6: "709027bafab4abae",
+    7: "b749e788cdfa994b",
 }
 """By revision, what is written for the same lanes. Another program needs another revision."""
 
