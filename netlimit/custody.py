@@ -85,9 +85,11 @@ def find_rights(file: Path) -> Rights | None:
             place = file.parent.stat()
         if place.st_uid != 0:
             return Rights(place.st_uid, place.st_gid)
-        if place.st_mode & _OTHERS_WRITE and not place.st_mode & stat.S_ISVTX and _is_in_reach(file.parent):
+        if not place.st_mode & _OTHERS_WRITE or not _is_in_reach(file.parent):
+            return None
+        if not place.st_mode & stat.S_ISVTX:
             return Rights(_find_member(place.st_gid), place.st_gid)
-        found = file.lstat()
+        found = file.lstat()  # in a directory with the sticky bit, whose it is may put another in its place
         if found.st_uid != 0:
             return Rights(found.st_uid, found.st_gid)
     return None

@@ -51,12 +51,13 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     group = user.pw_gid
     directory = path.parent
     own = {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal", _TOKEN}
+    for name in sorted(own - {_TOKEN}):
+        _share_file(directory / name, group)
+    # The directory last: once others may write it, files are opened with their rights.
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
         with opened(directory.resolve(), directory=True) as place:
             os.fchown(place, -1, group)
             os.fchmod(place, _SHARED_DIRECTORY)
-    for name in sorted(own - {_TOKEN}):
-        _share_file(directory / name, group)
     _check_way(directory, user)
 
 

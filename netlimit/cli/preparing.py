@@ -53,10 +53,10 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     state = settings.state
     try:
         with made_directory(state) as directory:
-            _give_state(directory, state, user)
             for name in sorted(os.listdir(directory)):
                 with suppress(FileNotFoundError):  # a journal comes and goes
                     _give_file(directory, name, state / name, user)
+            _give_state(directory, state, user)  # last, for from then on files are opened with the user's rights
     except OSError as error:
         _tell_kept(state, user, error)
     with open_copy(settings):  # which by now is opened with the rights of that user

@@ -104,23 +104,27 @@ class _Process(NamedTuple):
 
 
 def _find_processes() -> tuple[list[Path], list[Path]]:
-    """The processes of sshd that serve somebody who has proved who he is (their title is "sshd: user@terminal"), and
-    those of root that listen or wait for a proof.
+    """The processes of sshd that may serve somebody, and those of root that listen or wait for a proof.
 
     An open connection to the port proves nothing: else anybody could exempt himself by opening one. The parent of a
-    session must be root's sshd, for a title alone can be anybody's. Nor is a title read but of its children: it lies in
-    the memory of the process, is as long as its user likes, and who reads it may have to wait for him.
+    session must be root's sshd, for a name can be anybody's; whether it has proved who it is, its title tells.
     """
     found = {number: _read_process(number) for number in os.listdir(_PROC) if number.isdecimal()}
     sessions, daemons = [], []
     for each in (each for each in found.values() if each is not None):
         parent = found.get(each.parent)
         begun = parent is not None and parent.is_root_s
-        if begun and _SESSION.fullmatch(_read_start(each.number, "cmdline").partition(b"\0")[0].strip()):
+        if begun and (not each.is_root_s or _is_proved(each.number)):
             sessions.append(Path(_PROC, each.number))
         elif each.is_root_s:
             daemons.append(Path(_PROC, each.number))
     return sessions, daemons
+
+
+def _is_proved(number: str) -> bool:
+    """Whether a process of sshd says, by its title, that it serves somebody who has proved who he is."""
+    title = _read_start(number, "cmdline").partition(b"\0")[0]
+    return _SESSION.fullmatch(title.strip()) is not None
 
 
 def _read_process(number: str) -> _Process | None:
@@ -188,11 +192,15 @@ def _find_doors(daemons: Collection[Path], listeners: Collection[Socket]) -> set
 
 def _find_peers(process: Path, connections: Iterable[Socket], ports: set[int]) -> Iterator[str]:
     """The far end of a session; not those that it forwards to, where that can be told. `connections` are root's: his
-    sshd has accepted it, and what a user opens is his own. Titles, and even a parent of root's, can be feigned."""
+    sshd has accepted it, and what a user opens is his own. Titles, and even a parent of root's, can be feigned.
+
+    A title lies in the memory of its process, and who reads it may have to wait for all its threads: so none is read
+    but of who holds such a connection, which no user can put into a process of his making."""
     sockets = set(_find_sockets(process))
     mine = [each for each in connections if each.inode in sockets]
-    served = [each for each in mine if each.near_port in ports]
-    yield from (each.far for each in served or mine if not ip_address(each.far).is_loopback)
+    if mine and _is_proved(process.name):
+        served = [each for each in mine if each.near_port in ports]
+        yield from (each.far for each in served or mine if not ip_address(each.far).is_loopback)
 
 
 # -- and what is known without a look at them -----------------------------------------------------------------------

@@ -99,12 +99,19 @@ def test_the_ports_are_those_on_which_root_s_sshd_listens(lab: Lab) -> None:
 
 
 def test_where_a_session_forwards_to_is_no_peer(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the connections that one process has, those to the port of sshd count."""
+    """Of the connections that one process has, those to the port of sshd count; of one that still waits for a proof,
+    none."""
     process = tmp_path / "7"
+    process.mkdir()
+    title = process / "cmdline"
+    title.write_bytes(b"sshd: admin@pts/0\0")
+    monkeypatch.setattr(sessions, "_PROC", str(tmp_path))
     monkeypatch.setattr(sessions, "_find_sockets", lambda asked: iter([1, 2] if asked == process else []))
     session = Socket(ESTABLISHED, "192.0.2.1", 22, "198.51.100.7", 50000, 0, 1)
     forwarded = Socket(ESTABLISHED, "192.0.2.1", 40000, "203.0.113.5", 443, 1000, 2)
     assert list(sessions._find_peers(process, [session, forwarded], {22})) == ["198.51.100.7"]
+    title.write_bytes(b"sshd: admin [net]\0")
+    assert list(sessions._find_peers(process, [session, forwarded], {22})) == []
 
 
 def test_systemd_tells_who_is_logged_in_where_no_process_may_be_looked_into(tmp_path: Path) -> None:
@@ -183,26 +190,28 @@ def test_a_connection_that_a_user_opened_is_no_session(lab: Lab) -> None:
         session.kill()
 
 
-def test_the_memory_of_a_user_s_process_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its title may have megabytes, or lie on a file system of his that never answers."""
-    asks = (
-        "import os; print(file=open('/proc/self/comm', 'w'), end='sshd'); os.setuid(65534); print(flush=True); input()"
-    )
+@pytest.mark.parametrize("orphan", [False, True])
+def test_the_memory_of_a_user_s_process_is_not_read(monkeypatch: pytest.MonkeyPatch, orphan: bool) -> None:
+    """Its title may have megabytes, lie on a file system of his that never answers, or behind a thousand threads that
+    change their memory; his orphans, too, which in a container are children of root's sshd."""
+    name = "print(file=open('/proc/self/comm', 'w'), end='sshd')"
+    asks = f"import os; {name}; os.setuid(65534); print(os.getpid(), flush=True); input()"
     command = [f"sshd: evil@pts/0{'x' * 100_000}", "-c", asks]
+    if orphan:
+        parent = f"import subprocess; {name}; subprocess.run({command}, executable={sys.executable!r})"
+        command = ["sshd", "-c", parent]
     process = subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     read: list[tuple[str, str]] = []
     start = sessions._read_start
     monkeypatch.setattr(sessions, "_read_start", lambda *asked: (read.append(asked), start(*asked))[1])
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
-        sessions._find_processes()
-        assert {file for number, file in read if number == str(process.pid)} == {"comm", "status"}
-        assert len(start(str(process.pid), "cmdline")) <= 4096
+        number = process.stdout.readline().decode().strip()
+        sessions.read_sessions()
+        assert {file for asked, file in read if asked == number} == {"comm", "status"}
+        assert len(start(number, "cmdline")) <= 4096
     finally:
-        process.kill()
-        process.wait(60)
-        close_pipes(process)
+        process.communicate(b"\n", 60)
 
 
 def test_a_program_that_a_user_starts_with_root_s_rights_is_no_sshd() -> None:
