@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import Extractor, Scope, hash_key
+from netlimit.l7.identity import Extractor, Scope, hash_key, path
 from netlimit.l7.rules import Descriptor, Entry, Node, RuleSet
+from netlimit.l7.targets import find_meanings
 
 LONGEST = 512
 """Characters of a value. What is longer is told by its beginning and a hash: clients choose how long a header is, and
 counters keep it."""
+
+_Way = tuple[tuple[str, Extractor], ...]
+"""Keys, and what extracts them."""
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +23,9 @@ log = logging.getLogger(__name__)
 class Extraction:
     """Makes the descriptors that the rules of a domain can find: of `remote_address`, of `path` and `user`, and so on.
 
-    A descriptor of which a value is missing is left out. Raises LimitError if there is no such domain, or if its rules
-    have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it,
+    has descriptors of both. Raises LimitError if there is no such domain, or if its rules have keys that nothing
+    extracts; rules that come later are heeded as far as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -41,22 +46,30 @@ class Extraction:
             if faults:
                 log.error("%s", faults)
         values: dict[str, str | None] = {}
-        descriptors = []
-        for way in self._ways:
+        descriptors = [*self._make_descriptors(self._ways, values, scope)]
+        for other in find_meanings(scope["path"])[1:] if ".." in scope["path"] else ():
+            values["path"] = _shorten(other)
+            ways = [way for way in self._ways if ("path", path) in way]
+            descriptors += self._make_descriptors(ways, values, scope)
+        return descriptors
+
+    def _make_descriptors(
+        self, ways: Iterable[_Way], values: dict[str, str | None], scope: Scope
+    ) -> Iterator[Descriptor]:
+        for way in ways:
             entries = []
             for key, extract in way:
                 if key not in values:
                     value = extract(scope)
-                    values[key] = value if value is None or len(value) <= LONGEST else _shorten(value)
+                    values[key] = value if value is None else _shorten(value)
                 value = values[key]
                 if value is None:
                     break
                 entries.append(Entry(key, value))
             else:
-                descriptors.append(Descriptor(tuple(entries)))
-        return descriptors
+                yield Descriptor(tuple(entries))
 
-    def _find_ways(self, rules: RuleSet) -> tuple[list[tuple[tuple[str, Extractor], ...]], str]:
+    def _find_ways(self, rules: RuleSet) -> tuple[list[_Way], str]:
         root = rules.domains.get(self._domain)
         if root is None:
             known = ", ".join(map(repr, rules.domains)) or "none"
@@ -86,4 +99,4 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def _shorten(value: str) -> str:
-    return f"{value[: LONGEST - 40]}#{hash_key(value)}"
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 40]}#{hash_key(value)}"

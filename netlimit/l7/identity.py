@@ -15,6 +15,7 @@ from typing import Any
 
 from netlimit.addresses import read_network
 from netlimit.errors import LimitError
+from netlimit.l7.targets import resolve
 
 Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
@@ -200,9 +201,8 @@ def user(scope: Scope) -> str | None:
 
 
 def path(scope: Scope) -> str | None:
-    """The path as the application routes by it: decoded, without the query."""
-    text: str = scope["path"]
-    return text
+    """The path in its plain form: decoded, without the query, and without `.`, `..` and empty parts."""
+    return resolve(scope["path"])
 
 
 def method(scope: Scope) -> str | None:

@@ -29,6 +29,7 @@ from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
+from netlimit.l7.targets import resolve
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -175,7 +176,11 @@ class RateLimit:
             await self._store.aclose()
 
     def _is_exempt(self, path: str) -> bool:
-        return path in self._exempt or (bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings))
+        """Whether a path is exempt whatever it means: `/static/../login` is not."""
+        if path in self._exempt:
+            return True
+        begins = bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings)
+        return begins and (".." not in path or resolve(path).startswith(self._exempt_beginnings))
 
     def _follow(self, limits: str | PathLike[str] | Callable[[], RuleSet]) -> Callable[[], RuleSet]:
         if callable(limits):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, NoReturn
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl
 
 from netlimit.l7.decision import new
 from netlimit.l7.escalation import Askers
@@ -20,11 +19,13 @@ from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, REMEMBERED, SHORT
+from netlimit.l7.targets import plain_host, plain_path, read_paths
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 """The proxies that are trusted unless others are named."""
-DENIALS = {"403": 403, "429": 429}
-"""What `deny` may be: nginx knows 403 alone as a refusal; others hand a 429 on to the client."""
+DENIALS = {"401": 401, "403": 403, "429": 429}
+"""What `deny` may be: nginx knows 401 and 403 alone as refusals, and tells by 401 who is over a limit from who is
+blocked; others hand a 429 on to the client."""
 _EXAMPLE = "/v1/auth?domain=web&key=remote_address&key=remote_address,path"
 
 
@@ -40,6 +41,8 @@ class Template(NamedTuple):
 
     domain: str
     descriptors: tuple[tuple[Part, ...], ...]
+    of_paths: tuple[tuple[Part, ...], ...]
+    """Those that tell the path."""
     hits: int
     deny: int
     client: Extractor
@@ -73,6 +76,8 @@ class Authorizer:
         descriptors = [
             descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
         ]
+        if template.of_paths:
+            descriptors += _find_others(template.of_paths, scope)
         verdict = await self._queues.decide(
             template.domain,
             descriptors,
@@ -105,12 +110,15 @@ class Authorizer:
         descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
         told = any(part.key == CLIENT_KEY and part.find is not self._address for parts in descriptors for part in parts)
         client = _find_nobody if told else self._address.find
-        return Template(once["domain"], descriptors, _read_hits(once.get("hits", "1")), deny, client, not told)
+        of_paths = tuple(parts for parts in descriptors if any(part.find is find_path for part in parts))
+        return Template(
+            once["domain"], descriptors, of_paths, _read_hits(once.get("hits", "1")), deny, client, not told
+        )
 
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")
         if key and given:
-            return Part(key, lambda scope: value)
+            return Part(key, partial(_give, value))
         kind, named, name = text.partition(":")
         if kind == "header" and name:
             return Part(name.lower(), header(name))
@@ -119,6 +127,10 @@ class Authorizer:
             known = ", ".join(self._known)
             raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
         return Part(text, find)
+
+
+def _give(value: str, scope: Scope) -> str:
+    return value
 
 
 def _find_nobody(scope: Scope) -> None:
@@ -154,20 +166,23 @@ def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None
     return new(Descriptor, (tuple(entries), None, None))
 
 
+def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterator[Descriptor]:
+    """The descriptors of what a path may mean besides: its limits hold for the request as well."""
+    for other in read_paths(_read_uri(scope))[1:]:
+        for parts in of_paths:
+            meant = tuple(Part(part.key, partial(_give, other)) if part.find is find_path else part for part in parts)
+            descriptor = _make_descriptor(meant, scope)
+            if descriptor is not None:
+                yield descriptor
+
+
 # What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.
 _find_uri, _find_method, _find_host = (header(f"X-Forwarded-{name}") for name in ("Uri", "Method", "Host"))
 
 
 def find_path(scope: Scope) -> str:
-    """The path of the request, without its query, in the one form in which it means the same. Raises Problem 422."""
-    uri = _find_uri(scope) or _complain("path", "X-Forwarded-Uri")
-    return plain_path(unquote(uri.partition("?")[0] if uri.startswith("/") else urlsplit(uri).path))
-
-
-def plain_path(path: str) -> str:
-    """A path without `.`, `..` and empty parts: whoever writes it in another way meets the same limit."""
-    plain = posixpath.normpath(f"/{path.lstrip('/')}")
-    return f"{plain}/" if path.endswith("/") and plain != "/" else plain
+    """The path of the request in its plain form. Raises Problem 422."""
+    return plain_path(_read_uri(scope))
 
 
 def find_method(scope: Scope) -> str:
@@ -176,10 +191,15 @@ def find_method(scope: Scope) -> str:
 
 
 def find_host(scope: Scope) -> str:
-    """The host that the request is for, without port, in small letters. Raises Problem 422."""
-    host = (_find_host(scope) or _complain("host", "X-Forwarded-Host")).lower()
-    name, _, port = host.rpartition(":")
-    return name if name and port.isdecimal() else host
+    """The host that the request is for in its plain form. Raises Problem 422."""
+    host = _find_host(scope)
+    return plain_host(host.encode("latin-1")) if host else _complain("host", "X-Forwarded-Host")
+
+
+def _read_uri(scope: Scope) -> bytes:
+    """The target of the request; that of `GET http://host` may be empty."""
+    uri = _find_uri(scope)
+    return _complain("path", "X-Forwarded-Uri") if uri is None else uri.encode("latin-1")
 
 
 def _complain(what: str, field: str) -> NoReturn:

@@ -37,6 +37,9 @@ descriptors:
       - key: path
         value: /login
         rate_limit: {unit: minute, requests_per_unit: 1}
+      - key: path
+        value: /files/*
+        rate_limit: {unit: minute, requests_per_unit: 1}
   - key: method
     value: POST
     rate_limit: {unit: minute, requests_per_unit: 1}

@@ -63,12 +63,38 @@ def test_a_header_that_is_there_twice_is_one_list(http: httpx.Client, client: st
 
 
 @pytest.mark.parametrize(
-    "uri", ["/login", "/login?next=/", "//login", "/%6Cogin", "/a/../login", "/./login", "http://host/login"]
-)
+    "uri",
+    ["/login", "/login?next=/", "//login", "/%6Cogin", "/a/../login", "/./login", "http://host/login", "/login#1",
+     "/a%2F..%2Flogin", "http://[host/login"],
+)  # fmt: skip
 def test_a_path_is_one_however_it_is_written(http: httpx.Client, client: str, uri: str) -> None:
     query = "key=remote_address,path"
     assert ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri="/login").status_code == 200
     assert ask(http, query, X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 403
+
+
+def test_a_path_that_means_two_things_has_the_limits_of_both(http: httpx.Client, client: str) -> None:
+    headers = {"X_Forwarded_For": client, "X_Forwarded_Uri": "/files/../x"}
+    assert [ask(http, "key=remote_address,path", **headers).status_code for _ in range(2)] == [200, 403]
+
+
+@pytest.mark.parametrize("host", ["HOST", "{}.", "{}:80", "{}:", "{}.:443", "u@{}"])
+def test_a_host_is_one_however_it_is_written(http: httpx.Client, host: str) -> None:
+    name = f"{someone()}.example"
+    assert ask(http, "key=host", X_Forwarded_Host=name).status_code == 200
+    other = name.upper() if host == "HOST" else host.format(name)
+    assert ask(http, "key=host", X_Forwarded_Host=other).status_code == 403
+
+
+def test_a_target_without_a_path_is_the_root(http: httpx.Client, client: str) -> None:
+    for uri in ("", "http://host", "*"):
+        assert ask(http, "key=remote_address,path", X_Forwarded_For=client, X_Forwarded_Uri=uri).status_code == 200
+
+
+def test_a_refusal_may_be_told_by_401(http: httpx.Client, client: str) -> None:
+    query = "key=remote_address&deny=401"
+    statuses = [ask(http, query, X_Forwarded_For=client).status_code for _ in range(3)]
+    assert statuses == [200, 200, 401]
 
 
 def test_other_paths_are_not_limited(http: httpx.Client, client: str) -> None:
@@ -175,7 +201,7 @@ def test_who_hangs_up_leaves_the_line(http: httpx.Client, served: Served) -> Non
         ("domain=web&key=path&colour=red", "more than"),
         ("domain=web&key=remote_address&hits=-1", "hits"),
         ("domain=web&key=remote_address&hits=4294967296", "hits"),
-        ("domain=web&key=remote_address&deny=418", "403 or 429"),
+        ("domain=web&key=remote_address&deny=418", "401 or 403 or 429"),
         ("domain=web" + "&key=remote_address" * 200, "cannot be read"),
     ],
 )

@@ -1,0 +1,87 @@
+"""However a path or a host is written, it is compared in one form."""
+
+from __future__ import annotations
+
+import pytest
+
+from netlimit.l7.document import parse_document
+from netlimit.l7.rules import RuleSet
+from netlimit.l7.targets import plain_host, plain_path, read_paths
+from tests.l7.asking import ask
+from tests.l7.leaping import run
+from tests.l7.test_middleware import limited
+
+RULES = """
+domain: app
+descriptors:
+  - key: path
+    value: /login
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: path
+    value: /files/*
+    rate_limit: {unit: minute, requests_per_unit: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/login", "/login?x=1", "/login#1", "/login?#", "/login#?", "//login", "///login", "/./login", "/.//login",
+        "/a/../login", "/a//../login", "/../login", "/%6cogin", "/%6C%6F%67%69%6E", "/%2e/login", "/a/%2e%2E/login",
+        "/a%2f..%2Flogin", "/%2flogin", "http://host/login", "HTTPS://u@host:1/login?x#y",
+    ],
+)  # fmt: skip
+def test_a_path_is_one_however_it_is_written(target: str) -> None:
+    assert plain_path(target.encode()) == "/login"
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("", "/"), ("/", "/"), ("//", "/"), ("http://host", "/"), ("http://h?x/../login", "/"), ("*", "*"),
+        ("/a/..", "/"), ("/login/", "/login/"), ("/login/.", "/login/"), ("/login/a/..", "/login/"),
+        ("/?#//..", "/"),
+        ("/Login", "/Login"), ("/%256cogin", "/%6cogin"), ("/login%23", "/login#"), ("/login%3F", "/login?"),
+        ("/%", "/%"), ("/..a", "/..a"), ("/%C3%A9", "/\u00e9"), ("/\u00e9", "/\u00e9"), ("/%ff", "/\ufffd"),
+    ],
+)  # fmt: skip
+def test_what_it_means_stays(target: str, path: str) -> None:
+    assert plain_path(target.encode()) == path
+
+
+def test_what_servers_read_in_two_ways_is_both() -> None:
+    assert read_paths(b"/files/../x") == ("/x", "/files/../x")
+    assert read_paths(b"/files/./%2e%2E//x?a=/../") == ("/x", "/files/../x")
+    assert read_paths(b"/files/x..y/..z") == ("/files/x..y/..z",)
+    assert read_paths(b"\xff/../\x00") == ("/\x00", "/\ufffd/../\x00")
+
+
+@pytest.mark.parametrize(
+    "host", ["host.example", "HOST.Example", "host.example:80", "host.example:", "host.example.", "host.example.:443",
+             "host.example..", "u@host.example", "%68ost.example", " host.example "],
+)  # fmt: skip
+def test_a_host_is_one_however_it_is_written(host: str) -> None:
+    assert plain_host(host.encode()) == "host.example"
+
+
+@pytest.mark.parametrize(
+    ("host", "plain"),
+    [("[2001:DB8::0:1]:80", "[2001:db8::1]"), ("2001:db8:0::1", "[2001:db8::1]"), ("[zz]", "[zz]"), ("[::1", "[::1]"),
+     (":80", ""), ("", ""), ("\u00e9", "\u00e9")],
+)  # fmt: skip
+def test_hosts_that_are_addresses_or_none(host: str, plain: str) -> None:
+    assert plain_host(host.encode()) == plain
+
+
+def test_the_middleware_compares_so_too() -> None:
+    rules = RuleSet({"app": parse_document(RULES).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, domain="app", exempt=["/static/*"])
+        for path in ("/login", "//login", "/./login", "/a/../login", "/static/../login"):
+            assert (await ask(app, path)).status == (200 if path == "/login" else 429), path
+        assert (await ask(app, "/files/x")).status == 200
+        assert [(await ask(app, "/files/../z")).status for _ in range(2)] == [200, 429]
+        assert (await ask(app, "/static/a.css")).status == 200
+
+    run(main())
