@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, isinf
+from typing import Any
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
@@ -15,10 +16,11 @@ from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.problems import write_problem
 from netlimit.l7.rules import Descriptor, Entry
 from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
-from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.bytewise import parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
+from netlimit.l7.targets import plain_host, plain_path
 
 BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
@@ -37,17 +39,39 @@ class Unanswerable(ValueError):
     """A question that has no answer; the sentence says what is missing."""
 
 
-def read_request(request: RateLimitRequest) -> tuple[str, list[Descriptor], int]:
-    """The domain, descriptors and hits of a question. Raises Unanswerable."""
-    if not request.domain:
+def read_question(data: bytes) -> tuple[str, list[Descriptor], int]:
+    """The domain, descriptors and hits of a RateLimitRequest. Raises Unanswerable."""
+    question = parse_question(data)
+    if question is None:
+        raise Unanswerable("This is no RateLimitRequest.")
+    if not question.domain:
         raise Unanswerable("The domain is empty; name the domain whose rules the request is under.")
-    if not request.descriptors:
+    if not question.descriptors:
         raise Unanswerable("There are no descriptors; name at least one.")
-    return request.domain, [_read_descriptor(each) for each in request.descriptors], request.hits_addend or 1
+    return (
+        _decode(question.domain),
+        [_read_descriptor(each) for each in question.descriptors],
+        question.hits_addend or 1,
+    )
 
 
-def _read_descriptor(descriptor: RateLimitDescriptor) -> Descriptor:
-    entries = tuple([Entry(entry.key, entry.value) for entry in descriptor.entries])
+def _decode(text: bytes) -> str:
+    """A text, as Latin-1 if it is no UTF-8, as bytes in header fields are taken over HTTP."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
+
+
+_READERS: Mapping[bytes, Callable[[bytes], str]] = {b"path": plain_path, b"host": plain_host}
+"""How the values of keys are read that are not compared as they are written."""
+
+
+def _read_descriptor(descriptor: Any) -> Descriptor:
+    """A descriptor whose texts are bytes."""
+    entries = tuple(
+        [Entry(_decode(entry.key), _READERS.get(entry.key, _decode)(entry.value)) for entry in descriptor.entries]
+    )
     if not descriptor.HasField("limit") and not descriptor.HasField("hits_addend") and not descriptor.is_negative_hits:
         return Descriptor(entries)
     if descriptor.is_negative_hits:
@@ -56,7 +80,7 @@ def _read_descriptor(descriptor: RateLimitDescriptor) -> Descriptor:
     return Descriptor(entries, hits, _read_limit(descriptor) if descriptor.HasField("limit") else None)
 
 
-def _read_limit(descriptor: RateLimitDescriptor) -> Limit:
+def _read_limit(descriptor: Any) -> Limit:
     """The limit that a descriptor brings with it."""
     wanted = descriptor.limit
     if wanted.unit == RateLimitUnit.UNKNOWN or wanted.unit not in RateLimitUnit.values():
@@ -129,10 +153,11 @@ def _make_limit(limit: Limit, name: str | None) -> _Response.RateLimit:
 
 
 async def should_rate_limit(
-    limiter: Limiter, families: Collection[Family], request: RateLimitRequest, escalates: bool = False
+    limiter: Limiter, families: Collection[Family], question: bytes, escalates: bool = False
 ) -> RateLimitResponse:
-    """Decide as Envoy asks. Refused hits are counted too. Raises Unanswerable, CountersUnavailable."""
-    domain, descriptors, hits = read_request(request)
+    """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
+    CountersUnavailable."""
+    domain, descriptors, hits = read_question(question)
     verdict = await limiter.decide(domain, descriptors, hits, charge=True, escalates=escalates)
     over = _is_over(verdict, descriptors)
     if over == verdict.allowed:  # quotas see that in another way
@@ -143,8 +168,8 @@ async def should_rate_limit(
 async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes, escalates: bool = False) -> Answer:
     """The same in proto3 JSON, as Envoy's ratelimit has it: 200, 429, and 400. Raises Problem, CountersUnavailable."""
     try:
-        request = Parse(body, RateLimitRequest())
-        response = await should_rate_limit(limiter, families, request, escalates)
+        question = Parse(body, RateLimitRequest()).SerializeToString()
+        response = await should_rate_limit(limiter, families, question, escalates)
     except Unanswerable as error:
         raise Problem(400, str(error)) from None
     except RecursionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
@@ -15,17 +16,25 @@ from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
 from netlimit.l7.service.metrics import Answers
-from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
-from netlimit.l7.service.questions import LARGEST
+from netlimit.l7.service.protocol.service_pb2 import RateLimitResponse
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+LARGEST = 16 * 2**20
+"""Bytes of a question at most. Clients decide how long it is, since Envoy may tell a header in each descriptor; what is
+not answered passes."""
+_PENDING = 2**30
+"""Questions that wait for their turn. By default some of 1,000 are thrown away, and all of 3,000: whoever sends many at
+once would pass."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", LARGEST),
-    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.max_metadata_size", 256 * 2**10),
+    ("grpc.absolute_max_metadata_size", 512 * 2**10),
+    ("grpc.server.max_pending_requests", _PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _PENDING),
     ("grpc.so_reuseport", 0),  # a place that is taken is to be an error
 )
 
-Context = grpc.aio.ServicerContext[RateLimitRequest, RateLimitResponse]
+Context = grpc.aio.ServicerContext[bytes, RateLimitResponse]
 log = logging.getLogger(__name__)
 
 
@@ -39,9 +48,9 @@ class RpcServer:
         self._askers = askers
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
-        handlers = {
+        handlers: dict[str, Any] = {
             "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
-                self._should_rate_limit, RateLimitRequest.FromString, RateLimitResponse.SerializeToString
+                self._should_rate_limit, None, RateLimitResponse.SerializeToString
             )
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
@@ -60,10 +69,10 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
 
-    async def _should_rate_limit(self, request: RateLimitRequest, context: Context) -> RateLimitResponse:
+    async def _should_rate_limit(self, question: bytes, context: Context) -> RateLimitResponse:
         self._askers.note(find_address(context.peer()))
         try:
-            response = await should_rate_limit(self._limiter, self._families, request, self._vouch(context))
+            response = await should_rate_limit(self._limiter, self._families, question, self._vouch(context))
         except Unanswerable as error:
             self._answers["grpc", "error"] += 1
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))  # as Envoy's ratelimit does

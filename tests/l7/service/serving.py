@@ -97,6 +97,11 @@ class Asker:
         response: RateLimitResponse = self._ask(request, timeout=30)
         return response
 
+    def ask_bytes(self, question: bytes) -> RateLimitResponse:
+        """Ask what need be no message that this library could write."""
+        answer = self._channel.unary_unary(f"/{SERVICE}/ShouldRateLimit")(question, timeout=30)
+        return RateLimitResponse.FromString(answer)
+
     def close(self) -> None:
         self._channel.close()
 

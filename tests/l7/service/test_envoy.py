@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
+from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
-from netlimit.l7.service.rpc import SERVICE, find_address
+from netlimit.l7.service.rpc import LARGEST, SERVICE, find_address
 from tests.l7.service.serving import Asker, Response, Served, describe, someone
 
 OK, OVER = Response.OK, Response.OVER_LIMIT
@@ -179,10 +182,64 @@ def test_a_domain_without_rules_limits_nothing(envoy: Asker) -> None:
     assert (response.overall_code, len(response.statuses), list(response.response_headers_to_add)) == (OK, 2, [])
 
 
+@pytest.mark.parametrize("value", [b"\xff", b"/login\xc3", b"\xed\xa0\x80", b"\0", b"", b"a" * 2**17, b"\xfe" * 2**22])
+def test_whatever_a_client_sends_is_counted(envoy: Asker, value: bytes) -> None:
+    who = someone().encode() + value
+    bare = RateLimitRequest(domain="web", descriptors=[describe(user="@" * len(who))]).SerializeToString()
+    question = bare.replace(b"@" * len(who), who)
+    assert [envoy.ask_bytes(question).overall_code for _ in range(4)] == [OK, OK, OK, OVER]
+
+
 def test_a_message_that_is_too_large_is_refused(envoy: Asker) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        envoy.ask(describe(user="a" * 2**17))
+        envoy.ask(describe(user="a" * LARGEST))
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_what_is_no_question_is_an_error(envoy: Asker) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        envoy.ask_bytes(b"\xff\xff")
+    assert "no RateLimitRequest" in raised.value.details()
+
+
+@pytest.mark.parametrize(
+    "path", ["/login", "/login?x=1", "//login", "/%6cogin", "/./login", "/a/../login", "/login#1", "http://h/login"]
+)
+def test_a_path_is_one_however_it_is_written(envoy: Asker, path: str) -> None:
+    who = someone()
+    assert envoy.ask(describe(remote_address=who, path="/login")).overall_code == OK
+    assert envoy.ask(describe(remote_address=who, path=path)).overall_code == OVER
+
+
+def test_a_host_is_one_however_it_is_written(envoy: Asker) -> None:
+    host = f"{someone()}.example"
+    told = [host, host.upper(), f"{host}.", f"{host}:8443"]
+    assert [envoy.ask(describe(host=each)).overall_code for each in told] == [OK, OVER, OVER, OVER]
+
+
+def test_those_who_ask_all_at_once_are_all_answered(served: Served) -> None:
+    """However many ask at once, on one connection or on many, nobody is sent away without an answer."""
+
+    async def ask_all(channels: int, questions: int) -> int:
+        request = RateLimitRequest(domain="web", descriptors=[describe(nobody=someone())])
+        opened = [
+            grpc.aio.insecure_channel(served.grpc_place, options=(("grpc.use_local_subchannel_pool", 1),))
+            for _ in range(channels)
+        ]
+        calls = [
+            channel.unary_unary(f"/{SERVICE}/ShouldRateLimit", RateLimitRequest.SerializeToString, Response.FromString)(
+                request, timeout=100
+            )
+            for channel in opened
+            for _ in range(questions)
+        ]
+        answers = await asyncio.gather(*calls)
+        for channel in opened:
+            await channel.close()
+        return sum(answer.overall_code == OVER for answer in answers)
+
+    assert asyncio.run(ask_all(1, 3000)) == 3000
+    assert asyncio.run(ask_all(40, 100)) == 4000
 
 
 def test_it_is_healthy(served: Served) -> None:
