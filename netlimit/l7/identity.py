@@ -15,7 +15,7 @@ from typing import Any
 
 from netlimit.addresses import read_network
 from netlimit.errors import LimitError
-from netlimit.l7.targets import resolve
+from netlimit.l7.targets import plain_host, resolve
 
 Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
@@ -205,6 +205,12 @@ def path(scope: Scope) -> str | None:
     return resolve(scope["path"])
 
 
+def host(scope: Scope) -> str | None:
+    """The host that a request is for, in its plain form: without port, in small letters."""
+    told = next((value for name, value in scope["headers"] if name == b"host"), None)
+    return None if told is None else plain_host(told)
+
+
 def method(scope: Scope) -> str | None:
     """The method; a websocket has none."""
     name: str | None = scope.get("method")
@@ -216,6 +222,7 @@ EXTRACTORS: Mapping[str, Extractor] = {
     "user": user,
     "api_key": api_key(),
     "path": path,
+    "host": host,
     "method": method,
 }
 """What a rule's descriptors can be made of, by the key that they bear there."""

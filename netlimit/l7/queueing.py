@@ -66,6 +66,8 @@ class _Waiter:
     client: str | None
     escalates: bool
     arrived: float
+    longest: float
+    """Seconds that whoever asks waits for the answer."""
     lines: dict[_Place, _Line]
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -74,7 +76,7 @@ class _Waiter:
 
     @property
     def deadline(self) -> float:
-        return self.arrived + min(line.rule.max_wait for line in self.lines.values())
+        return self.arrived + min(self.longest, *(line.rule.max_wait for line in self.lines.values()))
 
     @property
     def opens(self) -> float:
@@ -115,18 +117,20 @@ class Queues:
         patience: Patience = _simply,
         client: str | None = None,
         escalates: bool = True,
+        longest: float = inf,
     ) -> Verdict:
-        """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it.
+        """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it. If
+        its turn comes after `longest` seconds it is refused.
 
         IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
         """
         if not self._limiter.guarded:
-            return await self._decide(domain, descriptors, hits, patience, client, escalates)
+            return await self._decide(domain, descriptors, hits, patience, client, escalates, longest)
         entry = await self._limiter.enter(descriptors, hits, client)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates)
+            verdict = await self._decide(domain, descriptors, hits, patience, client, escalates, longest)
         except BaseException:
             await self._limiter.release(entry)
             raise
@@ -140,8 +144,9 @@ class Queues:
         patience: Patience,
         client: str | None,
         escalates: bool,
+        longest: float,
     ) -> Verdict:
-        verdict = None
+        verdict, until = None, _now() + longest
         number = next(self._numbers)  # before it is asked: answers may come in another order
         lines = self._find_lines(domain, descriptors) if self._lines else {}
         if not lines:
@@ -149,11 +154,11 @@ class Queues:
                 domain, descriptors, hits, client=client, entered=True, escalates=escalates
             )
             if verdict.allowed:
-                return await self._delay(verdict, patience) if verdict.delay else verdict
+                return await self._delay(verdict, patience, until) if verdict.delay else verdict
             if not _is_worth_waiting(verdict):
                 return verdict
             lines = self._open_lines(verdict)
-        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), lines)
+        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines)
         turn = max(line.turn for line in lines.values())
         full = self.waiting >= self._most or any(len(line.waiters) >= self._most_of_one for line in lines.values())
         if full or turn > waiter.deadline:
@@ -167,7 +172,7 @@ class Queues:
         finally:
             self.waiting -= 1
             self._leave(waiter)
-        return await self._delay(verdict, patience) if verdict.delay else verdict
+        return await self._delay(verdict, patience, until) if verdict.delay else verdict
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended; if others wait for that, one of them is up."""
@@ -215,10 +220,10 @@ class Queues:
         self._forget_empty(waiter.lines)
         return replace(verdict, retry_after=max(turn - _now(), verdict.retry_after))
 
-    async def _delay(self, verdict: Verdict, patience: Patience) -> Verdict:
+    async def _delay(self, verdict: Verdict, patience: Patience, until: float) -> Verdict:
         """Wait as a leaky bucket has said, which has given the request its place already."""
         try:
-            if self.waiting >= self._most:
+            if self.waiting >= self._most or _now() + verdict.delay > until:
                 await self._limiter.release(verdict)
                 return replace(verdict, allowed=False, retry_after=verdict.delay, delay=0.0, leases=())
             self.waiting += 1

@@ -43,10 +43,16 @@ class Door:
         self.refused: list[tuple[float, object]] = []
 
     async def ask(
-        self, label: object = None, hits: int = 1, who: str = "alice", names: str = "", client: str | None = None
+        self,
+        label: object = None,
+        hits: int = 1,
+        who: str = "alice",
+        names: str = "",
+        client: str | None = None,
+        longest: float = inf,
     ) -> Verdict:
         descriptors = describe(*(names.split() or self.names), who=who)
-        verdict = await self.queues.decide("test", descriptors, hits, client=client)
+        verdict = await self.queues.decide("test", descriptors, hits, client=client, longest=longest)
         (self.entered if verdict.allowed else self.refused).append((round(now(), 6), label))
         return verdict
 
@@ -83,6 +89,19 @@ class TestOutflow:
             most = 8 if algorithm is Algorithm.FIXED_WINDOW or burst else 4  # a burst, or two windows, meet a second
             assert all(times[index + most] - times[index] >= 0.999 for index in range(60 - most))
             assert 13 <= times[-1] <= 19 if algorithm is Algorithm.SLIDING_WINDOW_COUNTER else 13 <= times[-1] <= 15.1
+
+        run(main())
+
+    @pytest.mark.parametrize("algorithm", [Algorithm.GCRA, Algorithm.LEAKY_BUCKET])
+    def test_nobody_waits_for_longer_than_who_asks_does(self, algorithm: Algorithm) -> None:
+        async def main() -> None:
+            limit = Limit(1, 1, algorithm, burst=5 if algorithm is Algorithm.LEAKY_BUCKET else 1)
+            door = Door(queue("line", limit))
+            verdicts = await asyncio.gather(*door.start(1, 2, 3, 4, longest=1.5))
+            assert [verdict.allowed for verdict in verdicts] == [True, True, False, False]
+            assert now() < 2
+            assert all(verdict.retry_after > 1 for verdict in verdicts[2:])
+            assert door.has_forgotten_all()
 
         run(main())
 

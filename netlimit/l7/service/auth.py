@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Collection, Iterator, Mapping
 from functools import lru_cache, partial
+from math import inf
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
@@ -44,6 +46,8 @@ class Template(NamedTuple):
     of_paths: tuple[tuple[Part, ...], ...]
     """Those that tell the path."""
     hits: int
+    wait: float
+    """Seconds that the proxy waits for an answer."""
     deny: int
     client: Extractor
     """Finds the address that IP rules are asked about; nothing where a descriptor is to tell it."""
@@ -85,6 +89,7 @@ class Authorizer:
             partial(_stay, receive),
             template.client(scope),
             template.escalates and self._askers.vouch(scope["headers"]),
+            template.wait,
         )
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
@@ -100,8 +105,8 @@ class Authorizer:
             raise Problem(422, f"The query cannot be read; write for example {_EXAMPLE}.") from None
         keys = [value for name, value in pairs if name == "key"]
         once = {name: value for name, value in pairs if name != "key"}
-        if len(once) + len(keys) < len(pairs) or once.keys() - {"domain", "hits", "deny"}:
-            raise Problem(422, f"The query has more than domain, key, hits and deny, or one twice; see {_EXAMPLE}.")
+        if len(once) + len(keys) < len(pairs) or once.keys() - {"domain", "hits", "wait", "deny"}:
+            raise Problem(422, f"There is more than domain, key, hits, wait and deny, or one twice; see {_EXAMPLE}.")
         if not once.get("domain") or not keys:
             raise Problem(422, f"The query names no domain, or no key; write for example {_EXAMPLE}.")
         deny = DENIALS.get(once.get("deny", "403"))
@@ -111,9 +116,8 @@ class Authorizer:
         told = any(part.key == CLIENT_KEY and part.find is not self._address for parts in descriptors for part in parts)
         client = _find_nobody if told else self._address.find
         of_paths = tuple(parts for parts in descriptors if any(part.find is find_path for part in parts))
-        return Template(
-            once["domain"], descriptors, of_paths, _read_hits(once.get("hits", "1")), deny, client, not told
-        )
+        hits, wait = _read_hits(once.get("hits", "1")), _read_wait(once.get("wait"))
+        return Template(once["domain"], descriptors, of_paths, hits, wait, deny, client, not told)
 
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")
@@ -153,6 +157,14 @@ def _read_hits(text: str) -> int:
     if not 0 <= hits <= MOST_HITS:
         raise Problem(422, f"`hits` is a whole number from 0, which only looks, to {MOST_HITS}.", "hits")
     return hits
+
+
+def _read_wait(text: str | None) -> float:
+    if text is None:
+        return inf
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", text, re.ASCII):
+        raise Problem(422, "`wait` is how many seconds the proxy waits for an answer, such as 0.8.", "wait")
+    return float(text)
 
 
 def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None:

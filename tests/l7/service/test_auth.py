@@ -201,6 +201,8 @@ def test_who_hangs_up_leaves_the_line(http: httpx.Client, served: Served) -> Non
         ("domain=web&key=path&colour=red", "more than"),
         ("domain=web&key=remote_address&hits=-1", "hits"),
         ("domain=web&key=remote_address&hits=4294967296", "hits"),
+        ("domain=web&key=remote_address&wait=-1", "0.8"),
+        ("domain=web&key=remote_address&wait=inf", "0.8"),
         ("domain=web&key=remote_address&deny=418", "401 or 403 or 429"),
         ("domain=web" + "&key=remote_address" * 200, "cannot be read"),
     ],
