@@ -1,33 +1,76 @@
 -- For haproxy.cfg: asks netlimit whether a request may pass.
 local question = "http://netlimit/v1/auth?domain=web&key=remote_address&key=remote_address,path&deny=429"
 local longest = 35000 -- milliseconds: more than the longest `max_wait` of a rule
+local open = true -- whether everything passes without the limiter
 
-core.register_action("netlimit", { "http-req" }, function(txn)
-    local answer = core.httpclient():get({
+local gone = 1 -- seconds: the limiter is gone if HAProxy's checks say so, and it has answered nobody for so long
+local patience = 5 -- seconds: one that is there and does not answer is asked again for so long
+local answered = 0 -- when it has answered last
+
+local function now()
+    local time = core.now()
+    return time.sec + time.usec / 1000000
+end
+
+local function ask(txn)
+    return core.httpclient():get({
         url = question,
         dst = "abns@netlimit", -- the frontend of this name
         timeout = longest,
         headers = {
             ["x-forwarded-for"] = { txn.sf:src() },
-            ["x-forwarded-uri"] = { txn.sf:pathq() },
+            ["x-forwarded-uri"] = { txn.sf:url() },
             ["x-forwarded-method"] = { txn.sf:method() },
             ["x-forwarded-host"] = { txn.sf:req_fhdr("host") or "" },
         },
-    })
-    local headers = answer.headers or {}
-    if answer.status == 429 then
-        local reply = txn:reply({ status = 429, body = answer.body })
-        for _, name in ipairs({ "content-type", "retry-after", "ratelimit-policy", "ratelimit" }) do
-            for _, value in pairs(headers[name] or {}) do
-                reply:add_header(name, value)
-            end
+    }) or {}
+end
+
+-- Whether it is the limiter that has answered, and not HAProxy in its place.
+local function is_answer(answer)
+    local status, kind = answer.status or 0, (answer.headers or {})["content-type"]
+    return (status >= 200 and status < 500) or (kind and kind[0] == "application/problem+json")
+end
+
+local function refuse(txn, status, answer)
+    local reply = txn:reply({ status = status, body = answer.body })
+    for _, name in ipairs({ "content-type", "retry-after", "ratelimit-policy", "ratelimit" }) do
+        for _, value in pairs((answer.headers or {})[name] or {}) do
+            reply:add_header(name, value)
         end
-        txn:done(reply)
     end
-    -- Anything else passes: without the limiter, everything.
+    txn:done(reply)
+end
+
+local function pass(txn, headers)
+    txn:set_var("txn.limit_passed", true)
     for name, variable in pairs({ ["ratelimit-policy"] = "txn.limit_policy", ["ratelimit"] = "txn.limit_left" }) do
         if headers[name] then
             txn:set_var(variable, headers[name][0])
         end
     end
+end
+
+core.register_action("netlimit", { "http-req" }, function(txn)
+    local begun = now()
+    local answer = ask(txn)
+    while not is_answer(answer) do
+        if txn.f:nbsrv("netlimit") == 0 and now() - answered > gone then
+            return open and pass(txn, {})
+        elseif now() - begun > patience then
+            return -- haproxy.cfg denies it: a busy limiter is no reason to pass
+        end
+        core.msleep(100)
+        answer = ask(txn)
+    end
+    answered = now()
+    local status = answer.status
+    if status == 403 or status == 429 then
+        return refuse(txn, status, answer)
+    elseif status >= 400 and status < 500 then
+        return refuse(txn, 400, answer) -- what the limiter cannot read
+    elseif status < 300 then
+        return pass(txn, answer.headers or {})
+    end
+    return open and pass(txn, {}) -- an error of the limiter's
 end)

@@ -55,7 +55,8 @@ def _merge(path: str) -> str:
 def plain_host(host: bytes) -> str:
     """The host of a `Host` field (RFC 9110, 7.2): in small letters, without port, without the dots at its end. An IPv6
     address stands in brackets, in its usual form."""
-    name = unquote_to_bytes(host).decode("utf-8", "replace").strip().lower().rpartition("@")[2]
+    first = host.partition(b",")[0]  # where several fields have been made one
+    name = unquote_to_bytes(first).decode("utf-8", "replace").strip().lower().rpartition("@")[2]
     if name.startswith("["):
         return _plain_address(name[1:].partition("]")[0])
     if name.count(":") > 1:

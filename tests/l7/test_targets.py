@@ -58,7 +58,8 @@ def test_what_servers_read_in_two_ways_is_both() -> None:
 
 @pytest.mark.parametrize(
     "host", ["host.example", "HOST.Example", "host.example:80", "host.example:", "host.example.", "host.example.:443",
-             "host.example..", "u@host.example", "%68ost.example", " host.example "],
+             "host.example..", "u@host.example", "host.example,other", "%68ost.example",
+             " host.example "],
 )  # fmt: skip
 def test_a_host_is_one_however_it_is_written(host: str) -> None:
     assert plain_host(host.encode()) == "host.example"

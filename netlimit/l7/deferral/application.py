@@ -19,7 +19,8 @@ class DeferralApp:
     `deferral`; and the status of what was kept is read. Between its start and its end (lifespan) it replays.
 
     The rules of `domain` say by their keys what is asked of a request, and one with `on_limit: defer` that it finds is
-    the limit at whose rate it is replayed. It is for proxies alone: it counts nothing, and believes what they say.
+    the limit at whose rate it is replayed. Whom IP rules of `limiter` block is refused. It is for proxies alone: it
+    counts nothing, and believes what they say.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class DeferralApp:
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
                 look = await self._limiter.decide(self._domain, descriptors, 0)
+                if look.blocked:
+                    return await complain(send, 403, "The client is blocked: nothing of it is kept.")
                 wait = look.retry_after
                 return await self._deferral.accept(wanted, receive, send, key, self._domain, descriptors, 1, wait)
         return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")

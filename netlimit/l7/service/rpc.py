@@ -31,6 +31,10 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 512 * 2**10),
     ("grpc.server.max_pending_requests", _PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING),
+    # By pings Envoy tells a limiter that hangs.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a place that is taken is to be an error
 )
 

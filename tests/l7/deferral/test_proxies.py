@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,17 @@ import httpx
 import pytest
 import uvicorn
 
+from netlimit.l7.addresses import AddressRules
 from netlimit.l7.deferral.application import DeferralApp
 from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.document import parse_document
+from netlimit.l7.gate import Gate
 from netlimit.l7.identity import EXTRACTORS, ClientAddress
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.application import Service
+from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
 from tests.l7.asking import ask
 from tests.l7.waking import Waking
@@ -133,6 +138,22 @@ def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
         assert (await ask(app, "/v1/defer/a", method="POST")).status == 429
         assert (await ask(app, "/elsewhere")).status == 404
         assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_kept_of_a_client_that_is_blocked(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        block = parse_rule({"target": "192.0.2.0/28", "action": "block"}, datetime.now(UTC))
+        addresses = AddressRules([replace(block, id=1, revision=1)], [1])
+        store = MemoryStore()
+        limiter = Limiter(lambda: rules, store, gate=Gate(lambda: addresses, store))
+        app = DeferralApp(deferral, limiter, lambda: rules, "web", EXTRACTORS)
+        assert (await ask(app, "/v1/defer/a", peer="192.0.2.1")).status == 403
+        assert (await ask(app, "/v1/defer/a", peer="192.0.2.99")).status == 202
         await deferral.stop()
 
     asyncio.run(main())

@@ -29,26 +29,39 @@ class Places:
     application: str
     limiter: str
     grpc: str
+    deferral: str = ""
+    h2: str = ""
+    """Where the proxy listens for HTTP/2 without TLS, where that is not the same place."""
+    any_host: bool = False
+    """Whether Caddy answers for any host, and not for its own address alone."""
 
     def put_into(self, text: str) -> str:
         """A configuration of the docs for these places instead of those that it names."""
         moved = {"80": self.proxy, "8080": self.application, "8751": self.limiter, "8752": self.grpc}
+        if self.deferral:
+            moved["8753"] = self.deferral
         for port, place in moved.items():
             written = rf"(127\.0\.0\.1:|127\.0\.0\.1, port_value: ){port}\b"
             text = re.sub(written, rf"\g<1>{place.rpartition(':')[2]}", text)
         return text
 
 
-def make_nginx(directory: Path, places: Places) -> list[str]:
-    server = places.put_into((CONFIGURATIONS / "nginx.conf").read_text())
+def make_nginx(directory: Path, places: Places, page: str = "nginx.conf") -> list[str]:
+    server = places.put_into((CONFIGURATIONS / page).read_text())
+    if places.h2:
+        server = server.replace("    listen ", f"    listen {places.h2} http2;\n    listen ", 1)
     temporary = "".join(
         f"{kind}_temp_path {directory}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     (directory / "nginx.conf").write_text(
         f"daemon off; master_process off; pid {directory}/pid; error_log {directory}/log;\n"
-        f"events {{}}\nhttp {{ access_log off; {temporary}\n{server}\n}}"
+        f"events {{ worker_connections 8192; }}\nhttp {{ access_log off; {temporary}\n{server}\n}}"
     )
     return ["/usr/sbin/nginx", "-e", f"{directory}/log", "-c", f"{directory}/nginx.conf"]
+
+
+def make_nginx_defer(directory: Path, places: Places) -> list[str]:
+    return make_nginx(directory, places, "nginx-defer.conf")
 
 
 def make_haproxy(directory: Path, places: Places) -> list[str]:
@@ -56,6 +69,9 @@ def make_haproxy(directory: Path, places: Places) -> list[str]:
     name = f"abns@netlimit{places.proxy}"  # one for the whole host
     script.write_text((CONFIGURATIONS / "netlimit.lua").read_text().replace("abns@netlimit", name))
     configuration = places.put_into((CONFIGURATIONS / "haproxy.cfg").read_text()).replace("abns@netlimit", name)
+    if places.h2:
+        plain = f"bind {places.proxy}\n"
+        configuration = configuration.replace(plain, f"{plain}    bind {places.h2} proto h2\n")
     (directory / "haproxy.cfg").write_text(configuration.replace("/etc/haproxy/netlimit.lua", str(script)))
     return ["/usr/sbin/haproxy", "-db", "-q", "-f", f"{directory}/haproxy.cfg"]
 
@@ -69,11 +85,16 @@ def make_envoy(directory: Path, places: Places) -> list[str]:
 
 
 def make_caddy(directory: Path, places: Places) -> list[str]:
-    options = "{\n\tadmin off\n\tpersist_config off\n\tauto_https off\n}\n"
-    (directory / "Caddyfile").write_text(options + places.put_into((CONFIGURATIONS / "Caddyfile").read_text()))
+    options = "{\n\tadmin off\n\tpersist_config off\n\tauto_https off\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\n"
+    server = places.put_into((CONFIGURATIONS / "Caddyfile").read_text())
+    if places.any_host:
+        port = places.proxy.rpartition(":")[2]
+        server = server.replace(f"http://{places.proxy} {{\n", f"http://:{port} {{\n\tbind 127.0.0.1\n")
+    (directory / "Caddyfile").write_text(options + server)
     return [f"{PROGRAMS}/caddy", "run", "--config", f"{directory}/Caddyfile"]
 
 
+Change = Callable[[str], str]
 MAKERS: Mapping[str, Callable[[Path, Places], list[str]]] = {
     "nginx": make_nginx,
     "haproxy": make_haproxy,
@@ -85,10 +106,19 @@ MAKERS: Mapping[str, Callable[[Path, Places], list[str]]] = {
 @contextmanager
 def running(name: str, directory: Path, application: str, limiter: str, grpc: str) -> Iterator[str]:
     """Run a proxy until the block ends; where it is."""
-    places = Places(f"127.0.0.1:{free_port()}", application, limiter, grpc)
+    with running_at(name, directory, Places(f"127.0.0.1:{free_port()}", application, limiter, grpc)) as place:
+        yield place
+
+
+@contextmanager
+def running_at(name: str, directory: Path, places: Places, change: Change = str) -> Iterator[str]:
+    """The same at given places, with a change to what is in its configuration."""
     log = directory / "output"
     with log.open("w") as output:
-        command = MAKERS[name](directory, places)
+        command = {**MAKERS, "nginx-defer": make_nginx_defer}[name](directory, places)
+        for file in directory.iterdir():
+            if file.suffix in (".conf", ".cfg", ".lua", ".yaml", "") and file != log:
+                file.write_text(change(file.read_text()))
         process = subprocess.Popen(
             command, cwd=directory, stdout=output, stderr=output, env={"HOME": str(directory), "PATH": "/usr/bin:/bin"}
         )

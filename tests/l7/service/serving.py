@@ -125,6 +125,8 @@ def serving(text: str, running: bool = False) -> Iterator[Served]:
     thread = threading.Thread(target=served.run)
     thread.start()
     served.wait()
-    yield served
-    served.end()
-    thread.join()
+    try:
+        yield served
+    finally:
+        served.end()
+        thread.join()

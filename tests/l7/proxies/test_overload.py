@@ -1,0 +1,157 @@
+"""A client does not open the gate by knocking hard; and a limiter that hangs holds nobody up.
+
+The limiter is a process of its own here, to be stopped, and to be as slow as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.cli.running import until
+from tests.cli.test_limiter import Running
+from tests.l7.proxies.kinds import Kind
+from tests.l7.proxies.programs import MAKERS, Change, Places, running_at
+from tests.l7.proxies.recording import Recorder, recording
+from tests.l7.proxies.wire import connect, send_plainly
+from tests.ports import free_port
+
+RULES = """
+domain: web
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: day, requests_per_unit: 20}
+  - key: remote_address
+    value: 127.0.0.9
+    rate_limit: {unlimited: true}
+"""
+CLIENT, OTHER = "127.0.0.1", "127.0.0.9"
+OPEN = {"nginx", "haproxy", "envoy"}
+"""Those that let everything pass without the limiter."""
+BURSTS = {"nginx": 3000, "haproxy": 5000, "envoy": 3000, "caddy": 3000}
+WAIT = 8.0
+"""Seconds in which each is answered while the limiter hangs: it takes about one, and 35 or 45 before."""
+
+
+@dataclass
+class Site:
+    """A proxy, the limiter that it asks, and what gets to the application."""
+
+    place: str
+    limiter: Running
+    recorder: Recorder
+
+    async def ask(self, mark: str, source: str = CLIENT) -> str:
+        return await send_plainly(self.place, source, Kind("plain", b"/").write_plainly(mark), 100.0)
+
+    async def ask_all(self, number: int, mark: str, source: str = CLIENT) -> Counter[str]:
+        return Counter(await asyncio.gather(*(self.ask(f"{mark}-{each}", source) for each in range(number))))
+
+    async def hang_up(self, number: int) -> None:
+        """Ask, and go without waiting for an answer."""
+
+        async def go(each: int) -> None:
+            with suppress(OSError):
+                _, writer = await connect(self.place, CLIENT)
+                writer.write(Kind("plain", b"/").write_plainly(f"gone-{each}"))
+                await asyncio.sleep(each % 20 / 100)
+                writer.transport.abort()
+
+        await asyncio.gather(*(go(each) for each in range(number)))
+
+    def count(self, mark: str) -> int:
+        return sum(reached.startswith(f"{mark}-") for reached in self.recorder.reached)
+
+
+@contextmanager
+def running_site(name: str, directory: Path, change: Change = str) -> Iterator[Site]:
+    with ExitStack() as stack:
+        recorder = stack.enter_context(recording())
+        limiter = Running(directory, RULES)
+        stack.callback(limiter.server.end)
+        stack.callback(limiter.http.close)
+        nowhere = f"127.0.0.1:{free_port()}"
+        place = f"127.0.0.1:{free_port()}"
+        places = Places(place, recorder.place, limiter.place, limiter.grpc_place, nowhere, any_host=True)
+        proxy = directory / "proxy"
+        proxy.mkdir()
+        yield Site(stack.enter_context(running_at(name, proxy, places, change)), limiter, recorder)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """One that the limiter's user may pass, unlike pytest's own."""
+    with TemporaryDirectory(prefix="netlimit-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
+    with running_site(request.param, directory) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("site", "burst"), BURSTS.items(), indirect=["site"], ids=[*BURSTS])
+def test_nobody_passes_by_knocking_hard(site: Site, burst: int) -> None:
+    """Of so many requests at once none arrives that is over the limit, and those of others do before and after."""
+
+    async def knock() -> Counter[str]:
+        assert (await site.ask_all(30, "first"))["200"] <= 20
+        statuses, _ = await asyncio.gather(site.ask_all(burst, "burst"), site.hang_up(burst // 3))
+        return statuses
+
+    statuses = asyncio.run(knock())
+    assert site.count("first") <= 20
+    assert site.count("burst") == site.count("gone") == 0, statuses
+    assert not statuses["200"], statuses
+    assert asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3}
+
+
+def test_nginx_refuses_what_it_has_no_room_to_ask_about(directory: Path) -> None:
+    """More questions at once than `max_conns`: that is no reason to pass, not for those within their limit either."""
+    with running_site("nginx", directory, lambda text: text.replace("max_conns=2000", "max_conns=1")) as site:
+        process = site.limiter.server.process
+        asyncio.run(site.ask_all(3, "first", OTHER))
+        process.send_signal(signal.SIGSTOP)
+        try:
+            statuses = asyncio.run(site.ask_all(50, "many"))
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert statuses["403"] >= 45
+        assert statuses["200"] == site.count("many") <= 5  # the limiter does not answer those that are asked about
+
+
+@pytest.mark.parametrize("site", [*MAKERS, "nginx-defer"], indirect=True)
+def test_a_limiter_that_hangs_holds_nobody_up(site: Site, request: pytest.FixtureRequest) -> None:
+    """Each is answered after about a second, as the page says; and when it goes on, limits hold again."""
+    name = request.node.callspec.params["site"]
+    asyncio.run(site.ask_all(21, "used"))
+    assert site.count("used") <= 20
+    process = site.limiter.server.process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        for mark in ("hung", "again"):
+            began = time.monotonic()
+            statuses = asyncio.run(site.ask_all(5, mark))
+            assert time.monotonic() - began < WAIT
+            if name in OPEN:
+                assert statuses == {"200": 5}
+            else:
+                assert site.count(mark) == 0, statuses
+    finally:
+        process.send_signal(signal.SIGCONT)
+    refused = "502" if name == "nginx-defer" else "429"  # nobody is there who would keep it
+    until(lambda: asyncio.run(site.ask("back")) == refused)
+
+
+assert BURSTS.keys() == MAKERS.keys()
