@@ -10,7 +10,8 @@ from netlimit.errors import LimitError
 from netlimit.l7.fields import Findings, Record
 from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit
 from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule
-from netlimit.l7.values import parse_time
+from netlimit.l7.targets import PLAIN
+from netlimit.l7.values import QUOTED, parse_time
 
 PRIORITY = 50
 LEASE = 60
@@ -42,6 +43,10 @@ class Descriptor:
             return None
         if "*" in key:
             self.warn("key", "A `*` in a key is an ordinary letter; in a value it stands for any text.")
+        if key in PLAIN and value and "*" not in value:
+            plain = PLAIN[key](value.encode("utf-8", "surrogatepass"))
+            if plain != value:
+                self.warn("value", f"Each {key} is compared in its plain form, {plain[:QUOTED]!r}; write that.")
         if record.get("share_threshold") and "*" not in value:
             self.complain("share_threshold", "Only a value with a `*` in it has a threshold to share.")
         return Entry(key, value)

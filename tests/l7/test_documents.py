@@ -374,6 +374,20 @@ def test_every_wrong_place_is_named_with_its_line() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "plain"),
+    [("path", "//login", "/login"), ("path", "/login?x=1", "/login"), ("path", "/caf%C3%A9", "/caf\u00e9"),
+     ("host", "Host.Example.:80", "host.example")],
+)  # fmt: skip
+def test_what_no_path_or_host_is_ever_compared_with_is_warned_of(key: str, value: str, plain: str) -> None:
+    text = "domain: web\ndescriptors:\n- {key: %s, value: '%s', rate_limit: {unit: day, requests_per_unit: 1}}\n"
+    (warning,) = parse_document(text % (key, value)).warnings
+    assert repr(plain) in str(warning)
+    for other in (plain, plain + "*", "*" + value):
+        assert not parse_document(text % (key, other)).warnings
+    assert not parse_document(text % ("user", value)).warnings
+
+
 def test_slips_without_consequence_are_warned_of() -> None:
     document = parse_document(
         "domain: d\ndescriptors:\n"

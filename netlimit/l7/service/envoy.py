@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil, isinf
 from typing import Any
@@ -20,7 +20,7 @@ from netlimit.l7.service.bytewise import parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
-from netlimit.l7.targets import plain_host, plain_path
+from netlimit.l7.targets import PLAIN
 
 BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
@@ -63,21 +63,19 @@ def _decode(text: bytes) -> str:
         return text.decode("latin-1")
 
 
-_READERS: Mapping[bytes, Callable[[bytes], str]] = {b"path": plain_path, b"host": plain_host}
-"""How the values of keys are read that are not compared as they are written."""
-
-
 def _read_descriptor(descriptor: Any) -> Descriptor:
     """A descriptor whose texts are bytes."""
-    entries = tuple(
-        [Entry(_decode(entry.key), _READERS.get(entry.key, _decode)(entry.value)) for entry in descriptor.entries]
-    )
+    entries = tuple([_read_entry(_decode(entry.key), entry.value) for entry in descriptor.entries])
     if not descriptor.HasField("limit") and not descriptor.HasField("hits_addend") and not descriptor.is_negative_hits:
         return Descriptor(entries)
     if descriptor.is_negative_hits:
         raise Unanswerable("Hits are not given back here: is_negative_hits is not known.")
     hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else None
     return Descriptor(entries, hits, _read_limit(descriptor) if descriptor.HasField("limit") else None)
+
+
+def _read_entry(key: str, value: bytes) -> Entry:
+    return Entry(key, PLAIN.get(key, _decode)(value))
 
 
 def _read_limit(descriptor: Any) -> Limit:
