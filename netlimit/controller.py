@@ -810,8 +810,10 @@ class Controller:
                 else:
                     gone = True
                 continue
-            if isinstance(step, WriteTree) and step.drop and step.put_back is not None:
-                self._store.forget_root(self._setup.host, step.device)
+            if isinstance(step, WriteTree):
+                self._tally.leave(step)
+                if step.drop and step.put_back is not None:
+                    self._store.forget_root(self._setup.host, step.device)
         if gone:
             self._premises.forget()
         if refusal is not None:

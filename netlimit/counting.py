@@ -13,6 +13,7 @@ from datetime import datetime
 from netlimit.compile import Compilation
 from netlimit.kernel.base import Reading
 from netlimit.limits import Fragment, Limit
+from netlimit.plan import WriteTree
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Action
 from netlimit.tree import Usage
@@ -42,6 +43,13 @@ class Tally:
         before = self._counters.get(rule_id)
         if before is not None:
             self._counters[rule_id] = replace(before, raw=Counts())
+
+    def leave(self, step: WriteTree) -> None:
+        """Queues were changed: classes that went with it count from nothing when their numbers are given out again."""
+        if step.root is not None or step.drop:
+            self._usages.pop(step.device, None)
+        for number in step.gone:
+            self._usages.get(step.device, {}).pop(number, None)
 
     def read(
         self,

@@ -113,3 +113,17 @@ def test_a_rule_that_ends_gives_its_class_back(gateway: Gateway, lab: Lab) -> No
     with streams.receive(lab.server) as receiver, offer(lab.client, "", FULL, megabits=3, seconds=1) as sender:
         sent = sender.report().packets
     assert receiver.report().by_source[FULL] == sent
+
+
+def test_a_rule_counts_what_passes_it_however_much_passed_another_with_its_class(gateway: Gateway, lab: Lab) -> None:
+    numbers = set()
+    for host, rate in ((FULL, 1), (MODEST, 2), (FULL, 3)):
+        (rule,) = gateway.put(shape(host, "50 Mbit/s"))
+        numbers.add(gateway.class_of(host))
+        with streams.receive(lab.server) as receiver, offer(lab.client, "", host, megabits=rate, seconds=0.5) as sender:
+            sent = sender.report().packets
+        assert receiver.report().by_source[host] == sent
+        assert gateway.count(rule).matched_packets == sent
+        gateway.clear()
+        gateway.wait_until_applied()
+    assert len(numbers) == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netlimit.counting import Tally
-from netlimit.tree import Usage
+from netlimit.plan import WriteTree
+from netlimit.tree import Tree, Usage
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 A, B, C = 0x70010001, 0x70010002, 0x70010003
@@ -68,6 +71,24 @@ def test_nor_if_the_other_rule_is_gone() -> None:
     read(tally, {1: [A]}, a=used(100))
     tally.forget(1)
     assert read(tally, {2: [A]}, a=used(103)) == {2: 3}
+
+
+def test_a_class_that_went_counts_from_nothing_even_if_it_soon_counts_more() -> None:
+    tally = Tally()
+    read(tally, {1: [A], 3: [B]}, a=used(100), b=used(50))
+    tally.forget(1)
+    tally.leave(WriteTree("wan", 0x7001, gone=(A,)))
+    assert read(tally, {2: [A], 3: [B]}, a=used(103), b=used(51)) == {2: 103, 3: 51}
+
+
+@pytest.mark.parametrize("change", [{"root": Tree(0x7001)}, {"drop": True}])
+def test_so_do_all_of_a_tree_that_is_made_anew(change: dict[str, Any]) -> None:
+    tally = Tally()
+    read(tally, {1: [A], 2: [B]}, a=used(100), b=used(50))
+    tally.leave(WriteTree("lan", 0x7001, **change))
+    assert read(tally, {1: [A], 2: [B]}, a=used(101), b=used(50)) == {1: 101}, "another device's"
+    tally.leave(WriteTree("wan", 0x7001, **change))
+    assert read(tally, {1: [A], 2: [B]}, a=used(102), b=used(50)) == {1: 203, 2: 100}
 
 
 def test_a_reading_of_some_rules_takes_nothing_from_the_others() -> None:
