@@ -1,20 +1,24 @@
 """Whom this host itself talks to: resolvers, next hops of routes, upstreams, whatever programs here have connected to.
 
-It is read from files that any user may read, so that controller and limiter know the same.
+It is read from what any user may read, so that controller and limiter know the same. Any user can also make it long, so
+nobody waits for it but a thread.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 
-from netlimit.kernel.sockets import ESTABLISHED, LISTENING, OPEN, read_listed
+from netlimit.kernel.sockets import ESTABLISHED, LISTENING, OPEN, read_sockets
 from netlimit.l7.identity import find_block
 from netlimit.rules import Target
 
@@ -22,6 +26,8 @@ REMEMBERED_SECONDS = 1800.0
 """How long somebody counts after he was seen last."""
 REST_SECONDS, REST_SHARE = 5.0, 50
 """A look is followed by so much rest, or by so many times what it took, where that is more."""
+PATIENCE = 0.25
+"""Seconds that a look may take; after that, what was known before is gone by."""
 MOST = 65_536
 """So many are remembered; those that were seen last."""
 _RESOLVERS = tuple(
@@ -38,13 +44,15 @@ _RESOLVERS = tuple(
     )
 )
 _NET = Path("/proc/self/net")
-_FAMILIES = (("", socket.AF_INET), ("6", socket.AF_INET6))
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_PORTS = (32768, 60999)
 _SYN_SENT, _TIME_WAIT = 2, 6
-_TALKING = frozenset({*OPEN, _SYN_SENT, _TIME_WAIT, LISTENING})
+_TALKING = frozenset({*OPEN, _SYN_SENT, _TIME_WAIT})
 _LONGEST = 2**20
+UNKNOWN = "It is not known yet whom this host talks to."
 RESOLVER, HOP, PEER = "a resolver of this host", "a next hop of its routes", "somebody whom this host has connected to"
+
+log = logging.getLogger(__name__)
 
 
 class Contacts:
@@ -57,39 +65,67 @@ class Contacts:
     ) -> None:
         self._read = read or read_contacts
         self._clock = clock
-        self._known: dict[str, tuple[float, str]] = {}
-        self._index: Mapping[str, str] = {}
+        self._known = OrderedDict[str, tuple[float, str]]()
+        """When each was seen last, and as what, from the one whom nobody has seen for longest."""
+        self._index: Mapping[str, str] | None = None
         self._due = float("-inf")
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def look(self) -> Mapping[str, str]:
-        """Everybody, and the /64 of each IPv6 address, with a sentence; read anew if that has rested."""
+    def look(self) -> Mapping[str, str] | None:
+        """Everybody, and the /64 of each IPv6 address, with a sentence; read anew if that has rested. None as long as
+        nothing has been read."""
         with self._lock:
-            began = self._clock()
-            if began >= self._due:
-                for address, what in self._read():
-                    self._known.pop(address, None)
-                    self._known[address] = began, what
-                recent = [(address, known) for address, known in self._known.items()
-                          if began - known[0] < REMEMBERED_SECONDS]  # fmt: skip
-                self._known = dict(recent[-MOST:])
-                self._index = {
-                    place: f"{address} is {what}."
-                    for address, (_, what) in self._known.items()
-                    for place in (address, find_block(address))
-                }
-                self._due = began + max(REST_SECONDS, REST_SHARE * (self._clock() - began))
-            return self._index
+            begun = self._begin()
+        if begun is not None:
+            begun.join(PATIENCE)
+        return self._index
 
     def find(self, target: Target) -> str | None:
         """What of a target, an address or an IPv6 /64, this host talks to, as a sentence."""
+        known = self.look()
+        if known is None:
+            return UNKNOWN
         single = target.prefixlen == target.max_prefixlen
-        return self.look().get(str(target.network_address) if single else str(target))
+        return known.get(str(target.network_address) if single else str(target))
+
+    def _begin(self) -> threading.Thread | None:
+        """A reading that has just begun; None where one goes on, or none is due."""
+        if (self._thread is not None and self._thread.is_alive()) or self._clock() < self._due:
+            return None
+        thread = threading.Thread(target=self._remember, name="contacts", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the host has no room for one; it may have soon
+            return None
+        self._thread = thread
+        return thread
+
+    def _remember(self) -> None:
+        began = self._clock()
+        try:
+            for address, what in self._read():
+                self._known[address] = began, what
+                self._known.move_to_end(address)
+                if len(self._known) > MOST:
+                    self._known.popitem(last=False)
+            while self._known and began - next(iter(self._known.values()))[0] >= REMEMBERED_SECONDS:
+                self._known.popitem(last=False)
+            self._index = {
+                place: f"{address} is {what}."
+                for address, (_, what) in self._known.items()
+                for place in (address, find_block(address))
+            }
+        finally:
+            self._due = began + max(REST_SECONDS, REST_SHARE * (self._clock() - began))
 
 
 def read_contacts() -> Iterator[tuple[str, str]]:
-    """Everybody of this moment, with what it is; who is named last is named best."""
-    yield from ((each, PEER) for each in _read_peers())
+    """Everybody of this moment, with what it is; who is named last is named best, and forgotten last."""
+    try:
+        yield from ((each, PEER) for each in _read_peers())
+    except OSError as error:
+        log.warning("Whom this host has connected to cannot be read: %s", error)
     yield from ((each, HOP) for each in _read_hops(_NET / "route", _NET / "ipv6_route"))
     yield from ((each, RESOLVER) for path in _RESOLVERS for each in _read_resolvers(path))
 
@@ -118,13 +154,10 @@ def _read_peers() -> Iterator[str]:
     """The far ends of connections that begin here. Those that others have made end at a port where something listens,
     or at one that no program gets by chance."""
     lowest, highest = _read_ports()
-    for number, family in _FAMILIES:
-        sockets = list(read_listed(_NET / f"tcp{number}", family, _TALKING))
-        listening = {each.near_port for each in sockets if each.state == LISTENING}
-        sockets += read_listed(_NET / f"udp{number}", family, (ESTABLISHED,))
-        for each in sockets:
-            if each.state != LISTENING and lowest <= each.near_port <= highest and each.near_port not in listening:
-                yield each.far
+    listening = {each.near_port for each in read_sockets([LISTENING])}
+    for each in chain(read_sockets(_TALKING), read_sockets([ESTABLISHED], protocol=socket.IPPROTO_UDP)):
+        if lowest <= each.near_port <= highest and each.near_port not in listening:
+            yield each.far
 
 
 def _read_ports() -> tuple[int, int]:

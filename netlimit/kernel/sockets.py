@@ -1,4 +1,4 @@
-"""The TCP sockets of this network namespace, as the kernel tells them (sock_diag(7)).
+"""The TCP and UDP sockets of this network namespace, as the kernel tells them (sock_diag(7)).
 
 Those that listen it finds at once. For others it goes through a table with room for all that this host could have,
 which takes milliseconds, once for each family. A kernel without sock_diag has the same in files.
@@ -39,12 +39,18 @@ OPEN = (ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT)
 """The states in which both ends have agreed to the connection, and may still have something to say."""
 _MAPPED = bytes(10) + b"\xff\xff"
 _ROOM = 1 << 16
-_FILES: Mapping[int, Path] = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
+_FILES: Mapping[tuple[int, int], Path] = {
+    (socket.IPPROTO_TCP, socket.AF_INET): Path("/proc/thread-self/net/tcp"),
+    (socket.IPPROTO_TCP, socket.AF_INET6): Path("/proc/thread-self/net/tcp6"),
+    (socket.IPPROTO_UDP, socket.AF_INET): Path("/proc/thread-self/net/udp"),
+    (socket.IPPROTO_UDP, socket.AF_INET6): Path("/proc/thread-self/net/udp6"),
+}
 
 
 class Socket(NamedTuple):
-    """A TCP socket: its state, its two ends, the user who owns it, the number of its inode (0: no process has it), and,
-    if it listens, that of the control group in which it was made (0: not known)."""
+    """A socket: its state (of UDP: ESTABLISHED if it is connected), its two ends, the user who owns it, the number of
+    its inode (0: no process has it), and, if it listens, that of the control group in which it was made (0: not
+    known)."""
 
     state: int
     near: str
@@ -57,18 +63,22 @@ class Socket(NamedTuple):
 
 
 def read_sockets(
-    states: Iterable[int], port: int = 0, owners: Collection[int] | None = None, strays: int = 0
+    states: Iterable[int],
+    port: int = 0,
+    owners: Collection[int] | None = None,
+    strays: int = 0,
+    protocol: int = socket.IPPROTO_TCP,
 ) -> Iterator[Socket]:
     """The sockets in some states, of all ports or of one, of every user or of some; then, of those that no process has,
     so many `strays` at most. Raises OSError."""
     wanted, sieve = frozenset(states), _Sieve(owners, strays)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         for family in (socket.AF_INET, socket.AF_INET6):
-            asked.send(_write_request(family, wanted, port))
+            asked.send(_write_request(family, wanted, port, protocol))
             try:
                 yield from (_parse(body) for body in _read_answers(asked) if sieve.passes(*_read_owner(body)))
             except FileNotFoundError:
-                listed = read_listed(_FILES[family], family, wanted)
+                listed = read_listed(_FILES[protocol, family], family, wanted)
                 yield from (
                     each for each in listed if port in (0, each.near_port) and sieve.passes(each.owner, each.inode)
                 )
@@ -113,10 +123,10 @@ def _unpack(text: str) -> bytes:
     return struct.pack(f"={len(words)}I", *words)
 
 
-def _write_request(family: int, states: Collection[int], port: int) -> bytes:
+def _write_request(family: int, states: Collection[int], port: int, protocol: int) -> bytes:
     """The kernel compares the near port of a request that asks for all."""
     ends = _ENDS.pack(port, 0, bytes(16), bytes(16)) + _COOKIE
-    body = _REQUEST_BODY.pack(family, socket.IPPROTO_TCP, 0, sum(1 << state for state in states)) + ends
+    body = _REQUEST_BODY.pack(family, protocol, 0, sum(1 << state for state in states)) + ends
     return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST | _DUMP, 0, 0) + body
 
 

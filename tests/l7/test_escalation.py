@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, Contacts, read_contacts
+from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, UNKNOWN, Contacts, read_contacts
 from netlimit.controller import Controller
 from netlimit.errors import RuleError
 from netlimit.escalating import ACTOR, LABEL, Blocks, Spared
@@ -516,6 +517,39 @@ def test_whom_the_host_talks_to_is_found_and_remembered() -> None:
     there.append([])
     now[0] += REMEMBERED_SECONDS
     assert not contacts.find(ip_network("192.0.2.5"))
+
+
+def test_nobody_waits_for_what_takes_long_to_read() -> None:
+    """Any user can open sockets by the hundred thousand, and the kernel lists them all."""
+    known, asked, now = ip_network("192.0.2.5"), list[threading.Event](), [0.0]
+    begun = threading.Semaphore(0)
+
+    def read() -> Iterator[tuple[str, str]]:
+        asked.append(threading.Event())
+        begun.release()
+        asked[-1].wait(60)
+        yield str(known.network_address), PEER
+
+    contacts = Contacts(read, lambda: now[0])
+    assert [contacts.find(known) for _ in range(100)] == [UNKNOWN] * 100
+    assert begun.acquire(timeout=60)
+    assert len(asked) == 1, "one reading goes on at a time"
+    asked[0].set()
+    while contacts.find(known) == UNKNOWN:
+        time.sleep(0.01)
+    now[0] += 3600
+    assert [contacts.find(known) for _ in range(100)] == [f"{known.network_address} is {PEER}."] * 100
+    assert begun.acquire(timeout=60)
+    asked[1].set()
+    assert len(asked) == 2
+
+
+def test_those_who_were_seen_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.contacts.MOST", 10)
+    there = [(f"192.0.2.{number}", PEER) for number in range(100)] + [("10.255.255.53", RESOLVER)]
+    found = Contacts(lambda: there).look()
+    assert found == dict([(f"192.0.2.{n}", f"192.0.2.{n} is {PEER}.") for n in range(91, 100)]
+                         + [("10.255.255.53", f"10.255.255.53 is {RESOLVER}.")])  # fmt: skip
 
 
 def test_the_controller_does_not_enforce_a_block_of_whom_the_host_talks_to(tmp_path: Path) -> None:
