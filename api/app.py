@@ -14,6 +14,7 @@ from api import (
     confirmation,
     counters,
     explain,
+    gateways,
     health,
     limits,
     metrics,
@@ -38,7 +39,9 @@ from netlimit.settings import Settings
 from netlimit.store import Store
 
 PREFIX = "/api/v1"
-_RESOURCES = (bulk, rules, limits, counters, plan, explain, status, offenders, revisions, confirmation, audit, tokens)
+_RESOURCES = (
+    bulk, rules, limits, counters, plan, explain, status, gateways, offenders, revisions, confirmation, audit, tokens,
+)  # fmt: skip
 """`bulk` before `rules`, whose names it would be one of."""
 
 

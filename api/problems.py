@@ -20,8 +20,10 @@ from netlimit.judgement import NeedsForce
 from netlimit.store import (
     Conflict,
     DocumentChanged,
+    GatewayAlive,
     ManyErrors,
     NoDocument,
+    NoGateway,
     NoSuchRevision,
     NotKept,
     NoWindow,
@@ -57,7 +59,7 @@ MEANINGS = {
     405: "The method does not exist here; `Allow` names those that do.",
     408: "The body came too slowly.",
     409: "Something is in the way: a rule in force that limits the very same traffic (it is named), a name that is "
-    "taken, a window of confirmation that is open, or none that is.",
+    "taken, a window of confirmation that is open, or none that is, a gateway that is alive.",
     412: "It has changed since: `If-Match` does not name its present revision.",
     413: "The body is too large.",
     415: "The body is of a media type that is not read here.",
@@ -133,9 +135,9 @@ def find_problem(error: NetlimitError) -> Problem:
             return Problem(409, sentence, field="name")
         case Stale() | DocumentChanged():
             return Problem(412, sentence)
-        case NotKept() | NoSuchRevision() | NoDocument():
+        case NotKept() | NoSuchRevision() | NoDocument() | NoGateway():
             return Problem(404, sentence)
-        case WindowOpen() | NoWindow():
+        case WindowOpen() | NoWindow() | GatewayAlive():
             return Problem(409, sentence)
         case StoreError():
             return Problem(503, f"{sentence} {KEPT}", headers={"Retry-After": str(RETRY_SECONDS)})

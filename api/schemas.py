@@ -410,6 +410,27 @@ class HostReport(Strict):
     last_error: str | None
     seen_at: datetime | None
     live: bool = Field(description="Whether it has been heard of in the last 15 seconds.")
+    gone: bool = Field(description="Whether it has been silent for an hour: then nothing waits for it any more.")
+
+
+class Gateway(Strict):
+    """A gateway that has reported."""
+
+    name: str
+    state: Literal["live", "silent", "gone"] = Field(
+        description="`silent`: for 15 seconds; `gone`: for an hour, so that nothing waits for it any more."
+    )
+    paused: bool = Field(description="Whether a teardown has paused it.")
+    backend: str
+    applied_revision: int
+    seen_at: datetime | None = Field(description="When its controller was last heard of.")
+    rules: int = Field(description="How many rules name it in `hosts`.")
+
+
+class GatewayList(Strict):
+    """The gateways that have reported, by name."""
+
+    items: list[Gateway]
 
 
 class Status(Strict):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from api.representation import write_time
-from netlimit.liveness import SILENCE, is_recent, say_ahead
+from netlimit.liveness import SILENCE, is_gone, is_recent, say_ahead
 from netlimit.malformed import Malformed
 from netlimit.records import Exceptional, HostStatus, State
 from netlimit.rules import Action, Rule
@@ -23,13 +23,26 @@ def is_live(host: HostStatus) -> bool:
     return is_recent(host.silence, SILENCE)
 
 
+def list_present(hosts: Sequence[HostStatus]) -> list[HostStatus]:
+    """The gateways that are not gone: by them the whole is judged. Where all are, by all."""
+    return [host for host in hosts if not is_gone(host.silence)] or list(hosts)
+
+
 def describe_last(host: HostStatus) -> str:
     """When a gateway's controller was last heard of, to end a sentence."""
     return f"was last heard of at {write_time(host.seen_at)}{say_ahead(host.silence)}."
 
 
+def describe_gone(host: HostStatus) -> str:
+    """What an operator should know of a gateway that is gone."""
+    return (
+        f"The gateway {host.host} is gone: its controller {describe_last(host)} If it goes by another name now, let "
+        f"rules that name it name that one; `netlimit gateway forget {host.host}` forgets it."
+    )
+
+
 def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exceptional], now: datetime) -> Standing:
-    """How a rule stands: the worst of its gateways, and each of them."""
+    """How a rule stands: the worst of its gateways, and each of them. One that is gone counts if the rule names it."""
     if isinstance(rule, Malformed):
         return _say(State.ERROR, rule.reason) | {"hosts": {}}
     if not rule.enabled:
@@ -37,12 +50,11 @@ def judge(rule: Rule, hosts: Sequence[HostStatus], exceptional: Mapping[str, Exc
     if rule.expired(now):
         return _say(State.EXPIRED, f"It ended at {write_time(rule.expires_at)}.") | {"hosts": {}}
     known = {host.host: host for host in hosts}
-    each = {
-        name: _judge_on(rule, known.get(name), exceptional.get(name), now) for name in (rule.hosts or sorted(known))
-    }
+    each = {name: _judge_on(rule, known.get(name), exceptional.get(name)) for name in (rule.hosts or sorted(known))}
     if not each:
         return _say(State.PENDING, "No controller has reported yet; run `netlimit serve` on a gateway.") | {"hosts": {}}
-    worst = max(each.values(), key=_weigh)
+    decisive = rule.hosts or [host.host for host in list_present(hosts)]
+    worst = max((each[name] for name in sorted(decisive)), key=_weigh)
     name = next(name for name, standing in each.items() if standing is worst)
     message = worst["message"] and (f"{name}: {worst['message']}" if len(each) > 1 else worst["message"])
     return {**worst, "message": message, "hosts": each}
@@ -73,9 +85,11 @@ def find_worst(
     return max(states.values(), key=lambda state: _BADNESS[state.value], default=State.APPLIED)
 
 
-def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | None, now: datetime) -> Standing:
+def _judge_on(rule: Rule, host: HostStatus | None, exceptional: Exceptional | None) -> Standing:
     if host is None:
         return _say(State.PENDING, "No controller has reported yet from this gateway.")
+    if is_gone(host.silence) and (host.paused or host.applied_revision < rule.revision):
+        return _say(State.ERROR, describe_gone(host))
     silence = "" if is_live(host) else f"Its controller {describe_last(host)}"
     if host.paused:
         return _say(State.PENDING, "A teardown has paused the controller; `netlimit apply` goes on.", silence)

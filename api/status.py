@@ -12,9 +12,10 @@ from api.confirmation import write_window
 from api.context import StoreOf, no_query
 from api.problems import responses
 from api.representation import write_time
-from api.standing import describe_last, is_live
+from api.standing import describe_gone, describe_last, is_live, list_present
 from api.tally import count_states
 from api.turns import InTurn
+from netlimit.liveness import is_gone
 from netlimit.records import DISPENSABLE, HostStatus, Repair
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
@@ -33,18 +34,19 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
     now, hosts = store.now(), store.hosts()
     window, guards = store.window(), store.guards()
-    backends = {host.backend for host in hosts}
+    present = list_present(hosts)
+    backends = {host.backend for host in present}
     return {
         "backend": backends.pop() if len(backends) == 1 else None,
-        "capabilities": _write_capabilities(_merge_capabilities(hosts)),
+        "capabilities": _write_capabilities(_merge_capabilities(present)),
         "wanted_revision": store.revision(),
-        "applied_revision": min((host.applied_revision for host in hosts), default=0),
-        "drift": sum(host.drift for host in hosts),
+        "applied_revision": min((host.applied_revision for host in present), default=0),
+        "drift": sum(host.drift for host in present),
         "window": write_window(window, guards, now) if window and window.outcome is None else None,
-        "last_error": next((_title(host, hosts) + host.last_error for host in hosts if host.last_error), None),
+        "last_error": next((_title(host, present) + host.last_error for host in present if host.last_error), None),
         "rules": count_states(store, hosts, now),
         "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS)) for host in hosts],
-        "notes": [*request.app.state.notes, *_collect_notes(hosts)],
+        "notes": [*request.app.state.notes, *_collect_notes(hosts, present)],
     }
 
 
@@ -91,13 +93,16 @@ def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair]) -> d
         "last_error": host.last_error,
         "seen_at": write_time(host.seen_at),
         "live": is_live(host),
+        "gone": is_gone(host.silence),
     }
 
 
-def _collect_notes(hosts: Sequence[HostStatus]) -> list[str]:
-    notes = [_title(host, hosts) + note for host in hosts for note in host.notes]
-    notes += [f"The controller of {host.host} is paused by a teardown." for host in hosts if host.paused]
-    notes += [f"The controller of {host.host} {describe_last(host)}" for host in hosts if not is_live(host)]
+def _collect_notes(hosts: Sequence[HostStatus], present: Sequence[HostStatus]) -> list[str]:
+    notes = [_title(host, present) + note for host in present for note in host.notes]
+    notes += [f"The controller of {host.host} is paused by a teardown." for host in present if host.paused]
+    silent = [host for host in hosts if not is_live(host)]
+    notes += [f"The controller of {host.host} {describe_last(host)}" for host in silent if not is_gone(host.silence)]
+    notes += [describe_gone(host) for host in silent if is_gone(host.silence)]
     return notes if hosts else ["No controller has reported yet; run `netlimit serve` on a gateway."]
 
 

@@ -1294,6 +1294,10 @@ class Controller:
     def _tell(self) -> None:
         tell = self._telling.tell if self._outage is None else self._telling.tell_copy
         self._mishaps.survive(partial(tell, self._store), "What was to be told is lost; limits are kept in force.")
+        if self._telling.take_forgotten() and self._compilation is not None:
+            log.warning("The database had forgotten this gateway; it hears anew how rules stand here.")
+            self._exceptional = {}
+            self._exceptional = self._mark()
 
     def _try_report(self, **changes: object) -> None:
         try:

@@ -7,6 +7,9 @@ from datetime import timedelta
 SILENCE = timedelta(seconds=15)
 """After this a controller that does not report, as it does every five, is taken to be gone or kept from its work."""
 
+GONE = timedelta(hours=1)
+"""After this nobody waits for it any more: it was switched off for good, or goes by another name."""
+
 AHEAD = timedelta(seconds=5)
 """What was reported so much later than now proves nothing: a clock was set back since."""
 
@@ -14,6 +17,11 @@ AHEAD = timedelta(seconds=5)
 def is_recent(silence: timedelta | None, within: timedelta) -> bool:
     """Whether somebody was heard of lately who was `silence` ago (None: never); less than nothing is yet to come."""
     return silence is not None and -AHEAD <= silence <= within
+
+
+def is_gone(silence: timedelta | None) -> bool:
+    """Whether somebody who was heard of `silence` ago has been silent for too long to be waited for."""
+    return silence is not None and silence > GONE
 
 
 def say_ahead(silence: timedelta | None) -> str:

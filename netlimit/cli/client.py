@@ -128,6 +128,11 @@ def rule_path(key: str) -> str:
     return f"/rules/{quote(key, safe='')}"
 
 
+def gateway_path(name: str) -> str:
+    """Where a gateway is."""
+    return f"/gateways/{quote(name, safe='')}"
+
+
 def limits_path(domain: str) -> str:
     """Where the limits of a domain are."""
     return f"/limits/{quote(domain, safe='')}"

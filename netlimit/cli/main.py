@@ -19,6 +19,7 @@ from netlimit.cli import (
     database,
     doctor,
     explaining,
+    gateways,
     host,
     limiter,
     limits,
@@ -92,6 +93,7 @@ app.command()(standing.counters)
 app.command()(top.top)
 app.command()(explaining.explain)
 app.command()(doctor.doctor)
+app.add_typer(gateways.app, name="gateway")
 app.add_typer(tokens.app, name="token")
 app.command()(backup.backup)
 app.command()(backup.restore)

@@ -49,7 +49,7 @@ def _list_hosts(found: Document) -> None:
     numbers = ["REVISION", "ENFORCED", "REPAIRS"]
     table = make_table("GATEWAY", "BACKEND", *numbers, "STATE", "SEEN", right=numbers)
     for host in found["hosts"]:
-        state = "paused" if host["paused"] else "live" if host["live"] else "silent"
+        state = "gone" if host["gone"] else "paused" if host["paused"] else "live" if host["live"] else "silent"
         seen = str(host["seen_at"]).partition(".")[0].replace("T", " ")
         held = f"{host['enforced']} of {host['desired']}"
         add_row(table, host["host"], host["backend"], host["applied_revision"], held, host["drift"], state, seen)

@@ -66,6 +66,26 @@ class DocumentChanged(NetlimitError):
         self.revision = revision
 
 
+class NoGateway(NetlimitError):
+    """No gateway has reported by this name."""
+
+    def __init__(self, host: str, known: Sequence[str]) -> None:
+        others = f"known are {', '.join(known)}" if known else "none has reported yet"
+        super().__init__(f"There is no gateway named {host!r}; {others}.")
+        self.host = host
+
+
+class GatewayAlive(NetlimitError):
+    """A gateway is not gone: something there has reported lately; `what` is that, in words."""
+
+    def __init__(self, host: str, what: str) -> None:
+        super().__init__(
+            f"The gateway {host!r} is not gone: {what} has reported in the last 15 seconds, and would do so again. "
+            "Stop netlimit there, or give that gateway another name (NETLIMIT_HOST), and forget it then."
+        )
+        self.host = host
+
+
 class NoSuchRevision(NetlimitError):
     """A revision that is not known: not yet, or not any more."""
 

@@ -38,6 +38,7 @@ from netlimit.store import (
     clock,
     conflicts,
     counters,
+    gateways,
     guards,
     history,
     hosts,
@@ -565,6 +566,22 @@ class Store:
         """What every gateway said last, by name."""
         with self._database.reading() as connection:
             return hosts.statuses(connection)
+
+    @again
+    def forget_gateway(self, host: str, actor: Actor | str, now: datetime) -> None:
+        """Forget a gateway that is gone. Raises NoGateway, and GatewayAlive where something of it still reports."""
+        with self._changing() as connection:
+            gateways.forget(connection, host, as_actor(actor), now)
+
+    def count_naming(self) -> dict[str, int]:
+        """How many rules name each gateway; those that none names are left out."""
+        with self._database.reading() as connection:
+            return gateways.count_naming(connection)
+
+    def find_naming(self, host: str, most: int = 10) -> list[int]:
+        """The rules that name a gateway, by id: at most so many, the oldest ones."""
+        with self._database.reading() as connection:
+            return gateways.find_naming(connection, host, most)
 
     def repaired(self, host: str, kind: str, found: str, took: float, now: datetime) -> None:
         """Keep what a gateway's controller found changed and put right, in `took` seconds: its newest 200."""

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from netlimit.records import Counts, HostStatus, RuleCounters
+from netlimit.records import Counts, Exceptional, HostStatus, LimiterReport, RuleCounters, State
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import PATIENCE, Controller, connect, get, serve
@@ -209,7 +209,7 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
     one = HostStatus(host="gw1", backend="iptables", applied_revision=1, capabilities={"ipset": None}, drift=1)
     store.report(one)
     missing = {"ipset": "It is not installed."}
-    store.report(replace(one, host="gw2", applied_revision=0, capabilities=missing), SINCE - timedelta(days=3650))
+    store.report(replace(one, host="gw2", applied_revision=0, capabilities=missing), ago(minutes=10))
     store.pause("gw1", True)
     status = client.get("/status").json()
     assert (status["applied_revision"], status["drift"], status["rules"]["pending"]) == (0, 2, 1)
@@ -220,6 +220,97 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
     }
     assert len(status["notes"]) == 2
     assert [host["live"] for host in status["hosts"]] == [True, False]
+
+
+def ago(**span: float) -> datetime:
+    return datetime.now(UTC) - timedelta(**span)
+
+
+def test_nothing_waits_for_a_gateway_that_is_gone(url: str, client: httpx.Client, store: Store) -> None:
+    """One that was renamed: `old` became `new`, and nobody reports by `old` any more."""
+    rules = {
+        name: {**RULE, "name": name, "target": f"10.1.2.{number}"} for number, name in enumerate(("all", "both"), 3)
+    }
+    one = HostStatus(host="old", backend="iptables", applied_revision=0, capabilities={"ipset": "It is missing."})
+    store.report(one, ago(minutes=59))
+    client.post("/rules", json=rules["all"])
+    store.report(HostStatus(host="new", backend="iptables", applied_revision=9, capabilities={"ipset": None}))
+    assert client.get("/rules/all").json()["status"]["state"] == "pending"
+    assert client.get("/gateways").json()["items"][1]["state"] == "silent"
+
+    store.report(one, ago(minutes=61))
+    client.post("/rules", json={**rules["both"], "hosts": ["new", "old"]})
+    standing = client.get("/rules/all").json()["status"]
+    assert (standing["state"], standing["message"]) == ("applied", None)
+    assert (standing["hosts"]["old"]["state"], standing["hosts"]["new"]["state"]) == ("error", "applied")
+    named = client.get("/rules/both").json()["status"]
+    assert named["state"] == "error"
+    assert "old: The gateway old is gone: its controller was last heard of at" in named["message"]
+    status = client.get("/status").json()
+    assert (status["applied_revision"], status["rules"]["pending"], status["rules"]["applied"]) == (9, 0, 1)
+    assert status["capabilities"]["ipset"]["available"]
+    assert any("`netlimit gateway forget old`" in note for note in status["notes"])
+    assert {host["host"]: host["gone"] for host in status["hosts"]} == {"old": True, "new": False}
+    assert client.get("/rules?state=pending").json()["items"] == []
+    items = client.get("/gateways").json()["items"]
+    assert [(each["name"], each["state"], each["rules"]) for each in items] == [("new", "live", 1), ("old", "gone", 1)]
+
+
+def test_where_all_are_gone_it_is_told_of_them(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json=RULE)
+    store.report(HostStatus(host="gw1", backend="iptables", applied_revision=0), ago(hours=2))
+    assert client.get("/status").json()["backend"] == "iptables"
+    standing = client.get("/rules/1").json()["status"]
+    assert (standing["state"], "gw1 is gone" in standing["message"]) == ("error", True)
+    store.report(HostStatus(host="gw1", backend="iptables", applied_revision=1), ago(hours=2))
+    assert client.get("/rules/1").json()["status"]["state"] == "applied", "its kernel may hold it yet"
+
+
+def test_a_gateway_that_is_gone_is_forgotten(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={**RULE, "name": "theirs", "hosts": ["a/old"]})
+    store.report(HostStatus(host="a/old", backend="iptables", own=("192.0.2.1",)), ago(hours=2))
+    store.report(HostStatus(host="new", backend="iptables", applied_revision=1))
+    store.mark("a/old", [Exceptional(1, State.ERROR, "No.")], ())
+    store.count("a/old", [reading(1, 40, SINCE)])
+    store.pause("a/old", True)
+    store.number("a/old", {("group", "profile"): 7}, ())
+    answer = client.delete("/gateways/a%2Fold")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "Rules still name a/old, and wait for a gateway of that name: 1." in answer.headers["Warning"]
+    assert [each["name"] for each in client.get("/gateways").json()["items"]] == ["new"]
+    assert store.exceptional_counts() == {}
+    assert store.counters(1) == {}
+    kept = client.get("/rules/theirs").json()
+    assert (kept["hosts"], kept["status"]["state"]) == (["a/old"], "pending"), "it holds nowhere else"
+    assert (store.paused("a/old"), store.numbering("a/old")) == (True, {("group", "profile"): 7})
+    entry = client.get("/audit").json()["items"][0]
+    assert (entry["action"], entry["actor"], entry["old"]["host"]) == ("forget-gateway", "admin", "a/old")
+    gone = client.delete("/gateways/a%2Fold")
+    assert (gone.status_code, "known are new" in gone.json()["detail"]) == (404, True)
+
+
+def test_a_gateway_that_is_alive_is_not_forgotten(client: httpx.Client, store: Store) -> None:
+    status = HostStatus(host="gw1", backend="iptables")
+    store.report(status)
+    assert "its controller has reported" in client.delete("/gateways/gw1").json()["detail"]
+    store.report(status, ago(hours=2))
+    store.guarded("gw1")
+    assert "its guard has reported" in client.delete("/gateways/gw1").json()["detail"]
+    store.unguarded("gw1")
+    store.limiter_runs(LimiterReport("gw1", "gw1/1", 0, datetime.now(UTC), datetime.now(UTC)), True)
+    answer = client.delete("/gateways/gw1")
+    assert (answer.status_code, "a limiter there has reported" in answer.json()["detail"]) == (409, True)
+    store.limiter_ended("gw1", "gw1/1")
+    assert client.delete("/gateways/gw1").status_code == 204
+
+
+def test_a_window_that_is_open_goes_on_without_a_gateway(client: httpx.Client, store: Store) -> None:
+    store.report(HostStatus(host="gw1", backend="iptables"), ago(hours=2))
+    window = store.open_window(60, "ann", datetime.now(UTC), paused=["gw1"])
+    assert client.delete("/gateways/gw1").status_code == 204
+    assert store.expire(window, "netlimit", datetime.now(UTC)) is not None
+    assert store.hosts() == []
+    assert store.paused("gw1"), "as it was before the window, should it come back"
 
 
 def test_a_gateway_that_reported_by_a_clock_that_was_ahead_is_not_live(

@@ -154,3 +154,28 @@ def test_one_whose_clock_is_not_the_databases_is_alive_and_says_so(
         until(lambda: store.answered(asked) is not None)
     finally:
         gateway.close()
+
+
+def test_a_gateway_that_was_forgotten_and_lives_tells_anew_how_rules_stand(postgres_url: str) -> None:
+    """One that was cut off from the database for long."""
+    gateway = Gateway("gw1", postgres_url)
+    store = Store(postgres_url)
+    try:
+        now = datetime.now(UTC)
+        unheld = {
+            "target": "10.1.2.3",
+            "interface": "nowhere0",
+            "direction": "to",
+            "rate": "9 Mbit/s",
+            "action": "shape",
+        }
+        (rule,) = store.add([parse_rule(unheld, now)], "test", now)
+        until(lambda: rule.id in store.marked("gw1") and bool(store.hosts()))
+        before = store.marked("gw1")
+        with store._database.writing() as connection:  # as if it had been silent
+            for name in ("hosts", "rule_states"):
+                connection.exec_driver_sql(f"DELETE FROM {name}")  # noqa: S608  # two words of this line
+        until(lambda: bool(store.hosts()) and store.marked("gw1") == before)
+    finally:
+        gateway.close()
+        store.close()
