@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.meter import OTHER, Meter
+from .meter import OTHER, Meter
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked every few seconds by machines: unless they fail, only `log_level = "debug"` tells of them."""

@@ -13,12 +13,12 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.buckets import Buckets
-from api.doorkeeper import Doorkeeper
-from api.origin import HEADER, find_origin
-from api.problems import Problem
-from api.turns import TURN, Kind, Rank, Turn, Turns
-from api.waiting import CLIENT
+from .buckets import Buckets
+from .doorkeeper import Doorkeeper
+from .origin import HEADER, find_origin
+from .problems import Problem
+from .turns import TURN, Kind, Rank, Turn, Turns
+from .waiting import CLIENT
 
 MOST_AT_ONCE = 512
 """Requests under way, of all together; most of them wait for a controller, which costs next to nothing."""

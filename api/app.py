@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from api import (
+from netlimit.settings import Settings
+from netlimit.store import Store
+
+from . import (
     audit,
     bulk,
     confirmation,
@@ -25,18 +28,16 @@ from api import (
     status,
     tokens,
 )
-from api.access import Access
-from api.admission import Admission
-from api.auth import authorized, recognized
-from api.description import serve_description
-from api.doorkeeper import Doorkeeper
-from api.meter import Meter
-from api.openapi import describe_api
-from api.problems import answer_problems
-from api.visitors import Visitors
-from api.waiting import Waiting
-from netlimit.settings import Settings
-from netlimit.store import Store
+from .access import Access
+from .admission import Admission
+from .auth import authorized, recognized
+from .description import serve_description
+from .doorkeeper import Doorkeeper
+from .meter import Meter
+from .openapi import describe_api
+from .problems import answer_problems
+from .visitors import Visitors
+from .waiting import Waiting
 
 PREFIX = "/api/v1"
 _RESOURCES = (

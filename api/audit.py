@@ -9,13 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BeforeValidator, Field
 
-from api import schemas
-from api.context import StoreOf
-from api.cursors import read_cursor, write_cursor
-from api.problems import responses
-from api.representation import write_time
-from api.turns import InTurn
 from netlimit.store import AuditEntry, AuditFilter
+
+from . import schemas
+from .context import StoreOf
+from .cursors import read_cursor, write_cursor
+from .problems import responses
+from .representation import write_time
+from .turns import InTurn
 
 router = APIRouter(tags=["access"], route_class=InTurn)
 

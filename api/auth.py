@@ -8,15 +8,16 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from api.admission import LOOKING
-from api.doorkeeper import Doorkeeper
-from api.origin import origin_of
-from api.problems import Problem
-from api.turns import TURN, Rank
-from api.visitors import Visitors
 from netlimit.errors import StoreError
 from netlimit.records import Actor
 from netlimit.roles import MAY, WORDS, Act, Role
+
+from .admission import LOOKING
+from .doorkeeper import Doorkeeper
+from .origin import origin_of
+from .problems import Problem
+from .turns import TURN, Rank
+from .visitors import Visitors
 
 _bearer = HTTPBearer(
     auto_error=False, description="An access token: the one that the first start made, or of `netlimit token create`."

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from fastapi import Request
 
-from api.problems import Problem
+from .problems import Problem
 
 SMALL = 64 * 2**10
 """The most bytes of a body that describes one rule."""

@@ -11,22 +11,23 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from api import bodies, schemas
-from api.auth import CallerOf
-from api.context import StoreOf, WaitingOf
-from api.headers import Wait, preference_applied
-from api.headroom import find_headroom
-from api.lockout import ForceQuery, Lockout, LockoutOf
-from api.openapi import reference, write_examples
-from api.problems import Problem, find_problem, list_problems, responses
-from api.representation import read_rule
-from api.standing import find_worst
-from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.judgement import Change, NeedsForce
 from netlimit.records import Actor, State
 from netlimit.rules import Rule
 from netlimit.store import Conflict, ManyErrors, Store
+
+from . import bodies, schemas
+from .auth import CallerOf
+from .context import StoreOf, WaitingOf
+from .headers import Wait, preference_applied
+from .headroom import find_headroom
+from .lockout import ForceQuery, Lockout, LockoutOf
+from .openapi import reference, write_examples
+from .problems import Problem, find_problem, list_problems, responses
+from .representation import read_rule
+from .standing import find_worst
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/rules/bulk", tags=["rules"], route_class=InTurn)
 MOST_WRONG = 10_000

@@ -9,19 +9,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from api import bodies, schemas
-from api.auth import CallerOf
-from api.context import StoreOf, WaitingOf, no_query
-from api.headers import Wait, preference_applied
-from api.lockout import LockoutOf
-from api.openapi import body_of
-from api.problems import Problem, responses
-from api.representation import write_time
-from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.judgement import NeedsForce
 from netlimit.records import Window
 from netlimit.roles import Act
+
+from . import bodies, schemas
+from .auth import CallerOf
+from .context import StoreOf, WaitingOf, no_query
+from .headers import Wait, preference_applied
+from .lockout import LockoutOf
+from .openapi import body_of
+from .problems import Problem, responses
+from .representation import write_time
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)], route_class=InTurn)
 SHORTEST, LONGEST = 10, 86400

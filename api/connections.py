@@ -11,9 +11,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.buckets import Buckets
-from api.room import Guest, Room, Standing
 from netlimit.l7.identity import find_network, read_address
+
+from .buckets import Buckets
+from .room import Guest, Room, Standing
 
 HEAD_SECONDS = 10.0
 """TLS must be agreed on so long after the connection was made, and the head of a request be complete so long after that

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from api.schemas import Strict
-from api.waiting import Waiting
 from netlimit.store import Store
+
+from .schemas import Strict
+from .waiting import Waiting
 
 
 async def _find_store(request: Request) -> Store:

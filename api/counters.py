@@ -10,17 +10,18 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from api import schemas
-from api.context import StoreOf, WaitingOf, no_query
-from api.problems import responses
-from api.representation import write_time
-from api.rules import MOST, Key, find_kept, find_some
-from api.standing import is_live
-from api.turns import InTurn, run_in_turn, write_json
-from api.waiting import Waiting
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Rule
 from netlimit.store import Store
+
+from . import schemas
+from .context import StoreOf, WaitingOf, no_query
+from .problems import responses
+from .representation import write_time
+from .rules import MOST, Key, find_kept, find_some
+from .standing import is_live
+from .turns import InTurn, run_in_turn, write_json
+from .waiting import Waiting
 
 router = APIRouter(tags=["rules"], route_class=InTurn)
 READING_SECONDS = 2.0

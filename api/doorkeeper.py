@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 
 from fastapi.concurrency import run_in_threadpool
 
-from api.buckets import Buckets
-from api.problems import Problem
 from netlimit.errors import StoreError
 from netlimit.store import Store, Token
 from netlimit.tokens import find_handle, verify_token
+
+from .buckets import Buckets
+from .problems import Problem
 
 FAILURES = 10
 """So often a minute one place may show a token that is not good."""

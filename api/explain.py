@@ -9,11 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from api import schemas
-from api.context import StoreOf
-from api.problems import responses
-from api.turns import InTurn
-from api.waiting import choose_hosts
 from netlimit.addresses import read_address
 from netlimit.errors import RuleError
 from netlimit.explain import Explanation, Step, explain
@@ -21,6 +16,12 @@ from netlimit.packet import Address, Packet
 from netlimit.records import L7, Exceptional, HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
 from netlimit.store import Store
+
+from . import schemas
+from .context import StoreOf
+from .problems import responses
+from .turns import InTurn
+from .waiting import choose_hosts
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
 _AT_ONCE = 1000

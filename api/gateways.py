@@ -8,16 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from fastapi.responses import Response
 
-from api import schemas
-from api.auth import CallerOf
-from api.context import StoreOf, no_query
-from api.headers import write_warnings
-from api.problems import responses
-from api.representation import write_time
-from api.standing import is_live
-from api.turns import InTurn, run_in_turn
 from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
+
+from . import schemas
+from .auth import CallerOf
+from .context import StoreOf, no_query
+from .headers import write_warnings
+from .problems import responses
+from .representation import write_time
+from .standing import is_live
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/gateways", tags=["kernel"], dependencies=[Depends(no_query)], route_class=InTurn)
 MOST_NAMED = 10

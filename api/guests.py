@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from api.room import Standing
-from api.visitors import Visitors
 from netlimit.errors import StoreError
 from netlimit.rules import Target
 from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store import Store
+
+from .room import Standing
+from .visitors import Visitors
 
 FRESH_SECONDS = 5.0
 """What the gateway says of its safe set is read again after so long, if somebody comes who is not known."""

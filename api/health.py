@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from api import schemas
-from api.context import StoreOf, no_query
-from api.problems import responses
-from api.turns import InTurn
+from . import schemas
+from .context import StoreOf, no_query
+from .problems import responses
+from .turns import InTurn
 
 router = APIRouter(tags=["health"], route_class=InTurn)
 

@@ -13,18 +13,19 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from api import bodies, schemas
-from api.auth import CallerOf
-from api.context import StoreOf, no_query
-from api.headers import IfMatch, etag, read_if_match
-from api.openapi import body_of
-from api.problems import Problem, responses
-from api.representation import write_time
-from api.turns import InTurn, run_in_turn
 from netlimit.errors import DocumentError, Place
 from netlimit.l7 import markup
 from netlimit.l7.document import Document, parse_document, write_yaml
 from netlimit.store import LimitDocument, LimitHead, NoDocument, Store
+
+from . import bodies, schemas
+from .auth import CallerOf
+from .context import StoreOf, no_query
+from .headers import IfMatch, etag, read_if_match
+from .openapi import body_of
+from .problems import Problem, responses
+from .representation import write_time
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/limits", tags=["limits"], route_class=InTurn)
 JSON = "application/json"

@@ -12,10 +12,6 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from pydantic import Field
 
-from api import schemas
-from api.auth import Caller, CallerOf
-from api.context import StoreOf
-from api.problems import Problem
 from netlimit import crowding
 from netlimit.judgement import Change, Judge, Standing, do_the_same, force, mark_forced, refuse
 from netlimit.lockout import Havens
@@ -24,6 +20,11 @@ from netlimit.rates import MANY_CONNECTIONS, Kind
 from netlimit.roles import Act
 from netlimit.rules import Rule
 from netlimit.store import Store
+
+from . import schemas
+from .auth import Caller, CallerOf
+from .context import StoreOf
+from .problems import Problem
 
 _COUNTED = (
     "Connections that are open already are never counted; and a number that no such rule has yet begins the counts of "

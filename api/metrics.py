@@ -22,14 +22,15 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from api.context import no_query
-from api.problems import responses
-from api.shared import Shared
-from api.standing import is_live
-from api.tally import count_states
 from netlimit.errors import StoreError
 from netlimit.records import DISPENSABLE, Counts, HostStatus, RuleCounters
 from netlimit.store import Store
+
+from .context import no_query
+from .problems import responses
+from .shared import Shared
+from .standing import is_live
+from .tally import count_states
 
 router = APIRouter(tags=["health"])
 MOST_COUNTERS = 1000

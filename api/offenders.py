@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from api import schemas
-from api.context import WaitingOf
-from api.plan import ANSWER_SECONDS
-from api.problems import responses
-from api.turns import InTurn, run_in_turn, write_json
+from . import schemas
+from .context import WaitingOf
+from .plan import ANSWER_SECONDS
+from .problems import responses
+from .turns import InTurn, run_in_turn, write_json
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
 

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from api import schemas
+from . import schemas
 
 _REF = "#/components/schemas/{model}"
 Examples = Mapping[str, object]

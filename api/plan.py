@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from api import schemas
-from api.context import WaitingOf
-from api.problems import responses
-from api.turns import InTurn, run_in_turn, write_json
+from . import schemas
+from .context import WaitingOf
+from .problems import responses
+from .turns import InTurn, run_in_turn, write_json
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
 ANSWER_SECONDS = 8.0

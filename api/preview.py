@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from api.plan import ANSWER_SECONDS, put_together
-from api.representation import write_draft, write_input
-from api.standing import is_live
-from api.turns import run_in_turn
-from api.waiting import Waiting
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
 from netlimit.store import Store
+
+from .plan import ANSWER_SECONDS, put_together
+from .representation import write_draft, write_input
+from .standing import is_live
+from .turns import run_in_turn
+from .waiting import Waiting
 
 
 async def preview(rule: Rule, store: Store, waiting: Waiting, now: datetime) -> dict[str, object]:

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from api.origin import HEADER, origin_of
 from netlimit.errors import DocumentError, NetlimitError, RuleError, StoreError, UnreadableDocument
 from netlimit.judgement import NeedsForce
 from netlimit.store import (
@@ -31,6 +30,8 @@ from netlimit.store import (
     TokenExists,
     WindowOpen,
 )
+
+from .origin import HEADER, origin_of
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {

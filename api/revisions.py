@@ -10,17 +10,18 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from api import schemas
-from api.auth import CallerOf
-from api.context import StoreOf, WaitingOf, no_query
-from api.cursors import read_cursor, write_cursor
-from api.headers import Wait, preference_applied
-from api.lockout import ForceQuery, LockoutOf
-from api.problems import responses
-from api.representation import write_time
-from api.turns import InTurn, run_in_turn
 from netlimit.records import Difference, Revision
 from netlimit.store import changed_fields
+
+from . import schemas
+from .auth import CallerOf
+from .context import StoreOf, WaitingOf, no_query
+from .cursors import read_cursor, write_cursor
+from .headers import Wait, preference_applied
+from .lockout import ForceQuery, LockoutOf
+from .problems import responses
+from .representation import write_time
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/revisions", tags=["undo"], route_class=InTurn)
 _LARGEST = 2**63 - 1

@@ -13,23 +13,24 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from api import bodies, schemas
-from api.auth import CallerOf
-from api.context import StoreOf, WaitingOf, no_query
-from api.cursors import read_cursor, write_cursor
-from api.headers import IfMatch, Wait, etag, expect_revision, preference_applied, write_warnings
-from api.lockout import ForceQuery, Lockout, LockoutOf
-from api.openapi import body_of, one_rule
-from api.preview import preview
-from api.problems import Problem, responses
-from api.representation import patch, read_rule, without_read_only, write_kept
-from api.standing import find_state, judge
-from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.judgement import Change, Judge
 from netlimit.records import Actor, State
 from netlimit.rules import Action, Rule
 from netlimit.store import Kept, Store
+
+from . import bodies, schemas
+from .auth import CallerOf
+from .context import StoreOf, WaitingOf, no_query
+from .cursors import read_cursor, write_cursor
+from .headers import IfMatch, Wait, etag, expect_revision, preference_applied, write_warnings
+from .lockout import ForceQuery, Lockout, LockoutOf
+from .openapi import body_of, one_rule
+from .preview import preview
+from .problems import Problem, responses
+from .representation import patch, read_rule, without_read_only, write_kept
+from .standing import find_state, judge
+from .turns import InTurn, run_in_turn
 
 router = APIRouter(prefix="/rules", tags=["rules"], route_class=InTurn)
 MOST = 1000

@@ -9,10 +9,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from api.admission import HEAD_BYTES
-from api.connections import IDLE_SECONDS, Connection, Door
-from api.guests import Guests
 from netlimit.settings import Settings
+
+from .admission import HEAD_BYTES
+from .connections import IDLE_SECONDS, Connection, Door
+from .guests import Guests
 
 GRACE_SECONDS = 5
 """How long it waits for answers that are under way when it is told to end."""

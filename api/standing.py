@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from api.representation import write_time
 from netlimit.liveness import SILENCE, is_gone, is_recent, say_ahead
 from netlimit.malformed import Malformed
 from netlimit.records import Exceptional, HostStatus, State
 from netlimit.rules import Action, Rule
+
+from .representation import write_time
 
 _BADNESS = {state.value: badness for badness, state in enumerate(State)}
 _LAYERS = {"fake": "iptables"}

@@ -7,16 +7,17 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
-from api import schemas
-from api.confirmation import write_window
-from api.context import StoreOf, no_query
-from api.problems import responses
-from api.representation import write_time
-from api.standing import describe_gone, describe_last, is_live, list_present
-from api.tally import count_states
-from api.turns import InTurn
 from netlimit.liveness import is_gone
 from netlimit.records import DISPENSABLE, HostStatus, Repair
+
+from . import schemas
+from .confirmation import write_window
+from .context import StoreOf, no_query
+from .problems import responses
+from .representation import write_time
+from .standing import describe_gone, describe_last, is_live, list_present
+from .tally import count_states
+from .turns import InTurn
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
 REPAIRS = 5

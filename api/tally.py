@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from api.standing import find_state
 from netlimit.records import HostStatus, State
 from netlimit.store import Store
+
+from .standing import find_state
 
 
 def count_states(store: Store, hosts: Sequence[HostStatus], now: datetime) -> dict[str, int]:

@@ -9,18 +9,19 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse, Response
 
-from api import bodies, schemas
-from api.auth import CallerOf, for_admins
-from api.context import StoreOf, no_query
-from api.openapi import body_of
-from api.problems import Problem, responses
-from api.representation import LONGEST_TEXT, write_time
-from api.turns import InTurn, run_in_turn
 from netlimit.errors import RuleError
 from netlimit.roles import Role, parse_role
 from netlimit.rules import parse_ttl
 from netlimit.store import Store, Token
 from netlimit.tokens import NAME, check_name
+
+from . import bodies, schemas
+from .auth import CallerOf, for_admins
+from .context import StoreOf, no_query
+from .openapi import body_of
+from .problems import Problem, responses
+from .representation import LONGEST_TEXT, write_time
+from .turns import InTurn, run_in_turn
 
 T = TypeVar("T")
 router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(for_admins)], route_class=InTurn)

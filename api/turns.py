@@ -21,8 +21,8 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from api.bodies import SMALL
-from api.problems import Problem
+from .bodies import SMALL
+from .problems import Problem
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,12 +14,13 @@ from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
 
-from api.problems import Problem
-from api.standing import is_live
-from api.turns import lay_down_turn, run_in_turn
 from netlimit.errors import StoreError
 from netlimit.records import HostStatus
 from netlimit.store import Store
+
+from .problems import Problem
+from .standing import is_live
+from .turns import lay_down_turn, run_in_turn
 
 POLL_SECONDS = 0.01
 MOST_ASKING = 16

@@ -30,6 +30,7 @@ from netlimit.cli.parts import (
 )
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.cli.tls import check_certificate
+from netlimit.packages import import_beside
 from netlimit.settings import Backend, Listen, Settings
 
 if TYPE_CHECKING:
@@ -119,9 +120,7 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
     becomes `user` before anything is answered."""
     import uvicorn
 
-    from api.app import create_app
-    from api.server import configure, open_door
-
+    application, server = import_beside("api.app"), import_beside("api.server")
     collect_seldom()
     os.umask(UMASK)
     log_to_stderr("api", settings)
@@ -135,9 +134,9 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
     if listening is None:
         listening = _take_place(settings.listen)
     with open_store(settings, silence=SILENCE) as store:
-        app = create_app(settings, store, notes)
-        door = open_door(settings, app, listening)
-        config = configure(settings, app, door)
+        app = application.create_app(settings, store, notes)
+        door = server.open_door(settings, app, listening)
+        config = server.configure(settings, app, door)
         if is_root():
             _drop_root(config, store, user)
         store.revision()
@@ -168,9 +167,7 @@ def _drop_root(config: uvicorn.Config, store: Store, user: str) -> None:
 
 def make_token(settings: Settings, store: Store) -> None:
     """See to it that there is an admin token."""
-    from api.bootstrap import bootstrap_token
-
-    bootstrap_token(store, settings, datetime.now(UTC))
+    import_beside("api.bootstrap").bootstrap_token(store, settings, datetime.now(UTC))
 
 
 def listen(place: Listen, who: str = "API", setting: str = "LISTEN") -> socket.socket:

@@ -36,6 +36,11 @@ def in_words() -> Iterator[None]:
         yield
     except BrokenPipeError:  # typer ends quietly by itself
         raise
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "netlimit":
+            raise
+        complain(CommandError(f"This needs the package {error.name}: install netlimit[gateway]."))
+        raise typer.Exit(1) from None
     except (NetlimitError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None

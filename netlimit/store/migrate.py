@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
+from netlimit.packages import find_package
 from netlimit.store.engine import schema
 from netlimit.store.tables import SCHEMA
 
@@ -19,7 +19,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(files("migrations")))
+    config.set_main_option("script_location", str(find_package("migrations")))
     config.attributes["connection"] = connection
     return config
 
