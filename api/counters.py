@@ -12,7 +12,7 @@ from pydantic import Field
 
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Rule
-from netlimit.store import Store
+from netlimit.store import Kept, Store
 
 from . import schemas
 from .context import StoreOf, WaitingOf, no_query
@@ -51,7 +51,7 @@ async def get_counters(key: Key, store: StoreOf, waiting: WaitingOf) -> dict[str
     kept = await run_in_turn(find_kept, store, key)
     await _read_afresh([kept.rule], store, waiting)
     readings = await run_in_turn(store.counters, kept.rule.id)
-    return _sum_up(readings)
+    return _sum_up(readings, kept.created_at)
 
 
 @router.get(
@@ -66,17 +66,20 @@ async def list_counters(query: Annotated[CountersQuery, Query()], store: StoreOf
     A rule that is not there, or no longer, is no error: `missing` names it.
     """
     found = await run_in_turn(find_some, store, query.rule)
-    rules = list({kept.rule.id: kept.rule for kept in found.values()}.values())
-    await _read_afresh(rules, store, waiting)
-    readings = await run_in_turn(store.counters_of, [rule.id for rule in rules])
+    every = list({kept.rule.id: kept for kept in found.values()}.values())
+    await _read_afresh([kept.rule for kept in every], store, waiting)
+    readings = await run_in_turn(store.counters_of, [kept.rule.id for kept in every])
     missing = [key for key in dict.fromkeys(query.rule) if key not in found]
-    return await run_in_turn(_write_many, rules, readings, missing)
+    return await run_in_turn(_write_many, every, readings, missing)
 
 
 def _write_many(
-    rules: Sequence[Rule], readings: Mapping[int, Mapping[str, RuleCounters]], missing: Sequence[str]
+    every: Sequence[Kept], readings: Mapping[int, Mapping[str, RuleCounters]], missing: Sequence[str]
 ) -> Response:
-    items = [{"rule": rule.id, "name": rule.name, **_sum_up(readings.get(rule.id, {}))} for rule in rules]
+    items = [
+        {"rule": rule.id, "name": rule.name, **_sum_up(readings.get(rule.id, {}), made_at)}
+        for rule, made_at in ((kept.rule, kept.created_at) for kept in every)
+    ]
     return write_json({"items": items, "missing": missing})
 
 
@@ -90,8 +93,8 @@ async def _read_afresh(rules: Iterable[Rule], store: Store, waiting: Waiting) ->
     await waiting.ask(hosts, "counters", {"rules": every}, READING_SECONDS)
 
 
-def _sum_up(by_host: Mapping[str, RuleCounters]) -> dict[str, Any]:
-    """The sum of all gateways: since the first began to count, as old as the oldest reading."""
+def _sum_up(by_host: Mapping[str, RuleCounters], made_at: datetime) -> dict[str, Any]:
+    """The sum of all gateways, since the rule was made: that is all it did. As old as the oldest reading."""
     readings = by_host.values()
     total = sum((reading.total for reading in readings), Counts())
     return {
@@ -102,6 +105,6 @@ def _sum_up(by_host: Mapping[str, RuleCounters]) -> dict[str, Any]:
         "delayed": total.delayed,
         "queued_packets": sum(reading.queued_packets for reading in readings),
         "queued_bytes": sum(reading.queued_bytes for reading in readings),
-        "since": write_time(min((reading.since for reading in readings), default=None)),
+        "since": write_time(made_at if by_host else None),
         "as_of": write_time(min((reading.as_of for reading in readings), default=None)),
     }

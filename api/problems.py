@@ -149,11 +149,12 @@ def list_problems(wrong: Sequence[tuple[int, Problem]], words: str = "") -> Prob
     """One problem for many wrong lines, each with its number; `words` stand behind how many there are. Its status is
     that of all of them, or else 422."""
     (line, first), statuses = wrong[0], {problem.status for _, problem in wrong}
+    number = len({line for line, _ in wrong})  # of one line several things may be wrong
     one = f"Line {line} is wrong, and nothing was kept: "
-    many = f"{len(wrong)} lines{words} are wrong, and nothing was kept. The first is line {line}: "
+    many = f"{number} lines{words} are wrong, and nothing was kept. The first is line {line}: "
     return Problem(
         statuses.pop() if len(statuses) == 1 else 422,
-        (one if len(wrong) == 1 else many) + first.detail,
+        (one if number == 1 else many) + first.detail,
         field=first.field,
         errors=[describe_line(number, problem) for number, problem in wrong],
         rule=first.rule if len(wrong) == 1 else None,

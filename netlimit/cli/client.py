@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -35,6 +36,7 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         import httpx
 
+        self._settings = settings
         self._url = settings.url
         self._token = find_token(settings)
         self._watch = watch(settings)
@@ -106,11 +108,13 @@ class Client:
     def _word(self, status: int, problem: Mapping[str, Any]) -> str:
         """A problem document as its sentences: of many lines that are wrong, every one."""
         if status == 401:
-            return f"{problem['detail']} {_advise(self._token is not None)}"
+            return f"{problem['detail']} {_advise(self._settings, self._token is not None)}"
         lines = [f"Line {each['line']}: {each['detail']}" for each in problem.get("errors", ()) if "line" in each]
         if len(lines) < 2:
             return str(problem["detail"])
-        return "\n".join([f"{len(lines)} lines are wrong, and nothing was kept.", *lines])
+        number = len({each["line"] for each in problem["errors"] if "line" in each})
+        wrong = "1 line is" if number == 1 else f"{number} lines are"
+        return "\n".join([f"{wrong} wrong, and nothing was kept.", *lines])
 
 
 @contextmanager
@@ -157,9 +161,23 @@ def find_token(settings: Settings) -> str | None:
         return None
 
 
-def _advise(had_token: bool) -> str:
+def _advise(settings: Settings, had_token: bool) -> str:
+    """What helps who has no token that is good: as after a restore on another machine, whose tokens are in the database
+    that was brought back, and in no file here."""
     known = "Set NETLIMIT_TOKEN to one that is good" if had_token else "Set NETLIMIT_TOKEN"
-    return f"{known}; the first start wrote one to the file admin.token beside the database, which root may read."
+    path = find_token_file(settings.database_url)
+    make = "root makes one on the gateway: `export NETLIMIT_TOKEN=$(netlimit token create NAME --role admin)`"
+    try:
+        there = stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        there = False
+    except OSError:  # who may not look there is not root
+        there = True
+    if settings.token is None and had_token:
+        return f"The one in {path} is not known to this database, as after a restore; {make}."
+    if there and not had_token and os.geteuid() != 0:
+        return f"{known}; root may read one in {path}, or {make}."
+    return f"{known}; {make}."
 
 
 def _is_loopback(url: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from netlimit.cli.streams import standard_streams
 from netlimit.errors import NetlimitError
 
 
@@ -41,6 +42,9 @@ def in_words() -> Iterator[None]:
             raise
         complain(CommandError(f"This needs the package {error.name}: install netlimit[gateway]."))
         raise typer.Exit(1) from None
+    except UnicodeEncodeError:  # of what Python could not read as text
+        complain(CommandError("What was typed is no text here; write it in UTF-8, with LC_ALL=C.UTF-8 for example."))
+        raise typer.Exit(1) from None
     except (NetlimitError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None
@@ -48,6 +52,11 @@ def in_words() -> Iterator[None]:
 
 class Sentences(TyperGroup):
     """A group of commands whose errors are sentences."""
+
+    def main(self, *arguments: Any, **named: Any) -> Any:
+        """Run the command line, wherever it prints to."""
+        with standard_streams():
+            return super().main(*arguments, **named)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-import sys
 from importlib.metadata import PackageNotFoundError, version
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -66,9 +64,6 @@ def netlimit(
 ) -> None:
     """Limit who may send or receive how much, by the kernel of a Linux gateway."""
     find_in_system_directories()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter ends no command half way
-            stream.reconfigure(errors="backslashreplace")
     # Commands answer in their own words. What runs for long replaces this by a log (`log_to_stderr`).
     logging.basicConfig(handlers=[logging.NullHandler()])
 

@@ -30,8 +30,8 @@ def counters(
     """Show what a rule matched, dropped and made wait. It is read from the kernel now."""
     with open_client(context) as client:
         found = client.get(f"{rule_path(key)}/counters")
-        shapes = not json and client.get(rule_path(key))["action"] == Action.SHAPE
-    print_as(json, found, partial(_show_counters, shapes=shapes))
+        action = None if json else client.get(rule_path(key))["action"]
+    print_as(json, found, partial(_show_counters, action=action))
 
 
 def _show_status(found: Document) -> None:
@@ -96,13 +96,15 @@ def _tell_shortcomings(host: Document) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _show_counters(found: Document, shapes: bool) -> None:
+def _show_counters(found: Document, action: str | None) -> None:
+    shapes = action == Action.SHAPE
     if found["as_of"] is None:
         typer.echo("Nothing has been counted yet.")
         return
     table = make_table("", "PACKETS", "BYTES", right=["PACKETS", "BYTES"])
     add_row(table, "matched", f"{found['matched_packets']:,}", f"{found['matched_bytes']:,}")
-    add_row(table, "dropped", f"{found['dropped_packets']:,}", None if shapes else f"{found['dropped_bytes']:,}")
+    lost = "would drop" if action == Action.OBSERVE else "dropped"
+    add_row(table, lost, f"{found['dropped_packets']:,}", None if shapes else f"{found['dropped_bytes']:,}")
     if shapes:
         add_row(table, "delayed", f"{found['delayed']:,}")
         add_row(table, "waiting", f"{found['queued_packets']:,}", f"{found['queued_bytes']:,}")

@@ -67,6 +67,19 @@ def test_some_doors_are_open(url: str) -> None:
         assert get(url + address).status_code == 200, address
 
 
+def test_the_page_of_the_api_lists_every_call_and_loads_nothing(url: str) -> None:
+    page = get(f"{url}/docs")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none';")
+    for what in ("<script", "<link", "<img", "src=", "url(", "@import", "http:", "https:", "//"):
+        assert what not in page.text, what
+    for path, methods in get(f"{url}/openapi.json").json()["paths"].items():
+        for method in methods:
+            assert f"{method.upper()} {path}</code>" in page.text
+    assert get(f"{url}/redoc").status_code == 404
+    assert get(f"{url}/docs", headers={"If-None-Match": page.headers["ETag"]}).status_code == 304
+
+
 def test_the_description_is_written_once_for_all_who_ask(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-from tests.cli.running import Netlimit
+from tests.cli.running import Netlimit, settings_in, until
 from tests.ports import free_port
 
 
@@ -83,6 +86,33 @@ def test_a_token_that_is_wrong_says_what_to_set(served: Netlimit) -> None:
     said = served.refuse("status", NETLIMIT_TOKEN="wrong")
     assert "The token is not known" in said
     assert "NETLIMIT_TOKEN" in said
+
+
+def test_after_a_restore_on_another_machine_it_says_what_to_run(served: Netlimit, directory: Path) -> None:
+    """The database has the tokens of the former machine, and no file here has the text of one."""
+    backup, new = directory / "backup", Netlimit(settings_in(directory))
+    served.do("backup", str(backup))
+    new.do("restore", str(backup))
+    server = new.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()))
+    until(lambda: server.ended or "A token is needed" in new.run("status").stderr, server.said)
+    said = new.refuse("status")
+    assert "admin.token" not in said, "nothing has written one here"
+    (advised,) = re.findall(r"`export NETLIMIT_TOKEN=\$\((.*)\)`", said)
+    token = new.do(*advised.replace("NAME", "ann").split()[1:]).strip()
+    assert new.run("status", NETLIMIT_TOKEN=token).returncode == 0
+    stale = directory / "database/admin.token"
+    stale.write_text("nl_" + "x" * 12 + "_" + "y" * 43)
+    stale.chmod(0o600)
+    assert f"The one in {stale} is not known to this database, as after a restore" in new.refuse("status")
+    server.end()
+
+
+def test_of_a_line_with_two_mistakes_there_is_one_line(served: Netlimit) -> None:
+    rules = [f'{{"target": "10.1.2.{n}", "action": "block", "name": "n{n}"}}' for n in range(1, 41)]
+    served.do("rule", "import", "-", "--no-wait", given="\n".join(rules))
+    said = served.refuse("rule", "import", "-", given="\n".join(rules))
+    assert said.startswith("netlimit: 40 lines are wrong, and nothing was kept.\nLine 1: ")
+    assert served.refuse("rule", "import", "-", given=rules[0]).count("netlimit: ") == 1
 
 
 def test_without_a_token_file_the_token_must_be_set(served: Netlimit, netlimit: Netlimit) -> None:
