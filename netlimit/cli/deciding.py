@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import pwd
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +13,11 @@ from contextlib import contextmanager
 
 import uvloop
 
+from netlimit.cli.database import find_file
 from netlimit.cli.errors import CommandError
+from netlimit.cli.privileges import USER
 from netlimit.contacts import Contacts
+from netlimit.errors import LimitError, StoreError
 from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.counters import open_counters, watch_eviction
@@ -34,12 +39,17 @@ log = logging.getLogger(__name__)
 
 def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
     """Decide by the rules of files and of the database, both of which are followed."""
+    counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
     sources = Sources(settings.limits, store)
-    sources.refresh()
+    alone = _is_alone(settings)
+    with _naming_user():
+        sources.start(alone)
     for sentence in _tell_unheard(sources, settings):
         log.warning("%s", sentence)
-    counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
     assignments = Assignments(store, settings.host, settings.failure_seconds)
+    if not alone:
+        with _naming_user():
+            assignments.load()
     token = settings.limiter_token.get_secret_value() if settings.limiter_token else ""
     refusals, askers = Refusals(), Askers(token)
     blocks = Blocks(store, settings.host, settings.trusted_proxies, askers=askers, contacts=Contacts())
@@ -77,6 +87,40 @@ def _tell_unheard(sources: Sources, settings: Settings) -> list[str]:
         f"The limit {names[0]}{more} has `escalate`, and blocks nobody: set NETLIMIT_LIMITER_TOKEN, and have those who "
         f"ask show it in X-Netlimit-Token."
     ]
+
+
+def _is_alone(settings: Settings) -> bool:
+    """Whether files alone are to count: no database was named, and there is none at the usual place."""
+    path = find_file(settings.database_url)
+    if settings.limits is None or path is None or "database_url" in settings.model_fields_set:
+        return False
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # who may not see whether there is one does not know that there is none
+        return False
+    return False
+
+
+@contextmanager
+def _naming_user() -> Iterator[None]:
+    """End with a sentence where something that is to be enforced cannot be read."""
+    try:
+        yield
+    except (LimitError, StoreError) as error:
+        raise CommandError(
+            f"The limiter does not start, for as the user {_name_user()} it cannot read all that it is to enforce: "
+            f"{error} Correct that (`netlimit limits check` names what is wrong in a file of limits), or let it run as "
+            f"a user who may read it: `--user {USER}` is whose the database is where netlimit was installed."
+        ) from None
+
+
+def _name_user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 @contextmanager

@@ -89,6 +89,10 @@ class Assignments:
 
     def refresh(self) -> None:
         """Take in what has changed, and say so. Raises StoreError."""
+        self._say(self.load())
+
+    def load(self) -> datetime:
+        """Take in what has changed; the moment that it goes by. Raises StoreError."""
         known = self._duties
         duties = self._store.duties(self._host, known.revision, self._assigned.serial, known.stamp)
         moment = self._now()
@@ -97,7 +101,7 @@ class Assignments:
         self._lost = None
         if changed:
             self._build(moment)
-        self._say(moment)
+        return moment
 
     def write_counts(self) -> None:
         """Write what was counted since the last time. Raises StoreError."""

@@ -186,9 +186,7 @@ class RateLimit:
         if callable(limits):
             return limits
         sources = Sources(Path(limits).absolute())
-        sources.refresh()
-        if sources.troubles:
-            raise LimitError("limits", " ".join(sources.troubles))
+        sources.start()
         Thread(target=sources.run, args=(self._ending,), name="limits", daemon=True).start()
         return lambda: sources.rules
 

@@ -111,10 +111,26 @@ class Sources:
         self._files = Files(path, clock) if path is not None else None
         self._rows = Rows(database) if database is not None else None
         self._used: dict[str, Document] = {}
+        self._twice: list[str] = []
+
+    def start(self, alone: bool = False) -> None:
+        """Read everything for the first time. Raises LimitError where something that is to be in force cannot be: who
+        began without it would let pass what it limits. With `alone` files count alone for now, and the database may be
+        missing."""
+        self.refresh()
+        lacking = [*self._twice]
+        if self._rows is not None and not alone:
+            troubles = self._rows.troubles.items()
+            lacking += [trouble for domain, trouble in troubles if domain not in self._used]
+        if self._files is not None:
+            lacking += self._files.troubles.values()
+        if lacking:
+            raise LimitError("limits", " ".join(lacking))
 
     def refresh(self) -> None:
         """Read what has changed, and put it in force. What is wrong is logged when it begins, and when it ends."""
         troubles: list[str] = []
+        self._twice = []
         used: dict[str, Document] = {}
         if self._rows is not None:
             self._rows.refresh()
@@ -123,7 +139,7 @@ class Sources:
         if self._files is not None:
             self._files.refresh()
             used |= self._choose(self._files.good, used, troubles)
-            troubles += self._files.troubles.values()
+            troubles += [*self._twice, *self._files.troubles.values()]
         if used != self._used:
             self.rules = RuleSet({domain: document.root for domain, document in used.items()})
             self._used = used
@@ -153,7 +169,9 @@ class Sources:
                 chosen[domain] = good[paths[0]]
             else:
                 named = ", ".join(map(str, paths))
-                troubles.append(f"The domain {domain!r} is in several files: {named}. Put its limits into one of them.")
+                self._twice.append(
+                    f"The domain {domain!r} is in several files: {named}. Put its limits into one of them."
+                )
                 if domain in self._used:
                     chosen[domain] = self._used[domain]
             if domain in below:

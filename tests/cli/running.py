@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from netlimit.cli.database import share
 from tests import warm
 from tests.ports import free_port
 
@@ -81,6 +83,12 @@ class Netlimit:
                 env=dict(self.environment),
             )
         return Server(process, log)
+
+    def make_database(self, user: str = "nobody") -> None:
+        """Make the database, which this user may read and write."""
+        self.do("db", "upgrade")
+        if os.geteuid() == 0:
+            share(Path(self.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///")), pwd.getpwnam(user))
 
     def serve(self, stderr: int | None = None) -> Server:
         """Start `netlimit serve`; it answers when this returns. Root lets the API be nobody's."""

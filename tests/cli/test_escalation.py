@@ -31,14 +31,8 @@ class Gateway:
     """A limiter, and who is blocked."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
-        database = directory / "database"
-        database.mkdir(mode=0o777)
-        database.chmod(0o777)  # of the limiter, too, which is nobody's
-        self._store = Store(f"sqlite:///{database}/netlimit.db")
-        self._store.upgrade()
-        for file in database.iterdir():
-            file.chmod(0o666)
         self.limiter = Running(directory, RULES, **settings)
+        self._store = Store(self.limiter.netlimit.environment["NETLIMIT_DATABASE_URL"])
 
     def close(self) -> None:
         self._store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ class Running:
                 **others,
             )
         )
+        self.netlimit.make_database()
         self.server = self.start()
         self.http = httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=120)
         until(lambda: self.server.ended or self.answers(), self.server.said)
@@ -149,3 +151,75 @@ def test_settings_that_cannot_be_used_are_named(netlimit: Netlimit, setting: str
     assert told.returncode == 1
     assert said in told.stderr
     assert "Traceback" not in told.stderr
+
+
+@pytest.fixture
+def places() -> dict[str, str]:
+    return {f"NETLIMIT_{name}": f"127.0.0.1:{free_port()}" for name in ("LIMITER_LISTEN", "LIMITER_GRPC_LISTEN")}
+
+
+def refuse_to_start(netlimit: Netlimit, **settings: str) -> str:
+    """What a limiter says that is to end with status 1 at once."""
+    said = netlimit.refuse("limiter", *USER, **settings)
+    assert "does not start" in said
+    assert f"as the user {pwd.getpwuid(os.geteuid()).pw_name if not USER else USER[1]}" in said
+    assert "--user netlimit" in said
+    return said
+
+
+def test_a_database_that_its_user_may_not_read_is_an_error(
+    root: None, netlimit: Netlimit, places: dict[str, str]
+) -> None:
+    netlimit.do("db", "upgrade")
+    file = netlimit.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///")
+    assert file in refuse_to_start(netlimit, **places)
+
+
+def test_a_database_that_was_named_and_is_not_there_is_an_error(netlimit: Netlimit, places: dict[str, str]) -> None:
+    (Path(netlimit.environment["HOME"]) / "web.yaml").write_text(RULES % 2)
+    rules = str(Path(netlimit.environment["HOME"]) / "web.yaml")
+    assert "There is no database at" in refuse_to_start(netlimit, **places, NETLIMIT_LIMITS=rules)
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_limits_that_its_user_may_not_read_are_an_error(
+    root: None, netlimit: Netlimit, places: dict[str, str], directory: Path, folder: bool
+) -> None:
+    netlimit.make_database()
+    place = directory / "limits"
+    place.mkdir(mode=0o755)
+    (place / "web.yaml").write_text(RULES % 2)
+    (place / "web.yaml").chmod(0o600)
+    named = place if folder else place / "web.yaml"
+    said = refuse_to_start(netlimit, **places, NETLIMIT_LIMITS=str(named))
+    assert f"{place / 'web.yaml'}: Permission denied." in said
+    place.chmod(0o700)
+    said = refuse_to_start(netlimit, **places, NETLIMIT_LIMITS=str(named))
+    assert f"{named}: Permission denied." in said
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (None, "No such file or directory"),
+        ("domain: web\nwrong: 5\n", "`wrong` is not known"),
+        ("domain: [", "web.yaml"),
+    ],
+)
+def test_limits_that_cannot_be_used_are_an_error(
+    netlimit: Netlimit, places: dict[str, str], directory: Path, rules: str | None, said: str
+) -> None:
+    netlimit.make_database()
+    if rules is not None:
+        (directory / "web.yaml").write_text(rules)
+    assert said in refuse_to_start(netlimit, **places, NETLIMIT_LIMITS=str(directory / "web.yaml"))
+
+
+def test_what_goes_away_later_keeps_the_rules_that_are_known(root: None, running: Running) -> None:
+    running.netlimit.make_database()
+    database = Path(running.netlimit.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///"))
+    running.rules.chmod(0o600)
+    database.parent.chmod(0o700)
+    until(lambda: len(running.http.get("/healthz").json().get("troubles", ())) >= 2, running.server.said)
+    assert [running.ask().status_code for _ in range(3)] == [200, 200, 429]
+    assert running.http.get("/readyz").status_code == 200

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pwd
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from netlimit.cli.privileges import USER
 from scripts.testbed.namespaces import SERVER, Lab
 from scripts.testbed.reports import SendReport
 from scripts.testbed.service import Service
@@ -18,8 +21,18 @@ FLOOD = 500  # packets a second, from 10.1.0.2 to port 9000 of 10.2.0.2
 
 @pytest.fixture(scope="session")
 def service(root: None) -> Iterator[Service]:
-    with Lab() as lab, mount_point(), Service(lab.gateway) as running, _flood(lab):
+    _make_user()
+    with Lab() as lab, mount_point(), Service(lab.gateway, USER) as running, _flood(lab):
         yield running
+
+
+def _make_user() -> None:
+    """The user whom scripts/run makes, and whom the limiter becomes by itself."""
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent")
+        subprocess.run(["useradd", *options, "--shell", "/usr/sbin/nologin", USER], check=True)
 
 
 def _flood(lab: Lab) -> Stream[SendReport]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from netlimit.errors import StoreError
+from netlimit.errors import LimitError, StoreError
 from netlimit.l7 import files
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.sources import Sources
@@ -291,6 +291,26 @@ def test_rules_stay_while_the_database_is_away_or_holds_what_cannot_be_read(cloc
     table.put("base", text("base", 4))
     sources.refresh()
     assert (amounts(sources), sources.troubles) == ({"base": 4, "more": 2}, ())
+
+
+def test_who_starts_without_what_is_to_be_in_force_is_told_all_of_it(folder: Path, clock: Clock) -> None:
+    table = Table(away=True)
+    (folder / "a.yaml").write_text(text("auth", 1))
+    (folder / "b.yaml").write_text(text("auth", 2))
+    (folder / "c.yaml").write_text("domain: [")
+    with pytest.raises(LimitError) as told:
+        Sources(folder, table, clock).start()
+    for part in ("The domain 'auth' is in several files", "c.yaml: line", "The database does not answer."):
+        assert part in str(told.value)
+    (folder / "b.yaml").unlink()
+    (folder / "c.yaml").unlink()
+    Sources(folder, table, clock).start(alone=True)
+    table.away = False
+    table.put("auth", "domain: auth\nfuture: 5\n")
+    Sources(folder, table, clock).start()  # the file counts
+    table.put("base", "domain: base\nfuture: 5\n")
+    with pytest.raises(LimitError, match="domain 'base' in the database"):
+        Sources(folder, table, clock).start()
 
 
 def wait_until(come: Callable[[], bool]) -> None:

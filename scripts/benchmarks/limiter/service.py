@@ -68,7 +68,9 @@ def _limiter() -> Iterator[Target]:
             NETLIMIT_LIMITER_LISTEN=place,
             NETLIMIT_LIMITER_GRPC_LISTEN=grpc_place,
         )
-        server = Netlimit(settings).start("limiter", *(("--user", "nobody") if os.geteuid() == 0 else ()))
+        netlimit = Netlimit(settings)
+        netlimit.make_database()
+        server = netlimit.start("limiter", *(("--user", "nobody") if os.geteuid() == 0 else ()))
         try:
             until(lambda: server.ended or _is_ready(place), server.said)
             assert not server.ended, server.said()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,9 @@ SAID = "throws counters away when its memory is full (maxmemory-policy allkeys-l
 
 
 @pytest.fixture
-def limiter(mortal: Server, tmp_path: Path) -> Iterator[Running]:
+def limiter(mortal: Server, make_directory: Callable[[], Path]) -> Iterator[Running]:  # noqa: F811
     mortal.client.config_set("maxmemory-policy", "allkeys-lru")
-    tmp_path.chmod(0o755)
-    running = Running(tmp_path, RULES % 2, NETLIMIT_COUNTERS_URL=mortal.url)
+    running = Running(make_directory(), RULES % 2, NETLIMIT_COUNTERS_URL=mortal.url)
     yield running
     running.http.close()
     running.server.end()

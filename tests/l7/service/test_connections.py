@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from netlimit.l7.service.connection import HEAD_BYTES
 from netlimit.l7.service.room import HEAD_SECONDS, Room
+from tests.cli.conftest import make_directory  # noqa: F401  a fixture
 from tests.cli.running import Server
 from tests.cli.test_limiter import USER, Running
 from tests.warm import ROOT
@@ -48,10 +49,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def limiter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("limiter")
-    directory.chmod(0o755)
-    running = Running(directory, RULES)
+def limiter(make_directory: Callable[[], Path]) -> Iterator[Running]:  # noqa: F811
+    running = Running(make_directory(), RULES)
     yield running
     running.http.close()
     running.server.end()
@@ -240,9 +239,8 @@ class Cramped(Running):
         return replace(self.netlimit, before=("prlimit", "--nofile=1000:1000")).start("limiter", *USER)
 
 
-def test_with_few_open_files_there_are_few_connections(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    running = Cramped(tmp_path, RULES)
+def test_with_few_open_files_there_are_few_connections(make_directory: Callable[[], Path]) -> None:  # noqa: F811
+    running = Cramped(make_directory(), RULES)
     held = [connect(running) for _ in range(1200)]
     try:
         for each in held:
