@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
+from netlimit.roles import Act
 
 from . import schemas
 from .auth import CallerOf
@@ -46,9 +47,11 @@ def list_gateways(store: StoreOf) -> dict[str, Any]:
     responses={204: {"description": "The gateway is not known any more."}, **responses(401, 403, 404, 409, 422, 503)},
 )
 async def forget_gateway(name: Name, caller: CallerOf, store: StoreOf) -> Response:
-    """Forget what a gateway has said of itself, its counters and repairs. Refused while something of it still reports.
+    """Forget what a gateway has said of itself, its counters and repairs. It takes an admin's token, for rules are not
+    judged any more by where this gateway is, and it may come back. Refused while something of it still reports.
     Rules that name it stay as they are, and the header `Warning` tells of them. If it comes back by its name, it is
     known again, and paused as it was."""
+    caller.require(Act.FORGET)
     await run_in_turn(store.forget_gateway, name, caller.actor, datetime.now(UTC))
     naming = await run_in_turn(store.find_naming, name, MOST_NAMED + 1)
     return Response(status_code=204, headers=write_warnings(_warn(name, naming)))

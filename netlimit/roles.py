@@ -20,6 +20,7 @@ class Act(StrEnum):
     CHANGE = "change"
     FORCE = "force"
     TOKENS = "tokens"
+    FORGET = "forget"
 
 
 WORDS = {
@@ -27,13 +28,14 @@ WORDS = {
     Act.CHANGE: "change rules",
     Act.FORCE: "force a rule that would hit the safe set",
     Act.TOKENS: "make, list and revoke tokens",
+    Act.FORGET: "forget a gateway, whose addresses nobody keeps open then",
 }
 """Each act, as it goes into a sentence."""
 
 MAY = {
     Role.VIEWER: frozenset({Act.READ}),
     Role.OPERATOR: frozenset({Act.READ, Act.CHANGE}),
-    Role.ADMIN: frozenset({Act.READ, Act.CHANGE, Act.FORCE, Act.TOKENS}),
+    Role.ADMIN: frozenset({Act.READ, Act.CHANGE, Act.FORCE, Act.TOKENS, Act.FORGET}),
 }
 """What each role may do. Nothing else in netlimit knows that."""
 

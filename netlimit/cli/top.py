@@ -45,7 +45,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
     json: bool = JSON,
 ) -> None:
-    """Watch who is limited, and what the busiest rules drop and make wait. Ctrl-C ends it."""
+    """Watch who is limited, and what the busiest rules do. Ctrl-C ends it."""
     with open_client(context) as client, suppress(KeyboardInterrupt):
         frames = watch(client, *_find_rules(client, keys or []), most, every)
         if once or json:

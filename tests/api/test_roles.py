@@ -19,6 +19,8 @@ def needed(method: str, path: str) -> Act:
     """What the issue asks for, told once more and in another way."""
     if path.startswith("/api/v1/tokens"):
         return Act.TOKENS
+    if path.startswith("/api/v1/gateways") and method == "DELETE":
+        return Act.FORGET
     return Act.READ if method == "GET" else Act.CHANGE
 
 

@@ -32,7 +32,7 @@ def test_help_names_every_command(netlimit: Netlimit) -> None:
     assert [command for command in commands.split() if f"\n  {command} " not in said] == []
 
 
-@pytest.mark.parametrize("group", [(), ("rule",), ("token",), ("db",)])
+@pytest.mark.parametrize("group", [(), ("rule",), ("token",), ("db",), ("gateway",)])
 def test_what_a_command_does_is_told_in_one_line(netlimit: Netlimit, group: tuple[str, ...]) -> None:
     commands = netlimit.do(*group, "--help").partition("\nCommands:\n")[2].splitlines()
     assert commands
