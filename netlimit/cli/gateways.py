@@ -17,7 +17,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The gateway's name.")
 
 @app.command("list")
 def list_them(context: typer.Context, json: bool = JSON) -> None:
-    """List the gateways that have reported, and since when those that are silent are so."""
+    """List the gateways that have reported."""
     with open_client(context) as client:
         found = client.get("/gateways")
     print_as(json, found, _list)
@@ -25,7 +25,9 @@ def list_them(context: typer.Context, json: bool = JSON) -> None:
 
 @app.command()
 def forget(context: typer.Context, name: Name, json: bool = JSON) -> None:
-    """Forget a gateway that is gone, such as one that has another name now. One that still reports is refused."""
+    """Forget a gateway that is gone: as an admin.
+
+    One that has another name now, for example. One that still reports is refused."""
     with open_client(context) as client:
         warnings = client.remove(gateway_path(name))
     say(json, {"name": name, "warnings": warnings}, "\n".join([f"Forgot the gateway {name}.", *warnings]))
