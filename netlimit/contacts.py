@@ -73,21 +73,13 @@ class Contacts:
         self._lock = threading.Lock()
 
     def look(self) -> Mapping[str, str] | None:
-        """Everybody, and the /64 of each IPv6 address, with a sentence; read anew if that has rested. None as long as
-        nothing has been read."""
+        """Everybody, and the /64 of each IPv6 address, with a sentence; read anew if that has rested. It is another
+        mapping only if it holds something else, and None as long as nothing has been read."""
         with self._lock:
             begun = self._begin()
         if begun is not None:
             begun.join(PATIENCE)
         return self._index
-
-    def find(self, target: Target) -> str | None:
-        """What of a target, an address or an IPv6 /64, this host talks to, as a sentence."""
-        known = self.look()
-        if known is None:
-            return UNKNOWN
-        single = target.prefixlen == target.max_prefixlen
-        return known.get(str(target.network_address) if single else str(target))
 
     def _begin(self) -> threading.Thread | None:
         """A reading that has just begun; None where one goes on, or none is due."""
@@ -111,13 +103,23 @@ class Contacts:
                     self._known.popitem(last=False)
             while self._known and began - next(iter(self._known.values()))[0] >= REMEMBERED_SECONDS:
                 self._known.popitem(last=False)
-            self._index = {
+            index = {
                 place: f"{address} is {what}."
                 for address, (_, what) in self._known.items()
                 for place in (address, find_block(address))
             }
+            if index != self._index:
+                self._index = index
         finally:
             self._due = began + max(REST_SECONDS, REST_SHARE * (self._clock() - began))
+
+
+def find_contact(target: Target, known: Mapping[str, str] | None) -> str | None:
+    """What of a target, an address or an IPv6 /64, is among those that a look has found, as a sentence."""
+    if known is None:
+        return UNKNOWN
+    single = target.prefixlen == target.max_prefixlen
+    return known.get(str(target.network_address) if single else str(target))
 
 
 def read_contacts() -> Iterator[tuple[str, str]]:

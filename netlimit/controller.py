@@ -26,7 +26,7 @@ from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
-from netlimit.escalating import LABEL, Spared
+from netlimit.escalating import LABEL
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Door, Kernel, observe, read_entries
@@ -45,6 +45,7 @@ from netlimit.records import Changes, Exceptional, HostStatus, Repair, Request, 
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
 from netlimit.safety import REMEMBERED_SECONDS
+from netlimit.spared import Spared, Surroundings
 from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
 from netlimit.telling import Telling
@@ -192,6 +193,8 @@ class Controller:
         self._unreadable: dict[int, str] = {}
         self._led_to: dict[int, Rule] = {}
         """The blocks that requests have led to (the limiter's)."""
+        self._around: Surroundings | None = None
+        """By what those were judged last."""
         self._refused_drift: Drift = {}
         self._blind_since: float | None = None
         self._crowded: dict[int, str] = {}
@@ -627,13 +630,21 @@ class Controller:
         if self._setup.spared is None or LABEL not in rule.labels:
             return None
         self._led_to[rule.id] = rule
-        return self._setup.spared.refuse(rule, self._premises.own, self._premises.edges)
+        around = self._setup.spared.look_around(self._premises.own, self._premises.edges)
+        return self._setup.spared.refuse(rule, around)
 
     def _spare(self) -> None:
         """Blocks that requests have led to go as soon as they would hit whom none may, and come back later."""
+        spared = self._setup.spared
+        if spared is None or not self._led_to:
+            return
+        around = spared.look_around(self._premises.own, self._premises.edges)
+        if around == self._around:
+            return
         for rule in list(self._led_to.values()):
-            if self._unreadable.get(rule.id) != self._refuse(rule):
+            if self._unreadable.get(rule.id) != spared.refuse(rule, around):
                 self._put(rule)
+        self._around = around
 
     def _put_in(self, rule: Rule) -> None:
         self._news.add(rule.id)

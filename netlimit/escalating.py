@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from netlimit.contacts import Contacts
@@ -14,6 +14,7 @@ from netlimit.fallback import find_obstacle
 from netlimit.lockout import Havens
 from netlimit.records import Actor, HostStatus
 from netlimit.rules import Action, Rule, Target, parse_rule
+from netlimit.spared import Spared, name_target
 
 if TYPE_CHECKING:  # for the types alone: the store is handed over
     from netlimit.store import Store
@@ -29,72 +30,6 @@ _CLEARED_AT_ONCE = 100
 _PAGE = 1000
 _LONGEST = 1000
 _NEVER = datetime.max.replace(tzinfo=UTC)
-
-
-class Spared:
-    """Whom no request may have blocked, whoever tells of it: nobody's client (broadcast, multicast, loopback), the host
-    itself, trusted proxies, and whom the host talks to. Limiter and controller go by the same."""
-
-    def __init__(self, host: str, proxies: tuple[Target, ...] = (), contacts: Contacts | None = None) -> None:
-        self._host = host
-        self._proxies = proxies
-        self._contacts = contacts
-
-    def find_obstacle(self, target: Target, own: Iterable[str], edges: Iterable[str]) -> str | None:
-        """Why a target must not be blocked though it is in no safe set. `own` are the host's addresses; `edges` what
-        ends on it besides, and the networks that it reaches without a gateway, with prefixes."""
-        address = target.network_address
-        if (
-            address.is_loopback
-            or address.is_multicast
-            or address.is_unspecified
-            or address.is_link_local
-            or (target.version == 4 and address.is_reserved)
-        ):
-            return f"{address} is no client's address."
-        if any(_is_in(each, target) for each in own):
-            return f"{_name(target)} is an address of {self._host} itself{_or_has_one(target)}."
-        if any(_is_edge(each, target) for each in edges):
-            return f"{_name(target)} is a broadcast address of {self._host}, or a network that it is in."
-        if any(target.version == proxy.version and target.overlaps(proxy) for proxy in self._proxies):
-            return f"{_name(target)} is a proxy (NETLIMIT_TRUSTED_PROXIES){_or_has_one(target)}."
-        return self._contacts.find(target) if self._contacts is not None else None
-
-    def refuse(self, rule: Rule, own: Iterable[str], edges: Iterable[str]) -> str | None:
-        """Why a rule that the limiter has made must not be in force here; None for one that may, or is somebody
-        else's."""
-        if LABEL not in rule.labels or rule.action is not Action.BLOCK:
-            return None
-        obstacle = self.find_obstacle(rule.target, own, edges)
-        return obstacle and f"Requests have led to this block, and it is not in force: {obstacle}"
-
-    def look(self) -> None:
-        """Remember whom the host talks to now."""
-        if self._contacts is not None:
-            self._contacts.look()
-
-
-def _name(target: Target) -> str:
-    return str(target.network_address) if target.prefixlen == target.max_prefixlen else str(target)
-
-
-def _is_in(text: str, target: Target) -> bool:
-    address = ip_address(text)
-    return address.version == target.version and address in target
-
-
-def _or_has_one(target: Target) -> str:
-    return "" if target.prefixlen == target.max_prefixlen else ", or has one"
-
-
-def _is_edge(text: str, target: Target) -> bool:
-    """Whether a target is the first or last address of a network, or all of it: broadcast and anycast addresses. Of an
-    IPv6 network only the first (anycast) is one."""
-    network = ip_network(text, strict=False)
-    if network.version != target.version or not network.prefixlen or target.prefixlen < network.prefixlen:
-        return False
-    edges = [network.network_address] if network.version == 6 else [network.network_address, network.broadcast_address]
-    return any(each in target for each in edges)
 
 
 class Blocks:
@@ -165,9 +100,10 @@ class Blocks:
         """Why a target must not be blocked though it is in no safe set."""
         status = next((each for each in hosts if each.host == self._host), None)
         own, edges = (status.own, (*status.local, *status.networks)) if status else ((), ())
-        obstacle = self._spared.find_obstacle(target, own, edges)
+        obstacle = self._spared.find_obstacle(target, self._spared.look_around(own, edges))
         if obstacle is None and any(_is_in(each, target) for each in self._askers):
-            obstacle = f"{_name(target)} asks the limiter, as proxies do. Is it missing in NETLIMIT_TRUSTED_PROXIES?"
+            asker = name_target(target)
+            obstacle = f"{asker} asks the limiter, as proxies do. Is it missing in NETLIMIT_TRUSTED_PROXIES?"
         return obstacle or self._find_permission(str(target.network_address))
 
     def _find_permission(self, text: str) -> str | None:
@@ -196,6 +132,11 @@ class Blocks:
 
 def _is_ours(rule: Rule) -> bool:
     return LABEL in rule.labels
+
+
+def _is_in(text: str, target: Target) -> bool:
+    address = ip_address(text)
+    return address.version == target.version and address in target
 
 
 def _normalize(text: str) -> str:

@@ -18,8 +18,8 @@ from netlimit.cli.errors import CommandError
 from netlimit.cli.privileges import USER, find_keepers, may_change_network
 from netlimit.contacts import Contacts
 from netlimit.errors import StoreError
-from netlimit.escalating import Spared
 from netlimit.settings import Backend, Listen, Settings, load_settings
+from netlimit.spared import Spared
 
 if TYPE_CHECKING:
     from netlimit.controller import Controller

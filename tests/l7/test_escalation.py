@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, UNKNOWN, Contacts, read_contacts
+from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, UNKNOWN, Contacts, find_contact, read_contacts
 from netlimit.controller import Controller
 from netlimit.errors import RuleError
-from netlimit.escalating import ACTOR, LABEL, Blocks, Spared
+from netlimit.escalating import ACTOR, LABEL, Blocks
 from netlimit.l7 import escalation
 from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
 from netlimit.l7.limit import parse_limit
@@ -27,6 +29,7 @@ from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnLimit
 from netlimit.records import HostStatus, SafeReason, State
 from netlimit.rules import Rule as AddressRule
 from netlimit.rules import parse_rule
+from netlimit.spared import Places, Spared
 from netlimit.store import Kept, Store
 from tests.controller.conftest import Site
 from tests.ports import free_port
@@ -511,12 +514,60 @@ def test_whom_the_host_talks_to_is_found_and_remembered() -> None:
     assert "127.5.5.6" not in found, "it has come by itself"
     now, there = [0.0], [[("192.0.2.5", PEER)], []]
     contacts = Contacts(lambda: there.pop(0), lambda: now[0])
-    assert contacts.find(ip_network("192.0.2.5")) == f"192.0.2.5 is {PEER}."
+    assert find_contact(ip_network("192.0.2.5"), contacts.look()) == f"192.0.2.5 is {PEER}."
     now[0] += 10
-    assert contacts.find(ip_network("192.0.2.5"))
+    assert find_contact(ip_network("192.0.2.5"), contacts.look())
     there.append([])
     now[0] += REMEMBERED_SECONDS
-    assert not contacts.find(ip_network("192.0.2.5"))
+    assert not find_contact(ip_network("192.0.2.5"), contacts.look())
+
+
+ADDRESSES = st.integers(0, 1023).map(lambda n: f"10.0.{n // 256}.{n % 256}") | st.integers(0, 1023).map(
+    lambda n: f"2001:db8::{n // 32:x}:0:0:0:{n % 32:x}"
+)
+NETWORKS = st.builds(
+    lambda text, less: f"{text}/{128 - less if ':' in text else max(0, 32 - less)}", ADDRESSES, st.integers(0, 70)
+)
+
+
+@given(own=st.lists(ADDRESSES, max_size=5), networks=st.lists(NETWORKS, max_size=5), target=NETWORKS)
+def test_places_are_found_as_if_each_was_looked_at(own: list[str], networks: list[str], target: str) -> None:
+    place, found = ip_network(target, strict=False), Places(own, networks)
+    assert found.holds_own(place) == any(ip_address(each) in place for each in own)
+    edges = []
+    for network in (ip_network(each, strict=False) for each in networks):
+        if 0 < network.prefixlen <= place.prefixlen:
+            edges += [network.network_address, *([network.broadcast_address] if network.version == 4 else [])]
+    assert found.holds_edge(place) == any(edge in place for edge in edges)
+
+
+def test_what_leads_to_no_other_answer_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand blocks at each heartbeat, otherwise."""
+    store = Store(f"sqlite:///{tmp_path}/netlimit.db")
+    store.upgrade()
+    site = Site(store)
+    there = [("10.1.0.53", RESOLVER)]
+    now = [0.0]
+    contacts = Contacts(lambda: list(there), lambda: now[0])
+    setup = replace(site.controller._setup, spared=Spared("gw", (), contacts))
+    site.controller = Controller(store, site.kernel, setup, site.clock)
+    site.controller.sync()
+    for number in range(5):
+        site.add(target=f"10.1.1.{number}", action="block", labels=dict([LABEL]))
+    site.controller.sync()
+    site.controller._spare()
+    looked: list[str] = []
+    look = Spared.find_obstacle
+    monkeypatch.setattr(Spared, "find_obstacle", lambda *asked: (looked.append(str(asked[1])), look(*asked))[1])
+    now[0] += 100
+    site.controller._spare()
+    assert looked == []
+    there.append(("10.1.1.4", PEER))
+    now[0] += 100
+    site.controller._spare()
+    assert len(looked) >= 5
+    site.controller.sync()
+    assert (site.send("10.1.1.4"), site.send("10.1.1.3")) == (["accept"], ["drop"])
 
 
 def test_nobody_waits_for_what_takes_long_to_read() -> None:
@@ -531,14 +582,14 @@ def test_nobody_waits_for_what_takes_long_to_read() -> None:
         yield str(known.network_address), PEER
 
     contacts = Contacts(read, lambda: now[0])
-    assert [contacts.find(known) for _ in range(100)] == [UNKNOWN] * 100
+    assert [find_contact(known, contacts.look()) for _ in range(100)] == [UNKNOWN] * 100
     assert begun.acquire(timeout=60)
     assert len(asked) == 1, "one reading goes on at a time"
     asked[0].set()
-    while contacts.find(known) == UNKNOWN:
+    while find_contact(known, contacts.look()) == UNKNOWN:
         time.sleep(0.01)
     now[0] += 3600
-    assert [contacts.find(known) for _ in range(100)] == [f"{known.network_address} is {PEER}."] * 100
+    assert [find_contact(known, contacts.look()) for _ in range(100)] == [f"{known.network_address} is {PEER}."] * 100
     assert begun.acquire(timeout=60)
     asked[1].set()
     assert len(asked) == 2
