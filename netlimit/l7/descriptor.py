@@ -8,9 +8,9 @@ from typing import Any
 
 from netlimit.errors import LimitError
 from netlimit.l7.fields import Findings, Record
+from netlimit.l7.identity import PLAIN
 from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit
 from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule
-from netlimit.l7.targets import PLAIN
 from netlimit.l7.values import QUOTED, parse_time
 
 PRIORITY = 50

@@ -15,7 +15,7 @@ from typing import Any
 
 from netlimit.addresses import read_network
 from netlimit.errors import LimitError
-from netlimit.l7.targets import plain_host, resolve
+from netlimit.l7.targets import plain_host, plain_path, resolve
 
 Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
@@ -47,6 +47,19 @@ def find_block(address: str, prefix: int = 64) -> str:
     if ":" not in address or prefix == 128:
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
+
+
+def plain_client(text: bytes) -> str:
+    """Whom a client is counted to, by its address: itself, or its /64. What is no address is left as it is."""
+    told = text.decode("utf-8", "replace")
+    address = read_address(told)
+    return told if address is None else find_block(address)
+
+
+def find_told(values: Iterable[str]) -> str | None:
+    """The address that values tell; None where they tell none, or several."""
+    told = {address for address in map(read_address, values) if address is not None}
+    return told.pop() if len(told) == 1 else None
 
 
 def find_network(address: str) -> str:
@@ -226,3 +239,6 @@ EXTRACTORS: Mapping[str, Extractor] = {
     "method": method,
 }
 """What a rule's descriptors can be made of, by the key that they bear there."""
+
+PLAIN: Mapping[str, Callable[[bytes], str]] = {"path": plain_path, "host": plain_host, "remote_address": plain_client}
+"""How values are read, by key, that are compared in a form of their own."""

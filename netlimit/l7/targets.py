@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from urllib.parse import unquote_to_bytes
 
@@ -70,7 +69,3 @@ def _plain_address(text: str) -> str:
         return f"[{ip_address(text)}]"
     except ValueError:
         return f"[{text}]"
-
-
-PLAIN: Mapping[str, Callable[[bytes], str]] = {"path": plain_path, "host": plain_host}
-"""How values are read, by key, that are compared in a form of their own."""

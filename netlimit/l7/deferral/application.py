@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from netlimit.l7.deferral.deferral import Deferral, Send, complain, make_key
 from netlimit.l7.extraction import Extraction
-from netlimit.l7.identity import Extractor
+from netlimit.l7.identity import ClientAddress, Extractor, Scope
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.listening import Message, Receive
-from netlimit.l7.rules import OnLimit, RuleSet
+from netlimit.l7.rules import CLIENT_KEY, OnLimit, RuleSet
 
 PREFIX = "/v1/defer"
 
@@ -36,6 +36,8 @@ class DeferralApp:
         self._rules = rules
         self._domain = domain
         self._extraction = Extraction(rules, domain, extractors)
+        client = extractors.get(CLIENT_KEY)
+        self._find_address = client.find if isinstance(client, ClientAddress) else _find_nobody
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -49,23 +51,28 @@ class DeferralApp:
             await complain(send, 404, f"There is {PREFIX}/… for requests to be kept, and {self._deferral.path}/….")
 
     async def _defer(self, scope: Message, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path")
+        raw: bytes | None = scope.get("raw_path")
+        if raw and not raw.startswith(f"{PREFIX}/".encode()):  # `/v1/defer%2F…` has another path behind it
+            return await complain(send, 400, f"The path begins otherwise than by {PREFIX}/ as it was sent.")
         wanted = {
             **scope,
             "path": scope["path"].removeprefix(PREFIX),
             "raw_path": raw.removeprefix(PREFIX.encode()) if raw else None,
         }
+        address = self._find_address(scope)
         descriptors = self._extraction(wanted)
         rules = self._rules()
         for descriptor in descriptors:
             match = rules.find(self._domain, descriptor.entries)
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
-                look = await self._limiter.decide(self._domain, descriptors, 0)
+                look = await self._limiter.decide(self._domain, descriptors, 0, client=address)
                 if look.blocked:
                     return await complain(send, 403, "The client is blocked: nothing of it is kept.")
                 wait = look.retry_after
-                return await self._deferral.accept(wanted, receive, send, key, self._domain, descriptors, 1, wait)
+                return await self._deferral.accept(
+                    wanted, receive, send, key, self._domain, descriptors, 1, wait, address
+                )
         return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -75,3 +82,7 @@ class DeferralApp:
         await receive()
         await self._deferral.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _find_nobody(scope: Scope) -> str | None:
+    return None

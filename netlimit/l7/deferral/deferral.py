@@ -125,9 +125,13 @@ class Deferral:
         descriptors: Sequence[Descriptor],
         hits: int = 1,
         retry_after: float = 0.0,
+        address: str | None = None,
     ) -> None:
         """Keep a request and answer 202, or 413 or 429 where it cannot be kept. A client that goes before all of its
-        request is here gets nothing, and nothing is kept."""
+        request is here gets nothing, and nothing is kept. `address` is whom IP rules are asked about when it is
+        replayed, where descriptors do not tell."""
+        if not _find_raw(scope).startswith(b"/"):  # behind the upstream's name it could make another of it
+            return await complain(send, 400, "The request is for no path, and is not kept.")
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await self._read_body(scope, receive)
@@ -138,7 +142,7 @@ class Deferral:
         if len(body) > self._largest:
             sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
             return await complain(send, 413, sentence)
-        request = self._make_request(scope, body, key, domain, tuple(descriptors), hits)
+        request = self._make_request(scope, body, key, domain, tuple(descriptors), hits, address)
         wait = count_seconds(retry_after) or 1
         try:
             await self._backlog.put(request)
@@ -169,10 +173,17 @@ class Deferral:
         return None
 
     def _make_request(
-        self, scope: Message, body: bytes, key: str, domain: str, descriptors: tuple[Descriptor, ...], hits: int
+        self,
+        scope: Message,
+        body: bytes,
+        key: str,
+        domain: str,
+        descriptors: tuple[Descriptor, ...],
+        hits: int,
+        address: str | None,
     ) -> Deferred:
         identity, now = make_id(), time.time()
-        raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        raw = _find_raw(scope)
         query: bytes = scope.get("query_string", b"")
         client = scope.get("client")
         return Deferred(
@@ -189,6 +200,7 @@ class Deferral:
             scope.get("scheme", "http"),
             now,
             now + self._expires,
+            address,
         )
 
     async def _read_body(self, scope: Message, receive: Receive) -> bytes | None:
@@ -259,3 +271,9 @@ async def _answer(
     head = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": [*head, *fields]})
     await send({"type": "http.response.body", "body": body})
+
+
+def _find_raw(scope: Message) -> bytes:
+    """The path as it was sent."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return raw

@@ -122,7 +122,9 @@ class Replayer:
         if tries > self._tries:
             return await self._finish(request, State.FAILED, None, "Each try has ended with whoever made it.")
         try:
-            verdict = await self._limiter.decide(request.domain, request.descriptors, request.hits)
+            verdict = await self._limiter.decide(
+                request.domain, request.descriptors, request.hits, client=request.address
+            )
         except CountersUnavailable:
             return await self._postpone(request, _LOOK, tried=False)
         if not verdict.allowed and verdict.retry_after == inf:

@@ -62,6 +62,8 @@ class Deferred:
     accepted: float
     """Seconds since 1970."""
     expires: float
+    address: str | None = None
+    """Whom IP rules are asked about, where descriptors do not tell him himself but his /64."""
 
 
 class Reply(NamedTuple):
@@ -112,6 +114,8 @@ def keep_answered(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
 def write_head(request: Deferred) -> str:
     """All of a request but its body, to be kept."""
     fields = {name: getattr(request, name) for name in Deferred.__slots__ if name not in ("body", "descriptors")}
+    if request.address is None:  # as former versions write and read it
+        del fields["address"]
     told = [[descriptor.entries, descriptor.hits] for descriptor in request.descriptors]
     return json.dumps(fields | {"descriptors": told})
 

@@ -26,8 +26,9 @@ async def decide(
     A refusal is a problem document, with the header fields that a refused client is to see: whoever asks can hand both
     on. Raises Problem, CountersUnavailable.
     """
-    domain, descriptors, hits = read_question(await read_body(receive))
-    verdict = await limiter.decide(domain, descriptors, hits, escalates=askers.vouch(scope["headers"]))
+    domain, descriptors, hits, client = read_question(await read_body(receive))
+    escalates = askers.vouch(scope["headers"])
+    verdict = await limiter.decide(domain, descriptors, hits, client=client, escalates=escalates)
     if verdict.allowed:
         return new(Answer, (200, [JSON], write_verdict(verdict).encode()))
     status = 403 if verdict.blocked else 429

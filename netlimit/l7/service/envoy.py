@@ -11,16 +11,16 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from netlimit.errors import LimitError
 from netlimit.l7.headers import Family, make_headers
+from netlimit.l7.identity import PLAIN, find_told
 from netlimit.l7.limit import UNITS, Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.problems import write_problem
-from netlimit.l7.rules import Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
 from netlimit.l7.service.bytewise import parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
-from netlimit.l7.targets import PLAIN
 
 BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
@@ -33,14 +33,16 @@ _MODEL = ("backend_name", "model_name_override")
 _Response = RateLimitResponse
 _Unit = _Response.RateLimit.Unit
 _UNITS = sorted(((seconds, _Unit.Value(name.upper())) for name, seconds in UNITS.items()), reverse=True)
+_CLIENT = CLIENT_KEY.encode()
 
 
 class Unanswerable(ValueError):
     """A question that has no answer; the sentence says what is missing."""
 
 
-def read_question(data: bytes) -> tuple[str, list[Descriptor], int]:
-    """The domain, descriptors and hits of a RateLimitRequest. Raises Unanswerable."""
+def read_question(data: bytes) -> tuple[str, list[Descriptor], int, str | None]:
+    """The domain, descriptors and hits of a RateLimitRequest, and the client's own address where just one is told.
+    Raises Unanswerable."""
     question = parse_question(data)
     if question is None:
         raise Unanswerable("This is no RateLimitRequest.")
@@ -52,6 +54,7 @@ def read_question(data: bytes) -> tuple[str, list[Descriptor], int]:
         _decode(question.domain),
         [_read_descriptor(each) for each in question.descriptors],
         question.hits_addend or 1,
+        find_told(_decode(e.value) for each in question.descriptors for e in each.entries if e.key == _CLIENT),
     )
 
 
@@ -155,8 +158,8 @@ async def should_rate_limit(
 ) -> RateLimitResponse:
     """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
     CountersUnavailable."""
-    domain, descriptors, hits = read_question(question)
-    verdict = await limiter.decide(domain, descriptors, hits, charge=True, escalates=escalates)
+    domain, descriptors, hits, client = read_question(question)
+    verdict = await limiter.decide(domain, descriptors, hits, charge=True, client=client, escalates=escalates)
     over = _is_over(verdict, descriptors)
     if over == verdict.allowed:  # quotas see that in another way
         verdict = replace(verdict, allowed=not over)

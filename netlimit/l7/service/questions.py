@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
+from netlimit.l7.identity import find_told, plain_client
 from netlimit.l7.listening import Message, Receive
-from netlimit.l7.rules import Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import Problem
 
 LARGEST = 64 * 2**10
@@ -28,11 +29,12 @@ _EXAMPLE = '{"domain": "web", "descriptors": [[{"key": "remote_address", "value"
 
 
 class Question(NamedTuple):
-    """May so many hits of these descriptors pass?"""
+    """May so many hits of these descriptors pass? `client` is his own address, where descriptors tell just one."""
 
     domain: str
     descriptors: tuple[Descriptor, ...]
     hits: int = 1
+    client: str | None = None
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -113,7 +115,11 @@ def _read_question(body: bytes) -> Question:
         raise Problem(422, f"`hits` is a whole number from 0, which only looks, to {MOST_HITS}.", "hits")
     if type(told) is not list or not 0 < len(told) <= MOST_DESCRIPTORS:
         raise Problem(422, f"`descriptors` is a list of 1 to {MOST_DESCRIPTORS} descriptors.", "descriptors")
-    return Question(domain, tuple([_read_descriptor(index, each) for index, each in enumerate(told)]), hits)
+    descriptors = tuple([_read_descriptor(index, each) for index, each in enumerate(told)])
+    clients = [entry.value for each in descriptors for entry in each.entries if entry.key == CLIENT_KEY]
+    if not any(":" in value for value in clients):
+        return Question(domain, descriptors, hits)
+    return Question(domain, tuple(map(_count_by_block, descriptors)), hits, find_told(clients))
 
 
 _read_again = lru_cache(REMEMBERED)(_read_question)
@@ -124,6 +130,16 @@ def _read_descriptor(index: int, told: object) -> Descriptor:
         place = f"descriptors[{index}]"
         raise Problem(422, f"`{place}` is a list of 1 to {MOST_DESCRIPTORS} entries.", place)
     return Descriptor(tuple([_read_entry(index, number, entry) for number, entry in enumerate(told)]))
+
+
+def _count_by_block(descriptor: Descriptor) -> Descriptor:
+    """The same with an IPv6 client told by his /64, in which he may choose freely."""
+    return descriptor._replace(
+        entries=tuple(
+            Entry(key, plain_client(value.encode()) if key == CLIENT_KEY else value)
+            for key, value in descriptor.entries
+        )
+    )
 
 
 def _read_entry(index: int, number: int, told: Mapping[str, object]) -> Entry:

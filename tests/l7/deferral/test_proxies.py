@@ -27,11 +27,12 @@ from netlimit.l7.gate import Gate
 from netlimit.l7.identity import EXTRACTORS, ClientAddress
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.middleware import RateLimit
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.application import Service
 from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
-from tests.l7.asking import ask
+from tests.l7.asking import ask, hello
 from tests.l7.waking import Waking
 from tests.ports import free_port
 
@@ -130,6 +131,55 @@ def test_nginx_hands_over_what_is_over_its_limit(place: str, waking: Waking, ser
     assert time.monotonic() - began >= 0.1 * len(jobs)  # the first request has had its turn before
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/defer/login.php////../../../.netlimit/deferred/x",
+        "/v1/defer%2f@127.0.0.1:9/../../../.netlimit/deferred/x",
+        "/v1/defer/login/%2e%2e/%2e%2e/%2e%2e/.netlimit/deferred/x",
+        "/v1/defer/login/../..%2f../.netlimit/deferred/x",
+        "//.netlimit//deferred/../../v1/defer/x/../../../.netlimit/deferred/x",
+    ],
+)
+def test_nobody_comes_to_where_requests_are_kept_but_by_the_limiter(
+    place: str, served: list[tuple[str, bytes]], target: str
+) -> None:
+    """In the name of others, and for paths that the limiter has not seen."""
+    host, _, port = place.removeprefix("http://").partition(":")
+    deadline = time.monotonic() + 60
+    answers = list[bytes]()
+    while len(answers) < 5:
+        fields = f"Host: a\r\nX-Forwarded-For: 198.51.100.{len(answers)}\r\nConnection: close\r\n\r\n"
+        try:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\n{fields}".encode())
+                answers.append(connection.makefile("rb").readline().split()[1])
+        except ConnectionError:
+            assert time.monotonic() < deadline
+    assert answers == [b"404"] * 5
+    time.sleep(0.5)
+    assert served == []
+
+
+def test_what_is_sent_for_no_path_is_not_kept(tmp_path: Path) -> None:
+    """Behind the upstream's name it would be for another server: `http://127.0.0.1:8080` and `@192.0.2.1/`."""
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
+        for raw in (b"/v1/defer%2f@192.0.2.1/x", b"/v1%2fdefer/@192.0.2.1/x", b"@192.0.2.1/v1/defer/x"):
+            assert (await ask(app, "/v1/defer/@192.0.2.1/x", raw_path=raw)).status == 400
+        limits = tmp_path / "limits.yaml"
+        limits.write_text(RULES)
+        limited = RateLimit(hello, limits=limits, domain="web", deferral=deferral)
+        assert [(await ask(limited, "/", raw_path=b"@192.0.2.1/x")).status for _ in range(2)] == [200, 400]
+        assert [(await ask(limited, "/")).status for _ in range(2)] == [202] * 2
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
 def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         rules = RuleSet({"web": parse_document(RULES.replace("defer", "reject")).root})
@@ -147,13 +197,16 @@ def test_nothing_is_kept_of_a_client_that_is_blocked(tmp_path: Path) -> None:
     async def main() -> None:
         rules = RuleSet({"web": parse_document(RULES).root})
         deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
-        block = parse_rule({"target": "192.0.2.0/28", "action": "block"}, datetime.now(UTC))
-        addresses = AddressRules([replace(block, id=1, revision=1)], [1])
+        blocked = ("192.0.2.0/28", "2001:db8::2")
+        blocks = [parse_rule({"target": each, "action": "block"}, datetime.now(UTC)) for each in blocked]
+        addresses = AddressRules([replace(each, id=n, revision=n) for n, each in enumerate(blocks, 1)], [1, 2])
         store = MemoryStore()
         limiter = Limiter(lambda: rules, store, gate=Gate(lambda: addresses, store))
         app = DeferralApp(deferral, limiter, lambda: rules, "web", EXTRACTORS)
         assert (await ask(app, "/v1/defer/a", peer="192.0.2.1")).status == 403
         assert (await ask(app, "/v1/defer/a", peer="192.0.2.99")).status == 202
+        assert (await ask(app, "/v1/defer/a", peer="2001:db8::2")).status == 403
+        assert (await ask(app, "/v1/defer/a", peer="2001:db8::3")).status == 202
         await deferral.stop()
 
     asyncio.run(main())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
+from netlimit.l7.addresses import AddressRules
+from netlimit.rules import parse_rule
 from tests.l7.service.serving import Served, someone
 
 Descriptors = list[list[dict[str, str]]]
@@ -133,3 +137,15 @@ def test_json_is_the_protocol_in_other_letters(http: httpx.Client) -> None:
 def test_json_that_is_no_question_is_refused(http: httpx.Client, body: bytes) -> None:
     answer = http.post("/json", content=body)
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
+def test_an_ipv6_client_is_one_whichever_addresses_of_its_block_it_takes(http: httpx.Client, served: Served) -> None:
+    told = [describe(remote_address=f"2001:db8:0:75:{number:x}::1") for number in range(1, 9)]
+    assert [ask(http, each).status_code for each in told] == [200] * 2 + [429] * 6
+    rule = replace(parse_rule({"target": "2001:db8:0:76::2", "action": "block"}, datetime.now(UTC)), id=1, revision=1)
+    served.addresses = AddressRules([rule], [1])
+    try:
+        told = [describe(remote_address=f"2001:db8:0:76::{number}") for number in (1, 2, 3)]
+        assert [ask(http, each).status_code for each in told] == [200, 403, 200]
+    finally:
+        served.addresses = AddressRules()

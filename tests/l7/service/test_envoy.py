@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from netlimit.l7.addresses import AddressRules
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
 from netlimit.l7.service.rpc import LARGEST, SERVICE, find_address
+from netlimit.rules import parse_rule
 from tests.l7.service.serving import Asker, Response, Served, describe, someone
 
 OK, OVER = Response.OK, Response.OVER_LIMIT
@@ -215,6 +219,23 @@ def test_a_host_is_one_however_it_is_written(envoy: Asker) -> None:
     host = f"{someone()}.example"
     told = [host, host.upper(), f"{host}.", f"{host}:8443"]
     assert [envoy.ask(describe(host=each)).overall_code for each in told] == [OK, OVER, OVER, OVER]
+
+
+def test_an_ipv6_client_is_one_whichever_addresses_of_its_block_it_takes(envoy: Asker) -> None:
+    told = [describe(remote_address=f"2001:db8:0:{64:x}:{number:x}::1") for number in range(1, 20)]
+    assert [envoy.ask(each).overall_code for each in told] == [OK] * 2 + [OVER] * 17
+    mapped = [describe(remote_address=each) for each in ("::ffff:192.0.2.66", "192.0.2.66", "::FFFF:c000:242")]
+    assert [envoy.ask(each).overall_code for each in mapped] == [OK, OK, OVER]
+
+
+def test_ip_rules_are_asked_about_its_own_address(envoy: Asker, served: Served) -> None:
+    rule = replace(parse_rule({"target": "2001:db8:0:65::2", "action": "block"}, datetime.now(UTC)), id=1, revision=1)
+    served.addresses = AddressRules([rule], [1])
+    try:
+        told = [describe(remote_address=f"2001:db8:0:65::{number}") for number in (1, 2, 3)]
+        assert [envoy.ask(each).overall_code for each in told] == [OK, OVER, OK]
+    finally:
+        served.addresses = AddressRules()
 
 
 def test_those_who_ask_all_at_once_are_all_answered(served: Served) -> None:
