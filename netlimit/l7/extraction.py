@@ -48,7 +48,7 @@ class Extraction:
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         for other in find_meanings(scope["path"])[1:] if ".." in scope["path"] else ():
-            values["path"] = _shorten(other)
+            values["path"] = shorten(other)
             ways = [way for way in self._ways if ("path", path) in way]
             descriptors += self._make_descriptors(ways, values, scope)
         return descriptors
@@ -61,7 +61,7 @@ class Extraction:
             for key, extract in way:
                 if key not in values:
                     value = extract(scope)
-                    values[key] = value if value is None else _shorten(value)
+                    values[key] = value if value is None else shorten(value)
                 value = values[key]
                 if value is None:
                     break
@@ -98,5 +98,6 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _find_keys(child, (*before, key))
 
 
-def _shorten(value: str) -> str:
+def shorten(value: str) -> str:
+    """A value as it is compared and kept."""
     return value if len(value) <= LONGEST else f"{value[: LONGEST - 40]}#{hash_key(value)}"

@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from netlimit.errors import LimitError
+from netlimit.l7.extraction import shorten
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import PLAIN, find_told
 from netlimit.l7.limit import UNITS, Algorithm, Limit
@@ -17,7 +18,7 @@ from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.problems import write_problem
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
-from netlimit.l7.service.bytewise import parse_question
+from netlimit.l7.service.bytewise import MOST_FIELDS, TooMany, parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
@@ -43,7 +44,10 @@ class Unanswerable(ValueError):
 def read_question(data: bytes) -> tuple[str, list[Descriptor], int, str | None]:
     """The domain, descriptors and hits of a RateLimitRequest, and the client's own address where just one is told.
     Raises Unanswerable."""
-    question = parse_question(data)
+    try:
+        question = parse_question(data)
+    except TooMany:
+        raise Unanswerable(f"The question has more than {MOST_FIELDS} fields.") from None
     if question is None:
         raise Unanswerable("This is no RateLimitRequest.")
     if not question.domain:
@@ -78,7 +82,7 @@ def _read_descriptor(descriptor: Any) -> Descriptor:
 
 
 def _read_entry(key: str, value: bytes) -> Entry:
-    return Entry(key, PLAIN.get(key, _decode)(value))
+    return Entry(key, shorten(PLAIN.get(key, _decode)(value)))
 
 
 def _read_limit(descriptor: Any) -> Limit:

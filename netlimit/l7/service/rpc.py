@@ -17,9 +17,11 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
 from netlimit.l7.service.metrics import Answers
 from netlimit.l7.service.protocol.service_pb2 import RateLimitResponse
+from netlimit.l7.service.room import find_most
+from netlimit.l7.service.turns import Turns
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
-LARGEST = 16 * 2**20
+LARGEST = 4 * 2**20
 """Bytes of a question at most. Clients decide how long it is, since Envoy may tell a header in each descriptor; what is
 not answered passes."""
 _PENDING = 2**30
@@ -36,6 +38,9 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a place that is taken is to be an error
+    # Who opens connections and says nothing, or no more, keeps none for ever.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 Context = grpc.aio.ServicerContext[bytes, RateLimitResponse]
@@ -51,7 +56,9 @@ class RpcServer:
         self._answers = answers
         self._askers = askers
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._turns = Turns()
+        # As many as HTTP has, so that files are left for both.
+        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.max_allowed_incoming_connections", find_most())])
         handlers: dict[str, Any] = {
             "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
                 self._should_rate_limit, None, RateLimitResponse.SerializeToString
@@ -74,7 +81,9 @@ class RpcServer:
         await self._server.stop(grace)
 
     async def _should_rate_limit(self, question: bytes, context: Context) -> RateLimitResponse:
-        self._askers.note(find_address(context.peer()))
+        peer = context.peer()
+        await self._turns.take(peer)
+        self._askers.note(find_address(peer))
         try:
             response = await should_rate_limit(self._limiter, self._families, question, self._vouch(context))
         except Unanswerable as error:

@@ -25,6 +25,8 @@ from tests.warm import ROOT
 RULES = "domain: web\ndescriptors:\n  - key: remote_address\n    rate_limit: {unit: hour, requests_per_unit: 1000000}\n"
 QUESTION = "/v1/auth?domain=web&key=remote_address"
 WHOLE = f"GET {QUESTION} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+"""How a connection of HTTP/2 begins: with empty settings (RFC 9113, 3.4)."""
 HALF = WHOLE[:-2] + b"X-Half: "
 DRIPS = {
     "a field": (HALF, b"x"),
@@ -239,13 +241,19 @@ class Cramped(Running):
         return replace(self.netlimit, before=("prlimit", "--nofile=1000:1000")).start("limiter", *USER)
 
 
-def test_with_few_open_files_there_are_few_connections(make_directory: Callable[[], Path]) -> None:  # noqa: F811
+@pytest.mark.parametrize("wanted", ["http", "grpc"])
+def test_with_few_open_files_there_are_few_connections(
+    make_directory: Callable[[], Path],  # noqa: F811
+    wanted: str,
+) -> None:
     running = Cramped(make_directory(), RULES)
-    held = [connect(running) for _ in range(1200)]
+    place = running.place if wanted == "http" else running.grpc_place
+    held = [socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2])), timeout=60) for _ in range(1200)]
     try:
         for each in held:
             with suppress(OSError):
-                each.sendall(HALF)
+                each.sendall(HALF if wanted == "http" else PREFACE)
+        time.sleep(1)
         assert [ask(running) for _ in range(20)] == [200] * 20
     finally:
         for each in held:

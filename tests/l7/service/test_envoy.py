@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -10,12 +11,16 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
 from netlimit.l7.addresses import AddressRules
+from netlimit.l7.service.bytewise import _LEVELS, TooMany, _count_fields, parse_question
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
 from netlimit.l7.service.rpc import LARGEST, SERVICE, find_address
+from netlimit.l7.service.turns import Turns
 from netlimit.rules import parse_rule
 from tests.l7.service.serving import Asker, Response, Served, describe, someone
 
@@ -186,7 +191,7 @@ def test_a_domain_without_rules_limits_nothing(envoy: Asker) -> None:
     assert (response.overall_code, len(response.statuses), list(response.response_headers_to_add)) == (OK, 2, [])
 
 
-@pytest.mark.parametrize("value", [b"\xff", b"/login\xc3", b"\xed\xa0\x80", b"\0", b"", b"a" * 2**17, b"\xfe" * 2**22])
+@pytest.mark.parametrize("value", [b"\xff", b"/login\xc3", b"\xed\xa0\x80", b"\0", b"", b"a" * 2**17, b"\xfe" * 2**21])
 def test_whatever_a_client_sends_is_counted(envoy: Asker, value: bytes) -> None:
     who = someone().encode() + value
     bare = RateLimitRequest(domain="web", descriptors=[describe(user="@" * len(who))]).SerializeToString()
@@ -198,6 +203,69 @@ def test_a_message_that_is_too_large_is_refused(envoy: Asker) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         envoy.ask(describe(user="a" * LARGEST))
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\x12\x08\x0a\x06\x0a\x01k\x12\x01v",
+        b"\x12\x00",
+        b"\x0a\x00",
+        b"\x18\x01",
+        b"\x2a\x00",
+        b"\x35\x00\x00\x00\x00",
+    ],
+    ids=["descriptors", "empty ones", "domains", "hits", "unknown", "fixed"],
+)
+@pytest.mark.parametrize("within", [b"", b"\x12", b"\x12\x0a"], ids=["question", "descriptor", "entry"])
+def test_a_question_with_a_million_fields_is_soon_refused(envoy: Asker, part: bytes, within: bytes) -> None:
+    question = part * (LARGEST // 2 // len(part))
+    for tag in reversed(within):
+        question = bytes([tag]) + write_varint(len(question)) + question
+    began = time.thread_time()
+    with pytest.raises(TooMany):
+        parse_question(b"\x0a\x03web" + question)
+    assert time.thread_time() - began < 0.1
+    with pytest.raises(grpc.RpcError) as raised:
+        envoy.ask_bytes(b"\x0a\x03web" + question)
+    assert "more than 2000 fields" in raised.value.details()
+
+
+def write_varint(number: int) -> bytes:
+    rest, last = divmod(number, 128)
+    return bytes([last | 128]) + write_varint(rest) if rest else bytes([last])
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_counting_fields_fails_on_no_bytes(data: bytes) -> None:
+    assert _count_fields(memoryview(data), _LEVELS, 0) <= len(data)
+
+
+def test_a_question_as_large_as_any_is_answered(envoy: Asker) -> None:
+    who = describe(user=someone(), agent="a" * 60_000)
+    assert envoy.ask(*[describe(**{f"agent-{n}": "a" * 30_000}) for n in range(99)], who).overall_code == OK
+
+
+def test_each_connection_has_its_turn_however_much_another_asks() -> None:
+    async def ask() -> list[str]:
+        turns, order = Turns(), list[str]()
+
+        async def take(peer: str) -> None:
+            await turns.take(peer)
+            order.append(peer)
+
+        tasks = [asyncio.create_task(take("greedy")) for _ in range(1000)]
+        await asyncio.sleep(0)
+        tasks[5].cancel()
+        tasks += [asyncio.create_task(take(peer)) for peer in ("modest", "modest", "other")]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait_for(take("later"), 60)
+        return order
+
+    order = asyncio.run(ask())
+    assert len(order) == 1003
+    assert set(order[:8]) == {"greedy", "modest", "other"}
+    assert order[-1] == "later"
 
 
 def test_what_is_no_question_is_an_error(envoy: Asker) -> None:
