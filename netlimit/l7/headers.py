@@ -15,6 +15,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.identity import hash_key
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Verdict
 from netlimit.l7.rules import Rule
@@ -115,6 +116,9 @@ class _Telling(NamedTuple):
         return (admitted, remaining if admitted else -wait)
 
 
+_LONGEST, _MOST = 130, 8
+"""Bytes of a name, and policies, of one answer: a proxy has room for 4 KiB of header fields (nginx's
+`proxy_buffer_size`), and lets pass what is answered with more. Those that say the most are told."""
 _words: dict[int, _Words] = {}
 
 
@@ -125,6 +129,8 @@ def _find_words(rule: Rule, limit: Limit) -> _Words:
         return words
     name = name_policy(rule)
     quoted = write_string(name)
+    if len(quoted) > _LONGEST:  # of each letter, up to twelve: `%F0%9F%9A%A6`
+        quoted = write_string(f"{name[: (_LONGEST - 34) // 12]}#{hash_key(name)}")
     timed = limit.algorithm is not Algorithm.CONCURRENCY
     measure = f";w={limit.seconds}" if timed else ';qu="concurrent-requests"'
     policy = f"{quoted};q={limit.amount}{measure}"
@@ -149,7 +155,7 @@ def _find_tellings(verdict: Verdict) -> list[_Telling]:
         name = telling.words.name
         if name not in worst or telling.rank < worst[name].rank:
             worst[name] = telling
-    return [*worst.values()]
+    return [*worst.values()] if len(worst) <= _MOST else sorted(worst.values(), key=lambda each: each.rank)[:_MOST]
 
 
 def _find_window(words: _Words, decision: Decision) -> int | None:

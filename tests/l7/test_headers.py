@@ -30,6 +30,20 @@ def test_the_fields_of_a_request_that_passes() -> None:
     ]
 
 
+def test_long_names_and_many_limits_leave_room_in_a_proxy() -> None:
+    """Who gets more than 4 KiB of header fields takes it for no answer, and lets the request pass."""
+    lights = "\N{VERTICAL TRAFFIC LIGHT}" * 1000
+    rules = [make_rule(f"{number}{lights}", parse_limit(f"{number}/day")) for number in range(1, 40)]
+    sandbox = Sandbox(*rules)
+    sandbox.ask()
+    refused = make_headers(sandbox.ask(), {*Family})
+    assert sum(len(name) + len(value) + 4 for name, value in refused) < 3000
+    policies = dict(refused)[b"ratelimit-policy"].split(b", ")
+    assert len({*policies}) == 8
+    assert policies[0].startswith(b'"1%F0%9F%9A%A6')
+    assert b";q=1;w=86400" in policies[0]
+
+
 def test_each_family_can_be_chosen() -> None:
     sandbox = Sandbox(make_rule("user", parse_limit("1/minute"))).after(29.5)
     sandbox.ask()

@@ -26,6 +26,7 @@ from netlimit.l7.service.envoy import answer_json
 from netlimit.l7.service.leases import Leases
 from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
 from netlimit.l7.service.questions import parse_object, read_body
+from netlimit.l7.service.turns import Turns
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -33,7 +34,6 @@ Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
 _METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 _WELL = b'{"status":"ok"}'
-
 log = logging.getLogger(__name__)
 
 
@@ -59,11 +59,12 @@ class Service:
         self._troubles = troubles
         self._families = families
         self._queues = Queues(limiter, rules)
+        self._turns = Turns()
         authorizer = Authorizer(self._queues, families, proxies, self.askers)
         self._leases = Leases(rules, limiter.find_flight)
         self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well)
         self._ways: dict[str, tuple[str, str, Respond]] = {
-            "/v1/decide": ("decide", "POST", partial(decide, limiter, families, self.askers)),
+            "/v1/decide": ("decide", "POST", partial(decide, limiter, families, self._turn)),
             "/v1/auth": ("auth", "GET", authorizer.answer),
             "/json": ("json", "POST", self._answer_json),
             "/v1/release": ("release", "POST", self._release),
@@ -108,16 +109,21 @@ class Service:
         return answer
 
     async def _answer_json(self, scope: Scope, receive: Receive) -> Answer:
-        return await answer_json(
-            self._limiter, self._families, await read_body(receive), self.askers.vouch(scope["headers"])
-        )
+        body = await read_body(receive)
+        return await answer_json(self._limiter, self._families, body, await self._turn(scope))
+
+    async def _turn(self, scope: Scope) -> bool:
+        """Wait for the turn of a question that may be dear, unlike a proxy's; whether who asks has shown the token."""
+        known = self.askers.vouch(scope["headers"])
+        await self._turns.take(scope.get("client"), known)
+        return known
 
     async def _release(self, scope: Scope, receive: Receive) -> Answer:
-        await self._queues.release(await self._read_leases(receive))
+        await self._queues.release(await self._read_leases(scope, receive))
         return Answer(204, [])
 
     async def _renew(self, scope: Scope, receive: Receive) -> Answer:
-        await self._limiter.renew(await self._read_leases(receive))
+        await self._limiter.renew(await self._read_leases(scope, receive))
         return Answer(204, [])
 
     async def _check_health(self, scope: Scope, receive: Receive) -> Answer:
@@ -130,9 +136,11 @@ class Service:
         return Answer(200, [JSON], _WELL)
 
     async def _read_metrics(self, scope: Scope, receive: Receive) -> Answer:
+        await self._turn(scope)
         return Answer(200, [_METRICS], write_metrics(self._registry))
 
     async def _report(self, scope: Scope, receive: Receive) -> Answer:
+        await self._turn(scope)
         return Answer(200, [JSON], json.dumps(describe_report(self._find())).encode())
 
     def _find(self) -> list[Finding]:
@@ -142,7 +150,9 @@ class Service:
         known = ", ".join(self._ways)
         raise Problem(404, f"There is nothing here; there are {known}.")
 
-    async def _read_leases(self, receive: Receive) -> Verdict:
+    async def _read_leases(self, scope: Scope, receive: Receive) -> Verdict:
         """The verdicts of earlier requests, as far as their leases go."""
-        told = parse_object(await read_body(receive))
+        body = await read_body(receive)
+        await self._turn(scope)
+        told = parse_object(body)
         return Verdict(True, (), 0.0, 0.0, tuple(self._leases.read(told.get("leases"))))

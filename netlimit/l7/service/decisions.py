@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from json.encoder import encode_basestring_ascii as quote
 from math import inf
+from typing import Any
 
 from netlimit.l7.decision import new
-from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family, make_headers
-from netlimit.l7.identity import Scope
 from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.listening import Receive
 from netlimit.l7.problems import write_problem
@@ -19,15 +18,21 @@ from netlimit.l7.service.questions import read_body, read_question
 
 
 async def decide(
-    limiter: Limiter, families: Collection[Family], askers: Askers, scope: Scope, receive: Receive
+    limiter: Limiter,
+    families: Collection[Family],
+    turn: Callable[[MutableMapping[str, Any]], Awaitable[bool]],
+    scope: MutableMapping[str, Any],
+    receive: Receive,
 ) -> Answer:
     """Answer a question: 200 or 429 (403: the client is blocked), and a decision for each descriptor.
 
     A refusal is a problem document, with the header fields that a refused client is to see: whoever asks can hand both
-    on. Raises Problem, CountersUnavailable.
+    on. `turn` waits until it may begin, and tells whether what is said of clients is believed. Raises Problem,
+    CountersUnavailable.
     """
-    domain, descriptors, hits, client = read_question(await read_body(receive))
-    escalates = askers.vouch(scope["headers"])
+    body = await read_body(receive)
+    escalates = await turn(scope)
+    domain, descriptors, hits, client = read_question(body)
     verdict = await limiter.decide(domain, descriptors, hits, client=client, escalates=escalates)
     if verdict.allowed:
         return new(Answer, (200, [JSON], write_verdict(verdict).encode()))

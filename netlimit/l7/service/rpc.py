@@ -82,10 +82,11 @@ class RpcServer:
 
     async def _should_rate_limit(self, question: bytes, context: Context) -> RateLimitResponse:
         peer = context.peer()
-        await self._turns.take(peer)
+        known = self._vouch(context)
+        await self._turns.take(peer, known)
         self._askers.note(find_address(peer))
         try:
-            response = await should_rate_limit(self._limiter, self._families, question, self._vouch(context))
+            response = await should_rate_limit(self._limiter, self._families, question, known)
         except Unanswerable as error:
             self._answers["grpc", "error"] += 1
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))  # as Envoy's ratelimit does

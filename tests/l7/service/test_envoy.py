@@ -250,21 +250,27 @@ def test_each_connection_has_its_turn_however_much_another_asks() -> None:
     async def ask() -> list[str]:
         turns, order = Turns(), list[str]()
 
-        async def take(peer: str) -> None:
-            await turns.take(peer)
+        async def take(peer: str, known: bool = False) -> None:
+            await turns.take(peer, known)
             order.append(peer)
 
         tasks = [asyncio.create_task(take("greedy")) for _ in range(1000)]
         await asyncio.sleep(0)
-        tasks[5].cancel()
+        tasks[500].cancel()
         tasks += [asyncio.create_task(take(peer)) for peer in ("modest", "modest", "other")]
+        tasks += [asyncio.create_task(take("known", known=True)) for _ in range(3)]
+        while len(order) < 100:
+            before = len(order)
+            await asyncio.sleep(0)
+            assert len(order) <= before + 2, "all else goes on meanwhile"
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.wait_for(take("later"), 60)
         return order
 
     order = asyncio.run(ask())
-    assert len(order) == 1003
-    assert set(order[:8]) == {"greedy", "modest", "other"}
+    assert len(order) == 1006
+    assert order[:12].count("known") == 3
+    assert {"modest", "other"} <= {*order[:15]}
     assert order[-1] == "later"
 
 
