@@ -13,9 +13,10 @@ import errno
 import grp
 import os
 import pwd
+import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from typing import NamedTuple
 _UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
+_FREE = (0o002, 0o020, 0o022)
+"""Others may write, and the sticky bit keeps nobody from renaming what is another's."""
 _NOBODY = 65534
 """A user who owns nothing: what he may do in a directory, its group may."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,18 +63,48 @@ def made_directory(path: Path, mode: int = 0o700) -> Iterator[int]:
             yield descriptor
 
 
-def give(descriptor: int, user: int, group: int, mode: int | None = None) -> None:
-    """Let an open file or directory be this user's and group's (ids). Raises OSError, where it is neither root's nor
-    the user's already, or has a second name."""
+@contextmanager
+def made_file(name: str, within: int, mode: int, owner: Rights | None = None) -> Iterator[int]:
+    """The descriptor of a new file in a directory, with just this mode, whatever the mask, and of this owner where one
+    is named. Raises OSError, FileExistsError where anything has the name."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=within)
+    try:
+        if owner is not None:
+            os.fchown(descriptor, *owner)
+        os.fchmod(descriptor, mode)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def give(descriptor: int, user: int, group: int, mode: int | None = None, of: Iterable[int] = ()) -> None:
+    """Let an open file or directory be this user's and group's (ids; -1 leaves it whose it is). Raises OSError, where
+    something would change and it is neither root's, nor the user's already, nor `of` these users, or has a second
+    name."""
     found = os.fstat(descriptor)
-    if found.st_uid not in (0, user):
+    owned = user in (-1, found.st_uid) and group in (-1, found.st_gid)
+    if owned and mode in (None, stat.S_IMODE(found.st_mode)):
+        return
+    if found.st_uid not in (0, user, *of):
         raise PermissionError(errno.EPERM, f"It belongs to {name_user(found.st_uid)}")
     if stat.S_ISREG(found.st_mode) and found.st_nlink != 1:
         raise PermissionError(errno.EPERM, "It has another name besides, as a hard link")
-    if (found.st_uid, found.st_gid) != (user, group):
+    if not owned:
         os.fchown(descriptor, user, group)
     if mode is not None and stat.S_IMODE(found.st_mode) != mode:
         os.fchmod(descriptor, mode)
+
+
+def give_unopened(name: str, within: int, group: int, mode: int) -> None:
+    """Let a group have what cannot be opened (a pinned program of the kernel's), in a directory of root's. Raises
+    OSError."""
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        os.chown(f"/proc/self/fd/{descriptor}", 0, group)
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)
+    finally:
+        os.close(descriptor)
 
 
 def find_rights(file: Path) -> Rights | None:
@@ -93,6 +126,12 @@ def find_rights(file: Path) -> Rights | None:
         if found.st_uid != 0:
             return Rights(found.st_uid, found.st_gid)
     return None
+
+
+def is_exchangeable(directory: Path) -> bool:
+    """Whether others than root could put another directory in the place of this one, or of one above it."""
+    above = (each.stat() for each in directory.resolve().parents)
+    return any(each.st_uid != 0 or each.st_mode & (_OTHERS_WRITE | stat.S_ISVTX) in _FREE for each in above)
 
 
 @contextmanager
@@ -164,14 +203,63 @@ def _set(call: ctypes._NamedFuncPointer, number: int) -> int:
     return before
 
 
-def main(path: str, user: str, group: str, mode: str) -> None:
-    """Make a directory, or take one that is there, for a user: `python -m netlimit.custody PATH USER GROUP MODE`."""
+def move_directory(former: Path, path: Path, user: int) -> None:
+    """Move a user's (id) directory, with all that is in it, out of one where others may exchange it, to where root
+    alone may write. All or nothing. Raises OSError, where it is another's or somebody has exchanged it, and
+    FileExistsError where there is something already."""
+    with (
+        opened(former.parent.resolve(), directory=True) as source,
+        opened(path.parent.resolve(), directory=True) as target,
+        opened(former.name, source, directory=True) as moved,
+    ):
+        if os.fstat(moved).st_uid not in (0, user):
+            raise PermissionError(errno.EPERM, f"It belongs to {name_user(os.fstat(moved).st_uid)}")
+        if _is_there(path.name, target):
+            raise FileExistsError(errno.EEXIST, "There is something of that name already", str(path))
+        aside = f".{path.name}.{secrets.token_hex(8)}"
+        os.rename(former.name, aside, src_dir_fd=source, dst_dir_fd=target)
+        if not os.path.samestat(os.stat(aside, dir_fd=target, follow_symlinks=False), os.fstat(moved)):
+            os.rename(aside, former.name, src_dir_fd=target, dst_dir_fd=source)
+            raise PermissionError(errno.EPERM, "Somebody exchanges it meanwhile")
+        os.rename(aside, path.name, src_dir_fd=target, dst_dir_fd=target)
+
+
+def _is_there(name: str, within: int) -> bool:
     try:
-        with made_directory(Path(path)) as descriptor:
-            give(descriptor, pwd.getpwnam(user).pw_uid, grp.getgrnam(group).gr_gid, int(mode, 8))
+        os.stat(name, dir_fd=within, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _give_path(path: Path, user: str, group: str, mode: int) -> None:
+    """A plain file that is there, or a directory that is there or is made; "-" leaves it whose it is."""
+    owner = -1 if user == "-" else pwd.getpwnam(user).pw_uid
+    group_id = -1 if group == "-" else grp.getgrnam(group).gr_gid
+    with opened(path) if path.is_file() else made_directory(path) as descriptor:
+        give(descriptor, owner, group_id, mode)
+
+
+_USAGE = "netlimit.custody: PATH USER GROUP MODE, or move FORMER PATH USER"
+
+
+def main(words: Sequence[str]) -> None:
+    """What scripts/install has done: give a file or directory to a user, or move a user's directory."""
+    try:
+        match words:
+            case ["move", former, path, user]:
+                task = f"{former} cannot be moved to {path}"
+                move_directory(Path(former), Path(path), pwd.getpwnam(user).pw_uid)
+            case [path, user, group, mode]:
+                task = f"{path} cannot be given to {user}"
+                _give_path(Path(path), user, group, int(mode, 8))
+            case _:
+                sys.exit(_USAGE)
     except OSError as error:
-        sys.exit(f"{path} cannot be given to {user}: {error.strerror}.")
+        sys.exit(f"{task}: {error.strerror}.")
+    except KeyError as error:
+        sys.exit(f"{task}: {error.args[0]}.")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

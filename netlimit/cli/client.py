@@ -18,6 +18,7 @@ from netlimit.cli.errors import CommandError
 from netlimit.cli.listeners import watch
 from netlimit.cli.parts import read_settings
 from netlimit.cli.tls import trust
+from netlimit.custody import opened
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:  # it takes long to load, and those who run here do not need it
@@ -152,11 +153,12 @@ def find_token(settings: Settings) -> str | None:
     if not (_is_loopback(settings.url) or _find_host(settings.url) == settings.listen.host):
         return None
     try:
-        # The API's user may write beside the database: a link of his must not make root read another file.
+        # The API's user may write beside the database: no link of his must make root read another file.
         path = find_token_file(settings.database_url)
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="ascii") as file:
-            mine = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
-            return (file.read(_LONGEST_TOKEN).strip() or None) if mine else None
+        with opened(path) as descriptor:
+            found = os.fstat(descriptor)
+            mine = found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
+            return (os.read(descriptor, _LONGEST_TOKEN).decode("ascii").strip() or None) if mine else None
     except (OSError, ValueError):
         return None
 

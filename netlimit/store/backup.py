@@ -18,8 +18,9 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Table, delete, insert, select
 from sqlalchemy.engine import URL
 
+from netlimit.custody import made_file, opened
 from netlimit.errors import StoreError
-from netlimit.store import clock, migrate
+from netlimit.store import clock, migrate, vfs
 from netlimit.store.engine import Database
 from netlimit.store.tables import SCHEMA, metadata
 
@@ -52,8 +53,9 @@ def write_backup(database: Database, path: Path, now: datetime) -> Label:
     try:
         with TemporaryDirectory(prefix=".netlimit-", dir=path.parent) as directory:
             made = Path(directory) / path.name
+            with opened(made.parent, directory=True) as place, made_file(made.name, place, 0o600):
+                pass  # before SQLite opens it, which would make it readable to others
             label = _fill(database, made, now)
-            made.chmod(0o600)
             made.replace(path)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -102,6 +104,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 def _look_for_label(path: Path) -> None:
     """Whether it says that it is a backup: some other database of gigabytes is not copied to find out."""
+    vfs.install()  # a FIFO may be in its place by now
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
         connection.execute("SELECT made_at FROM backup").fetchone()

@@ -3,6 +3,7 @@ rights of those who could have: SQLite opens its log, and what else it puts besi
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from netlimit.custody import Rights, find_rights, opening_as
+from netlimit.custody import Rights, find_rights, is_exchangeable, opened, opening_as
+from netlimit.store import vfs
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
@@ -23,7 +25,8 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
     # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
     address = f"file:{quote(str(path))}?mode=rw"
     try:
-        rights = find_rights(path)
+        vfs.install()
+        rights = _judge(path)
         with opening_as(rights):
             connection = sqlite3.connect(
                 address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
@@ -34,6 +37,21 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
     if isinstance(connection, _Connection):
         connection.rights = rights
     return connection
+
+
+def _judge(path: Path) -> Rights | None:
+    """With whose rights a file is opened; where root's own will do though others could exchange its directory, it is
+    opened in the one that is there now. Raises OSError."""
+    rights, directory = find_rights(path), path.parent
+    if rights is not None or os.geteuid() != 0 or not is_exchangeable(directory):
+        return rights
+    directory = directory.resolve()
+    with opened(directory, directory=True) as place:
+        owner = os.fstat(place)
+        if owner.st_uid != 0:
+            return Rights(owner.st_uid, owner.st_gid)
+        vfs.hold(str(directory), place)
+    return None
 
 
 def _with_rights(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:

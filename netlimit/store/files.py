@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from netlimit.custody import acting_for, made_directory, opened
+from netlimit.custody import Rights, acting_for, give, made_directory, made_file, opened
 from netlimit.errors import StoreError
 
 GROUP = "netlimit"
@@ -29,10 +29,13 @@ def make_file(path: Path) -> None:
     try:
         if not path.parent.is_dir():
             _make_directory(path.parent)
-        with acting_for(path), suppress(FileExistsError):
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o660)
-            os.fchmod(descriptor, 0o660)
-            os.close(descriptor)
+        with (
+            opened(path.parent.resolve(), directory=True) as place,
+            acting_for(path),
+            suppress(FileExistsError),
+            made_file(path.name, place, 0o660),
+        ):
+            pass
     except OSError as error:
         raise StoreError(
             f"The database {path} cannot be made: {error.strerror}. "
@@ -111,7 +114,9 @@ def put_aside(path: Path, now: datetime) -> Path:
     ending = f".damaged-{now:%Y%m%dT%H%M%S}"
     with opened(path.parent.resolve(), directory=True) as place, opened(path.name, place) as former:
         fresh = f".{path.name}.{secrets.token_hex(8)}"
-        _make_alike(fresh, place, os.fstat(former))
+        found = os.fstat(former)
+        with made_file(fresh, place, stat.S_IMODE(found.st_mode), Rights(found.st_uid, found.st_gid)):
+            pass
         for name in (f"{path.name}-wal", f"{path.name}-shm"):
             with suppress(FileNotFoundError):
                 os.rename(name, name + ending, src_dir_fd=place, dst_dir_fd=place)
@@ -120,16 +125,6 @@ def put_aside(path: Path, now: datetime) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _make_alike(name: str, place: int, former: os.stat_result) -> None:
-    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=place)
-    try:
-        os.fchown(descriptor, former.st_uid, former.st_gid)
-        os.fchmod(descriptor, stat.S_IMODE(former.st_mode))
-    finally:
-        os.close(descriptor)
-
-
 def _make_directory(path: Path) -> None:
     with made_directory(path) as directory, suppress(KeyError, PermissionError):
-        os.fchown(directory, -1, grp.getgrnam(GROUP).gr_gid)
-        os.fchmod(directory, 0o2770)
+        give(directory, -1, grp.getgrnam(GROUP).gr_gid, 0o2770, of=(os.geteuid(),))

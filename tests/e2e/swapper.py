@@ -1,6 +1,5 @@
-"""Somebody with the rights of one of our users who exchanges names in directories for links and other files, as fast
-as he can, until he is ended: `python swapper.py USER GROUP TARGET NAME…`. No FIFOs: SQLite would wait at one that comes
-in the moment between our look and its own."""
+"""Somebody with the rights of one of our users who exchanges names in directories for links, FIFOs and other files, as
+fast as he can, until he is ended: `python swapper.py USER GROUP TARGET NAME…`. No devices: only root makes any."""
 
 from __future__ import annotations
 
@@ -15,12 +14,15 @@ SECONDS = 60.0
 
 
 def swap(name: str, target: str) -> None:
-    """Put links to the target and its directory, and a hard link, in the place of a name, one after the other."""
+    """Put links to the target and its directory, a hard link, a FIFO and a link to a device in the place of a name, one
+    after the other."""
     aside = f"{name}.aside"
     for plant in (
         lambda: os.symlink(target, name),
         lambda: os.link(target, name, follow_symlinks=False),
         lambda: os.symlink(os.path.dirname(target), name),
+        lambda: os.mkfifo(name),
+        lambda: os.symlink("/dev/tty", name),
     ):
         with suppress(OSError):
             os.rename(name, aside)

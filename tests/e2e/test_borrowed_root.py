@@ -7,6 +7,7 @@ import os
 import pwd
 import shlex
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -18,12 +19,15 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.cli.client import find_token
 from netlimit.custody import made_directory
 from netlimit.errors import KernelError, NetlimitError
 from netlimit.kernel.lock import locked
 from netlimit.records import Actor
 from netlimit.rules import parse_rule
+from netlimit.settings import Settings
 from netlimit.store import Store, open_replica
+from netlimit.store.connection import connect
 from scripts.testbed.namespaces import Lab
 from tests.e2e import swapper
 from tests.e2e.gateway import COMMAND
@@ -68,7 +72,15 @@ def describe(place: Path) -> list[tuple[object, ...]]:
     found = [place, *sorted(place.iterdir())]
     stats = [(path, path.lstat()) for path in found]
     return [
-        (str(path), s.st_uid, s.st_gid, s.st_mode, s.st_nlink, path.read_bytes() if path.is_file() else b"")
+        (
+            str(path),
+            s.st_uid,
+            s.st_gid,
+            s.st_mode,
+            s.st_nlink,
+            s.st_mtime_ns,
+            path.read_bytes() if path.is_file() else b"",
+        )
         for path, s in stats
     ]
 
@@ -212,6 +224,66 @@ def test_nobody_waits_at_a_fifo_beside_a_database(shared: Path, ending: str) -> 
     )  # fmt: skip
     assert done.returncode == 1
     assert f"{shared}/netlimit.db{ending}, beside the database, is no plain file" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["", "-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("kind", ["FIFO", "link to a FIFO"])
+def test_nor_at_one_that_comes_after_the_look(shared: Path, ending: str, kind: str) -> None:
+    """As in a race: nothing looks before SQLite opens what is there."""
+    path = shared / "netlimit.db"
+    with closing(Store(f"sqlite:///{path}")) as store:
+        store.upgrade()
+    planted = path.with_name(path.name + ending)
+    planted.unlink(missing_ok=True)
+    os.mkfifo(planted if kind == "FIFO" else shared / "elsewhere")
+    if kind != "FIFO":
+        planted.symlink_to(shared / "elsewhere")
+    code = f"""
+from pathlib import Path
+from netlimit.store.connection import connect
+connect(Path({str(path)!r}), 1).execute("PRAGMA user_version")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "OperationalError" in done.stderr, done.stderr
+
+
+def test_a_directory_that_comes_after_the_look_is_not_gone_to(shared: Path) -> None:
+    """Root's own below one that others may write: SQLite goes on in that of before, whatever has its name. The second
+    name of the file is for SQLite's own look whether it has been moved, after which there is a moment, too."""
+    state, elsewhere = shared / "controller", shared.parent / "elsewhere"
+    state.mkdir(mode=0o700)
+    elsewhere.mkdir(mode=0o755)
+    open_replica(state, "gw").close()
+    with closing(connect(state / "applied.db", 1.0)) as connection:
+        connection.execute("SELECT * FROM clock").fetchone()
+        state.rename(shared / "aside")
+        os.link(shared / "aside" / "applied.db", elsewhere / "applied.db")
+        before = elsewhere.stat()
+        lead_away(state, elsewhere)
+        with suppress(sqlite3.OperationalError):  # it cannot take its journal away
+            connection.execute("UPDATE clock SET revision = 7")
+    assert elsewhere.stat().st_mtime_ns == before.st_mtime_ns
+    state.unlink()
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "FIFO"])
+def test_what_its_user_puts_in_the_place_of_the_token_is_not_shown(shared: Path, others: Path, kind: str) -> None:
+    """To the API, which is that user's."""
+    token = shared / "admin.token"
+    settings = Settings(database_url=f"sqlite:///{shared}/netlimit.db")
+    match kind:
+        case "link":
+            lead_away(token, others)
+        case "hard link":
+            os.link(others, token)
+        case _:
+            os.mkfifo(token)
+    assert find_token(settings) is None
+    token.unlink()
+    token.write_text("nl_1_2\n")
+    assert find_token(settings) == "nl_1_2"
 
 
 def test_a_lock_that_the_controllers_user_has_planted_is_not_followed(lab: Lab, shared: Path, others: Path) -> None:
