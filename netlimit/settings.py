@@ -25,6 +25,10 @@ from netlimit.rules import Target
 
 PREFIX = "NETLIMIT_"
 DEFAULT_FILE = Path("/etc/netlimit/netlimit.toml")
+STATE = Path("/var/lib/netlimit-controller")
+"""The controller's directory where netlimit is installed: in one that only root may write."""
+FORMER_STATE = Path("/var/lib/netlimit/controller")
+"""Where it is without that, and was before: until it is moved, both names mean this one, and then the other."""
 HEADERS = ("ietf", "retry-after", "x-ratelimit", "ratelimit")
 """The families of header fields that tell of limits; `netlimit.l7.headers` says what they are."""
 USUAL_HEADERS = HEADERS[:3]
@@ -229,8 +233,8 @@ class Settings(BaseSettings):
     set_size: Annotated[int, BeforeValidator(_parse_set_size)] = 1048576
     """The most addresses that one ipset may hold (`maxelem`)."""
     state_directory: Path | None = None
-    """Where the controller keeps its copy of what it applied last; by default a directory `controller` beside a SQLite
-    database, else /var/lib/netlimit/controller."""
+    """Where the controller keeps its copy of what it applied last; by default STATE where netlimit is installed with
+    its database in the usual place, else a directory `controller` beside the database."""
     failure_seconds: Annotated[float, BeforeValidator(_parse_seconds)] = 60.0
     """After so long without a database, rules with `on_failure: open` are taken out of force."""
     tls_cert: Path | None = None
@@ -264,10 +268,14 @@ class Settings(BaseSettings):
     @property
     def state(self) -> Path:
         """The directory of the controller's own."""
-        if self.state_directory is not None:
-            return self.state_directory
+        place = self.state_directory or self._place_beside()
+        if place not in (STATE, FORMER_STATE):
+            return place
+        return next((each for each in (STATE, FORMER_STATE) if os.path.isdir(each)), place)
+
+    def _place_beside(self) -> Path:
         scheme, _, rest = self.database_url.partition(":///")
-        beside = Path(rest.partition("?")[0]).parent if scheme.startswith("sqlite") else Path("/var/lib/netlimit")
+        beside = Path(rest.partition("?")[0]).parent if scheme.startswith("sqlite") else FORMER_STATE.parent
         return beside / "controller"
 
     @classmethod

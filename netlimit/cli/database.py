@@ -13,7 +13,7 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, say
-from netlimit.custody import opened
+from netlimit.custody import give, opened
 
 app = typer.Typer(help="The database that keeps the rules.", no_args_is_help=True)
 
@@ -52,12 +52,11 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     directory = path.parent
     own = {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal", _TOKEN}
     for name in sorted(own - {_TOKEN}):
-        _share_file(directory / name, group)
+        _share_file(directory / name, user)
     # The directory last: once others may write it, files are opened with their rights.
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
         with opened(directory.resolve(), directory=True) as place:
-            os.fchown(place, -1, group)
-            os.fchmod(place, _SHARED_DIRECTORY)
+            give(place, -1, group, _SHARED_DIRECTORY, of=(user.pw_uid,))
     _check_way(directory, user)
 
 
@@ -77,13 +76,11 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
         )
 
 
-def _share_file(path: Path, group: int) -> None:
-    """Only a plain file with one name: the directory is writable to others than root."""
+def _share_file(path: Path, user: pwd.struct_passwd) -> None:
+    """Only a plain file with one name, of root's or the user's: the directory is writable to others than root."""
     try:
         with opened(path) as descriptor:
-            if os.fstat(descriptor).st_nlink == 1:
-                os.fchown(descriptor, -1, group)
-                os.fchmod(descriptor, _SHARED_FILE)
+            give(descriptor, -1, user.pw_gid, _SHARED_FILE, of=(user.pw_uid,))
     except FileNotFoundError:
         return
     except OSError as error:

@@ -17,9 +17,9 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import check_backend, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
-from netlimit.custody import give, made_directory, opened
+from netlimit.custody import Rights, give, give_unopened, made_directory, made_file, move_directory, opened
 from netlimit.plain import read_text
-from netlimit.settings import Backend, Settings
+from netlimit.settings import FORMER_STATE, STATE, Backend, Settings
 
 ASK_SECONDS = 15.0
 """How long it is asked again what this host can do, if it does not tell: a unit has to start before long."""
@@ -50,6 +50,8 @@ def prepare(
 def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     """Make the controller's directory and copy of the rules, and let them be this user's. Where that fails (a disk may
     be read-only since an error), it is told: the controller goes on as far as it can."""
+    if settings.state == FORMER_STATE:
+        _leave_former(user)
     state = settings.state
     try:
         with made_directory(state) as directory:
@@ -61,6 +63,19 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
         _tell_kept(state, user, error)
     with open_copy(settings):  # which by now is opened with the rights of that user
         pass
+
+
+def _leave_former(user: pwd.struct_passwd) -> None:
+    """Move the directory to where nobody but root can put another in its place. What cannot be moved stays in use."""
+    try:
+        move_directory(FORMER_STATE, STATE, user.pw_uid)
+    except FileNotFoundError:
+        with made_directory(STATE):
+            pass
+    except FileExistsError:
+        return  # another part has moved it at this moment
+    except OSError as error:
+        typer.echo(f"netlimit: {FORMER_STATE} cannot be moved to {STATE}: {error.strerror}.", err=True)
 
 
 def _give_state(directory: int, path: Path, user: pwd.struct_passwd) -> None:
@@ -104,8 +119,7 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
 def _take_place(directory: int, user: pwd.struct_passwd) -> None:
     """What root leaves stands where nobody else may write. Former versions let the controller have the directory: what
     it may have put there that is no plain file goes."""
-    os.fchown(directory, 0, user.pw_gid)
-    os.fchmod(directory, 0o750)
+    give(directory, 0, user.pw_gid, 0o750, of=(user.pw_uid,))
     for name in os.listdir(directory):
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -155,12 +169,16 @@ def _leave_ports(user: pwd.struct_passwd) -> None:
 
 def _leave(path: Path, text: str, user: pwd.struct_passwd) -> None:
     """Put a file of root's, whole, where the user's group may read it."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
-        os.fchown(file.fileno(), 0, user.pw_gid)
-        file.write(text)
-    fresh.replace(path)
+    fresh = path.with_suffix(".new").name
+    with opened(path.parent, directory=True) as place:
+        with suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=place)
+        with (
+            made_file(fresh, place, 0o640, Rights(0, user.pw_gid)) as descriptor,
+            open(descriptor, "w", encoding="utf-8", closefd=False) as file,
+        ):
+            file.write(text)
+        os.rename(fresh, path.name, src_dir_fd=place, dst_dir_fd=place)
 
 
 def _ask(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> dict[str, str | None]:
@@ -193,8 +211,11 @@ def _read_former(path: Path) -> dict[str, str | None]:
 
 def _let_lock(path: Path) -> None:
     """The lock of iptables: root's group may take it as well."""
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o640))
-    _give(path, 0o640, 0, 0)
+    with opened(path.parent.resolve(), directory=True) as place:
+        with suppress(FileExistsError), made_file(path.name, place, 0o640):
+            pass
+        with opened(path.name, place) as lock:
+            give(lock, 0, 0, 0o640)
 
 
 def _pin_program(user: pwd.struct_passwd) -> None:
@@ -206,11 +227,11 @@ def _pin_program(user: pwd.struct_passwd) -> None:
     place = Path(tc.PINNED)
     try:
         _mount_bpf_files()
-        place.parent.mkdir(mode=0o750, exist_ok=True)
-        place.unlink(missing_ok=True)
-        tc.pin_lead()
-        _give(place.parent, 0o750, 0, user.pw_gid)
-        _give(place, 0o640, 0, user.pw_gid)
+        with made_directory(place.parent, 0o750) as directory:
+            place.unlink(missing_ok=True)
+            tc.pin_lead()
+            give(directory, 0, user.pw_gid, 0o750)
+            give_unopened(place.name, directory, user.pw_gid, 0o640)
     except (OSError, KernelError) as error:
         typer.echo(f"netlimit: The program for queues cannot be pinned in {place.parent}: {error}", err=True)
 
@@ -224,8 +245,3 @@ def _mount_bpf_files() -> None:
     if libc.mount(b"bpf", bytes(_BPF_FILES), b"bpf", 0, b"mode=0711"):
         number = ctypes.get_errno()
         raise OSError(number, f"{_BPF_FILES} cannot be mounted ({os.strerror(number)})")
-
-
-def _give(path: Path, mode: int, user: int, group: int) -> None:
-    os.chown(path, user, group, follow_symlinks=False)
-    path.chmod(mode)

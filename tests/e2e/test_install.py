@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "packaging/systemd").glob("*.service"))
 ENVIRONMENT = Path(sys.prefix)
 UNPRIVILEGED = ("netlimit-api", "netlimit-limiter")
-KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/var/lib/netlimit/controller"}
+KEPT = {"/etc/netlimit", "/etc/netlimit/netlimit.toml", "/var/lib/netlimit", "/var/lib/netlimit-controller"}
 MODES = {
     "/etc/netlimit": 0o750,
     "/etc/netlimit/netlimit.toml": 0o640,
     "/var/lib/netlimit": 0o2770,
-    "/var/lib/netlimit/controller": 0o700,
+    "/var/lib/netlimit-controller": 0o700,
     "/opt/netlimit/share/uninstall": 0o755,
     "/etc/systemd/system/netlimit-controller.service": 0o644,
 }
@@ -55,7 +55,6 @@ def list_files(place: Path) -> dict[str, os.stat_result]:
 def test_what_is_installed_runs_and_belongs_to_the_right_ones(staged: Path) -> None:
     found = list_files(staged)
     modes = {name: stat.S_IMODE(found[name].st_mode) for name in MODES}
-    modes["/var/lib/netlimit/controller"] &= 0o777
     assert modes == MODES
     assert {f"/etc/systemd/system/{unit.name}" for unit in UNITS} <= set(found)
     assert "netlimit" in run(staged / "opt/netlimit/bin/netlimit", "--version")

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from netlimit.custody import give
 from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
@@ -68,8 +69,10 @@ class SqliteBacklog:
     def __init__(self, path: Path, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.fchmod(file, 0o600)  # SQLite gives the same mode to what it puts beside
-        os.close(file)
+        try:
+            give(file, -1, -1, 0o600, of=(os.geteuid(),))  # SQLite gives the same mode to what it puts beside
+        finally:
+            os.close(file)
         self._connection = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
