@@ -13,7 +13,6 @@ import errno
 import grp
 import os
 import pwd
-import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -216,12 +215,10 @@ def move_directory(former: Path, path: Path, user: int) -> None:
             raise PermissionError(errno.EPERM, f"It belongs to {name_user(os.fstat(moved).st_uid)}")
         if _is_there(path.name, target):
             raise FileExistsError(errno.EEXIST, "There is something of that name already", str(path))
-        aside = f".{path.name}.{secrets.token_hex(8)}"
-        os.rename(former.name, aside, src_dir_fd=source, dst_dir_fd=target)
-        if not os.path.samestat(os.stat(aside, dir_fd=target, follow_symlinks=False), os.fstat(moved)):
-            os.rename(aside, former.name, src_dir_fd=target, dst_dir_fd=source)
+        os.rename(former.name, path.name, src_dir_fd=source, dst_dir_fd=target)
+        if not os.path.samestat(os.stat(path.name, dir_fd=target, follow_symlinks=False), os.fstat(moved)):
+            os.rename(path.name, former.name, src_dir_fd=target, dst_dir_fd=source)
             raise PermissionError(errno.EPERM, "Somebody exchanges it meanwhile")
-        os.rename(aside, path.name, src_dir_fd=target, dst_dir_fd=target)
 
 
 def _is_there(name: str, within: int) -> bool:

@@ -15,9 +15,10 @@ from pathlib import Path
 import typer
 
 from netlimit.cli.errors import CommandError
-from netlimit.cli.parts import check_backend, open_copy, read_settings
+from netlimit.cli.parts import check_backend, make_kernel, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
 from netlimit.custody import Rights, give, give_unopened, made_directory, made_file, move_directory, opened
+from netlimit.errors import KernelError
 from netlimit.plain import read_text
 from netlimit.settings import FORMER_STATE, STATE, Backend, Settings
 
@@ -50,7 +51,7 @@ def prepare(
 def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     """Make the controller's directory and copy of the rules, and let them be this user's. Where that fails (a disk may
     be read-only since an error), it is told: the controller goes on as far as it can."""
-    if settings.state == FORMER_STATE:
+    if settings.state == FORMER_STATE and not _is_controlled(settings):  # a controller that runs writes there
         _leave_former(user)
     state = settings.state
     try:
@@ -63,6 +64,13 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
         _tell_kept(state, user, error)
     with open_copy(settings):  # which by now is opened with the rights of that user
         pass
+
+
+def _is_controlled(settings: Settings) -> bool:
+    """Whether a controller runs here; true also where the kernel does not tell."""
+    with suppress(KernelError):
+        return make_kernel(settings).controlled()
+    return True
 
 
 def _leave_former(user: pwd.struct_passwd) -> None:
@@ -221,7 +229,6 @@ def _let_lock(path: Path) -> None:
 def _pin_program(user: pwd.struct_passwd) -> None:
     """Leave the program of root filters where the controller may open it. Where that cannot be, the probe says why
     nobody shapes."""
-    from netlimit.errors import KernelError
     from netlimit.kernel import tc
 
     place = Path(tc.PINNED)

@@ -42,16 +42,15 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
 def _judge(path: Path) -> Rights | None:
     """With whose rights a file is opened; where root's own will do though others could exchange its directory, it is
     opened in the one that is there now. Raises OSError."""
-    rights, directory = find_rights(path), path.parent
-    if rights is not None or os.geteuid() != 0 or not is_exchangeable(directory):
-        return rights
-    directory = directory.resolve()
-    with opened(directory, directory=True) as place:
-        owner = os.fstat(place)
-        if owner.st_uid != 0:
-            return Rights(owner.st_uid, owner.st_gid)
-        vfs.hold(str(directory), place)
-    return None
+    rights, directory, is_root = find_rights(path), path.parent.resolve(), os.geteuid() == 0
+    exchangeable = is_root and rights is None and is_exchangeable(directory)
+    if exchangeable or vfs.is_held(directory):
+        with opened(directory, directory=True) as place:
+            found = os.fstat(place)
+            if exchangeable and found.st_uid != 0:
+                rights = Rights(found.st_uid, found.st_gid)
+            vfs.hold(directory, place)
+    return rights
 
 
 def _with_rights(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:

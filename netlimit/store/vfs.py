@@ -15,6 +15,7 @@ import ctypes
 import errno
 import os
 import stat
+from pathlib import Path
 
 _PLACES: dict[bytes, int] = {}
 """Directories in which files are opened as root, whatever bears their names: an open descriptor of each."""
@@ -61,7 +62,12 @@ def install() -> None:
         atexit.register(found.contents.set_system_call, found, b"open", None)
 
 
-def hold(directory: str, descriptor: int) -> None:
+def is_held(directory: Path) -> bool:
+    """Whether files in the directory of this name are opened in one that is held."""
+    return os.fsencode(directory) in _PLACES
+
+
+def hold(directory: Path, descriptor: int) -> None:
     """From now on, what SQLite opens in the directory of this name it opens in this one, which is open."""
     name = os.fsencode(directory)
     if (held := _PLACES.get(name)) is None:

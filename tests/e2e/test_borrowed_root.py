@@ -266,6 +266,10 @@ def test_a_directory_that_comes_after_the_look_is_not_gone_to(shared: Path) -> N
             connection.execute("UPDATE clock SET revision = 7")
     assert elsewhere.stat().st_mtime_ns == before.st_mtime_ns
     state.unlink()
+    state.mkdir(mode=0o700)
+    with closing(open_replica(state, "gw")) as replica:
+        assert replica.revision() == 0, "a new one of root's is gone to"
+    assert (state / "applied.db").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "FIFO"])

@@ -137,6 +137,16 @@ def test_nothing_else_is_moved(machine: Machine, kind: str) -> None:
     assert machine.look("others").startswith("0 755 ")
 
 
+def test_it_stays_while_a_controller_runs_in_it(former: Machine) -> None:
+    """As when the guard alone is started again after an upgrade."""
+    command = (sys.executable, *COMMAND, "prepare", "--user", USER.pw_name)
+    running = ("flock", f"{LIB}/netlimit/controller/controller.lock")
+    assert former.run(*running, *command, settings=("NETLIMIT_BACKEND=l7",)).returncode == 0
+    assert former.look("netlimit-controller") == ""
+    assert former.run(*command, settings=("NETLIMIT_BACKEND=l7",)).returncode == 0
+    assert former.look("netlimit-controller").startswith(f"{USER.pw_uid} ")
+
+
 def test_one_of_another_file_system_stays_and_that_is_told(former: Machine) -> None:
     former.run("sh", "-c", f"mount -t tmpfs none {LIB}/netlimit && chown 0:{USER.pw_gid} {LIB}/netlimit")
     assert former.run(sys.executable, "-c", MAKE).returncode == 0
