@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.settings import FORMER_STATE, STATE
+
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "packaging/systemd").glob("*.service"))
 ENVIRONMENT = Path(sys.prefix)
@@ -141,6 +143,32 @@ def test_the_units_of_the_controller_give_it_two_capabilities() -> None:
         given = "" if unit.stem in UNPRIVILEGED else "CAP_NET_ADMIN CAP_NET_RAW"
         assert f"\nCapabilityBoundingSet={given}\n" in text
         assert f"\nAmbientCapabilities={given}\n" in text
+
+
+def test_systemd_runs_one_command_of_ours_as_root() -> None:
+    """docs/security.md has the reasons."""
+    files = [*UNITS, ROOT / "packaging/systemd/shaping.conf"]
+    found = {
+        (file.stem, line) for file in files for line in re.findall(r"^Exec\w+=[-:@|]*[+!].*", file.read_text(), re.M)
+    }
+    prepare = "ExecStartPre=+/opt/netlimit/bin/netlimit prepare"
+    assert found == {
+        *((f"netlimit-{unit}", prepare) for unit in ("controller", "guard", "restore")),
+        ("shaping", f"{prepare} --bpf"),
+    }
+    assert not any(re.search(r"^User=root|^PermissionsStartOnly", file.read_text(), re.M) for file in files)
+
+
+def test_units_look_for_what_was_applied_last_where_it_is(staged: Path) -> None:
+    """In the place that the settings name, or, before an upgrade has moved it, in the former."""
+    settings = (staged / "etc/netlimit/netlimit.toml").read_text()
+    places = re.findall(r'^state_directory = "(.*)"$', settings, re.M)
+    assert places == [str(STATE)]
+    for unit in UNITS:
+        looked = re.findall(r"^ConditionPathExists=\|(.*)/applied.db$", unit.read_text(), re.M)
+        assert looked in ([], [str(STATE), str(FORMER_STATE)])
+        if "=CAP_NET_ADMIN" in unit.read_text():
+            assert f"\nReadWritePaths=/var/lib/netlimit -{STATE}\n" in unit.read_text()
 
 
 def test_the_drop_in_for_shaping_is_for_all_units_that_touch_the_kernel() -> None:
