@@ -27,6 +27,7 @@ from netlimit.tree import SavedRoot
 log = logging.getLogger(__name__)
 _AT_ONCE = 5000
 _FILE = "applied.db"
+_SHORT_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -60,8 +61,8 @@ class Replica(Store):
 
     tells_of_others = False
 
-    def __init__(self, path: Path, host: str) -> None:
-        super().__init__(f"sqlite:///{path}", wal=False)  # it must be there on a full disk
+    def __init__(self, path: Path, host: str, patience: float | None = None) -> None:
+        super().__init__(f"sqlite:///{path}", wal=False, patience=patience)  # it must be there on a full disk
         self._host = host
         self._copied = -1
         self._stamp = 0
@@ -238,7 +239,12 @@ def open_replica(directory: Path, host: str) -> Replica:
         replica = Replica(path, host)
         replica.upgrade()
     except StoreError as error:
-        replica.revision()
+        try:
+            with closing(Replica(path, host, _SHORT_SECONDS)) as read:  # who is busy was waited for already
+                read.revision()
+        except StoreError:
+            replica.close()
+            raise
         log.warning("%s The copy is taken as it is.", error)
     return replica
 
