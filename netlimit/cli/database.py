@@ -13,7 +13,7 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, say
-from netlimit.custody import give, opened
+from netlimit.custody import find_rights, give, opened
 
 app = typer.Typer(help="The database that keeps the rules.", no_args_is_help=True)
 
@@ -56,7 +56,8 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     # The directory last: once others may write it, files are opened with their rights.
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
         with opened(directory.resolve(), directory=True) as place:
-            give(place, -1, group, _SHARED_DIRECTORY, of=(user.pw_uid,))
+            # Whose it is, keeps it: the operator has chosen it.
+            give(place, -1, group, _SHARED_DIRECTORY, of=(os.fstat(place).st_uid,))
     _check_way(directory, user)
 
 
@@ -77,10 +78,12 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
 
 
 def _share_file(path: Path, user: pwd.struct_passwd) -> None:
-    """Only a plain file with one name, of root's or the user's: the directory is writable to others than root."""
+    """Only a plain file with one name, of root's, of the user's, or of who could put any there: the directory may be
+    writable to others than root."""
     try:
+        former = find_rights(path)
         with opened(path) as descriptor:
-            give(descriptor, -1, user.pw_gid, _SHARED_FILE, of=(user.pw_uid,))
+            give(descriptor, -1, user.pw_gid, _SHARED_FILE, of=(user.pw_uid, *(former or ())[:1]))
     except FileNotFoundError:
         return
     except OSError as error:

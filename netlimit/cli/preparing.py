@@ -127,7 +127,7 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
 def _take_place(directory: int, user: pwd.struct_passwd) -> None:
     """What root leaves stands where nobody else may write. Former versions let the controller have the directory: what
     it may have put there that is no plain file goes."""
-    give(directory, 0, user.pw_gid, 0o750, of=(user.pw_uid,))
+    give(directory, 0, user.pw_gid, 0o750, of=(os.fstat(directory).st_uid,))  # in /run only root makes any
     for name in os.listdir(directory):
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -73,3 +73,16 @@ def test_so_can_the_copy_while_the_controller_s_user_gets_it(
         give_state(settings, nobody)
     assert len(seen) >= 2
     assert {each.stat().st_uid for each in (settings.state, *settings.state.iterdir())} == {nobody.pw_uid}
+
+
+def test_a_database_in_somebody_s_own_directory_is_shared(root: None, directory: Path) -> None:
+    """As when an operator starts it by sudo."""
+    path = directory / "own" / "netlimit.db"
+    path.parent.mkdir()
+    operator = pwd.getpwnam("daemon")
+    os.chown(path.parent, operator.pw_uid, operator.pw_gid)
+    with closing(Store(f"sqlite:///{path}")) as store:
+        store.upgrade()
+    share(path, pwd.getpwnam("nobody"))
+    assert path.parent.stat().st_uid == path.stat().st_uid == operator.pw_uid
+    assert {each.stat().st_gid for each in (path, path.parent)} == {pwd.getpwnam("nobody").pw_gid}
