@@ -108,7 +108,8 @@ def test_nor_where_an_earlier_version_was(stage: Stage, name: str, user: str) ->
     before = stage.describe_outside()
     with stage.attacked(user):
         run(stage, name)
-    after = stage.describe_outside()
+    # What stands in the controller's own directory, its user has put there, and may have left when he was ended.
+    after = [line for line in stage.describe_outside() if not str(line).startswith("/run/netlimit/")]
     assert [line for line in after if line not in before] == []
 
 
