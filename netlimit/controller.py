@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from netlimit.account import tell
 from netlimit.compile import Compilation
 from netlimit.connections import OpenConnections
+from netlimit.copying import PREFIX as COPY
+from netlimit.copying import SAFE_SECONDS, Copying
 from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
@@ -77,8 +79,6 @@ LOOK_SHARE = 20
 SWEEP_SHARE = 50
 """A sweep that took t seconds is followed by that many times t of rest, or up to twice that if there is time."""
 MOST_OFFENDERS = 100
-COPY_SAFE_SECONDS = 300.0
-"""How often the copy is told when those who are safe were seen last."""
 PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
 PROBE_SHARE = 50
@@ -143,7 +143,8 @@ class Controller:
     """Keeps one host's kernel as the rules say. One thread.
 
     With a `replica`, it goes on without the database: what it knows stays in force and is repaired, rules end in time,
-    devices and hosts are followed; and a controller that starts then begins with what was applied last.
+    devices and hosts are followed; and a controller that starts then begins with what was applied last. `reopen` opens
+    that copy anew where it cannot be used as it is, and raises StoreError.
     """
 
     def __init__(
@@ -153,10 +154,11 @@ class Controller:
         setup: Setup,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         replica: Replica | None = None,
+        reopen: Callable[[], Replica] | None = None,
     ) -> None:
         self._store = store
         self._database = store
-        self._replica = replica
+        self._copying = Copying(replica, reopen)
         self._watch: Watch | None = None
         self._quiet = False
         """Whether nobody has written to the database since it was last asked."""
@@ -164,8 +166,6 @@ class Controller:
         self._undone: Window | None = None
         self._overdue = Overdue(setup.host)
         self._moving: int | None = None
-        self._uncopied = False
-        self._copied_safe: frozenset[str] | None = None
         self._kernel = kernel
         self._setup = setup
         self._now = now
@@ -233,6 +233,7 @@ class Controller:
                     retry = self._back_off(retry, stopped)
         self._errands.stop()
         self._stop_watching()
+        self._copying.close()
 
     def _recover(self, error: Exception, began: float, retry: float) -> bool:
         """Log and report what has ended the pass that `began` then; whether the next may follow at once. An error on
@@ -315,9 +316,7 @@ class Controller:
             self._mishaps.survive(self._count_peers, _GOES_ON)
             self._doubt_roots()
             self._report()
-            if self._uncopied:
-                self._copy()
-            self._copy_safe()
+            self._tell_of_copy(self._copy, self._copy_safe)
 
     def _keep_up(self) -> None:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
@@ -842,8 +841,8 @@ class Controller:
         self._take_back()
         self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
         self._report(applied_revision=self._revision, last_error=self._find_error())
-        self._uncopied = True
-        self._copy()
+        self._copying.note_change()
+        self._tell_of_copy(self._copy)
 
     def _mark(self) -> dict[int, Exceptional]:
         """Tell of rules that are not simply applied. Raises StoreError."""
@@ -864,25 +863,26 @@ class Controller:
         for (state, message), rules in list(reasons.items())[:_MOST_TOLD]:
             log.warning("Rules in state %s: %s", state, message, extra=self._say(rules))
 
+    def _tell_of_copy(self, *renewals: Callable[[], None]) -> None:
+        """Renew the copy, and report once more if it is another matter now whether that can be done."""
+        told = self._copying.warnings
+        for renew in renewals:
+            renew()
+        if self._copying.warnings != told:
+            self._report()
+
     def _copy(self) -> None:
-        """Bring the copy up to date, but not while a window of confirmation is open: a machine that starts again then
-        returns to what was before. Without a copy, the rules are no less in force."""
-        if self._replica is None or self._outage is not None:
-            return
-        try:
-            self._uncopied = not self._replica.follow(self._database)
-        except StoreError as error:
-            log.error("%s The copy of the applied rules stays as it was.", error)
+        if self._outage is None:
+            self._copying.follow(self._database)
 
     def _copy_safe(self) -> None:
-        """Have the copy know who is safe, and the other gateways: whoever begins on it asks no database for them, nor
-        for the clients of the API, and would lock them out."""
-        if self._replica is None or self._outage is not None:
-            return
-        others = frozenset((*self._status.safe_reasons, *self._status.peers))
-        if others != self._copied_safe or self._is_due("safe", COPY_SAFE_SECONDS):
-            self._replica.report(self._status)
-            self._copied_safe = others
+        if self._outage is None:
+            self._copying.keep_safe(self._status, self._is_due("safe", SAFE_SECONDS))
+
+    @property
+    def _replica(self) -> Replica | None:
+        """The copy, if there is one."""
+        return self._copying.replica
 
     def _find_error(self) -> str | None:
         """What an operator must know: a database that is away, or a fight that goes on."""
@@ -1115,8 +1115,8 @@ class Controller:
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
-            self._uncopied = True
-            self._copy()
+            self._copying.note_change()
+            self._tell_of_copy(self._copy)
 
     # -- questions
 
@@ -1169,8 +1169,7 @@ class Controller:
         of it. They are opened again when they are needed."""
         self._stop_watching()
         self._database.close()
-        if self._replica is not None:
-            self._replica.close()
+        self._copying.close()
 
     def _attempt(self, work: Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
         """What it gives, or in a sentence why there is nothing. Raises StoreError."""
@@ -1288,11 +1287,14 @@ class Controller:
             told = filter(None, (*warnings, *self._telling.warnings))
             changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
+        changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)
         if changes["paused"]:
             changes |= dict.fromkeys(("enforced", "degraded", "lifted"), 0)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
+        if self._copying.warnings:
+            self._status = replace(self._status, notes=(*self._status.notes, *self._copying.warnings))
         self._telling.report(self._status)
         self._tell()
 

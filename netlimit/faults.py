@@ -16,6 +16,8 @@ from netlimit.tunnels import Passage
 _SHARE = 4
 """Where packets alone can take such a part of a host's memory, it is told."""
 
+_WRITE_COPY = "Make room on the disk of NETLIMIT_STATE_DIRECTORY, and look whether the controller may write there."
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
@@ -27,10 +29,10 @@ class ServiceReport:
     `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
     this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
     last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
-    clock is not the database's, `eviction` that the limiter's Redis throws counters away, `ssh` what is not known of
-    SSH here. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host has (None:
-    unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and whose far end is
-    not known, `unfollowed` why they are not known.
+    clock is not the database's, `copy` that its copy of the applied rules is behind, `eviction` that the limiter's
+    Redis throws counters away, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits
+    can come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
+    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -50,6 +52,7 @@ class ServiceReport:
     crowd: str | None = None
     namesake: str | None = None
     skew: str | None = None
+    copy: str | None = None
     eviction: str | None = None
     ssh: tuple[str, ...] = ()
     buckets: int = 0
@@ -88,6 +91,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("two of one name", Severity.SERIOUS, report.namesake, "")
     if report.skew:
         yield Finding("clocks apart", Severity.WARNING, report.skew, "")
+    if report.copy:
+        yield Finding("copy of the rules", Severity.WARNING, report.copy, _WRITE_COPY)
     if report.eviction:
         yield Finding(
             "counters", Severity.WARNING, report.eviction, "`redis-cli config set maxmemory-policy noeviction`"

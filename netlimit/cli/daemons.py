@@ -12,6 +12,7 @@ import signal
 import socket
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,6 +28,7 @@ from netlimit.cli.parts import (
     open_copy,
     open_store,
     read_settings,
+    reopen_copy,
 )
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.cli.tls import check_certificate
@@ -96,7 +98,8 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
     if user is not None and is_root():
         _keep_network(settings, user)
     with kernel.sole(), open_store(settings, PATIENCE) as store, open_copy(settings) as replica:
-        running = make_controller(settings, store, kernel, replica, api_user)
+        reopen = partial(reopen_copy, settings)
+        running = make_controller(settings, store, kernel, replica, api_user, reopen)
         log.info("Keeping the rules of %s in its kernel.", settings.host)
         running.run(lambda: bool(stopping))
     log.info("Stopped; the rules stay in the kernel.")

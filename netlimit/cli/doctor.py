@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit import crowding, namesakes, skew
+from netlimit import copying, crowding, namesakes, skew
 from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
@@ -122,6 +122,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         crowd=_find_note(status, crowding.PREFIX),
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
+        copy=_find_note(status, copying.PREFIX) or (None if report.controlled else _look_at_copy(settings, status)),
         ssh=_find_notes_on_ssh(status),
     )
 
@@ -146,6 +147,18 @@ def _count_left(kernel: Kernel) -> int | None:
         return len(find_left(kernel).steps)
     except NetlimitError:
         return None
+
+
+def _look_at_copy(settings: Settings, status: HostStatus | None) -> str | None:
+    """What the copy lacks where no controller says so, but commands alone apply rules."""
+    from netlimit.store import read_revision
+
+    applied = status.applied_revision if status is not None else 0
+    copied = read_revision(settings.state)
+    if not applied or copied == applied:
+        return None
+    has = "is not there, or cannot be read" if copied is None else f"is of revision {copied}"
+    return f"{copying.PREFIX} {has}, and revision {applied} is applied: a boot would bring back something else."
 
 
 def _follow_tunnels(report: ServiceReport, kernel: Kernel, status: HostStatus | None) -> ServiceReport:

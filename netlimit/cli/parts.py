@@ -7,7 +7,7 @@ where they are made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,13 @@ def open_copy(settings: Settings) -> Iterator[Replica | None]:
     finally:
         if replica is not None:
             replica.close()
+
+
+def reopen_copy(settings: Settings) -> Replica:
+    """The copy of what was applied last, anew; the caller closes it. Raises StoreError."""
+    from netlimit.store import open_replica
+
+    return open_replica(settings.state, settings.host)
 
 
 def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
@@ -149,10 +156,15 @@ def _find_door(listen: Listen) -> Door:
 
 
 def make_controller(
-    settings: Settings, store: Store, kernel: Kernel, replica: Replica | None = None, api_user: str = USER
+    settings: Settings,
+    store: Store,
+    kernel: Kernel,
+    replica: Replica | None = None,
+    api_user: str = USER,
+    reopen: Callable[[], Replica] | None = None,
 ) -> Controller:
-    """The controller of this host; with `replica` it goes on while the database is gone. `api_user` is whom the API
-    runs as."""
+    """The controller of this host; with `replica` it goes on while the database is gone, and `reopen` opens that anew.
+    `api_user` is whom the API runs as."""
     from netlimit.controller import Controller, Setup
     from netlimit.l7.redis import hosts
     from netlimit.safety import name_servers
@@ -170,4 +182,4 @@ def make_controller(
         keepers=find_keepers(api_user),
         spared=Spared(settings.host, settings.trusted_proxies, Contacts()),
     )
-    return Controller(store, kernel, setup, replica=replica)
+    return Controller(store, kernel, setup, replica=replica, reopen=reopen)

@@ -20,7 +20,7 @@ from netlimit.store.errors import (
 from netlimit.store.faults import Damaged
 from netlimit.store.history import changed_fields
 from netlimit.store.limits import LimitDocument, LimitHead
-from netlimit.store.replica import Replica, Snapshot, open_replica, read_owner, take_snapshot
+from netlimit.store.replica import Replica, Snapshot, open_replica, read_owner, read_revision, take_snapshot
 from netlimit.store.restore import InUse, Restored
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
@@ -59,5 +59,6 @@ __all__ = [
     "changed_fields",
     "open_replica",
     "read_owner",
+    "read_revision",
     "take_snapshot",
 ]

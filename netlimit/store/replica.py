@@ -64,6 +64,9 @@ class Replica(Store):
     def __init__(self, path: Path, host: str, patience: float | None = None) -> None:
         super().__init__(f"sqlite:///{path}", wal=False, patience=patience)  # it must be there on a full disk
         self._host = host
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._damaged = False
         self._copied = -1
         self._stamp = 0
         self._paused = False
@@ -74,6 +77,13 @@ class Replica(Store):
         numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
         confirmation is open: then False, and of all that the pause alone is taken over, unless the window undoes it.
         Raises StoreError."""
+        try:
+            return self._follow(source)
+        except Damaged:
+            self._damaged = True
+            raise
+
+    def _follow(self, source: Store) -> bool:
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         known = self._copied >= 0 and self._copied == self.revision()  # a guard may have put another in its place
@@ -107,6 +117,23 @@ class Replica(Store):
             self._sign(connection)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
+
+    def is_lost(self) -> bool:
+        """Whether what is written comes to no boot: its file was found damaged, is gone, or another than at the first
+        look."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # whoever writes will be told
+            return self._damaged
+        file = found.st_dev, found.st_ino
+        self._file = self._file or file
+        return self._damaged or file != self._file
+
+    def keep_report(self, status: HostStatus) -> None:
+        """Keep what the controller says of itself, as `report` does. Raises StoreError where that cannot be kept."""
+        super().report(status)
 
     def follow_pause(self, paused: bool) -> None:
         """Take over the pause alone. A controller that runs on this copy hears of it. Raises StoreError."""
@@ -247,6 +274,15 @@ def open_replica(directory: Path, host: str) -> Replica:
             raise
         log.warning("%s The copy is taken as it is.", error)
     return replica
+
+
+def read_revision(directory: Path) -> int | None:
+    """The revision of which a directory has the copy; None where there is none that tells. Changes nothing."""
+    path = directory / _FILE
+    if path.is_symlink() or not path.is_file():
+        return None
+    with closing(Replica(path, "")) as replica:
+        return _try(replica.revision, None)
 
 
 def read_owner(directory: Path) -> str | None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from netlimit.cli import doctor
 from netlimit.controller import Controller, Setup
+from netlimit.copying import PREFIX
 from netlimit.errors import StoreError
+from netlimit.faults import find_faults
 from netlimit.records import HostStatus, Outcome, Window
 from netlimit.roles import Role
+from netlimit.settings import Settings
 from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
 
@@ -409,6 +414,159 @@ def test_a_copy_that_a_guard_has_put_back_is_followed_from_there(away: Away) -> 
     away.site.add(target="10.0.0.3", rate="5 packets/s")
     away.run()
     assert _rules(away.replica) == _rules(away.site.store)
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A disk of its own that is soon full."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "netlimit-test", directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """There is no room on a disk meanwhile."""
+    filling = disk / "filling"
+    with suppress(OSError), filling.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    try:
+        yield
+    finally:
+        filling.unlink()
+
+
+def notes_on_copy(away: Away) -> list[str]:
+    """What the gateway says of its copy, in a report that it makes now."""
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.controller.tick()
+    (status,) = away.site.store.hosts()
+    return [note for note in status.notes if note.startswith(PREFIX)]
+
+
+def find_on_copy(away: Away) -> list[str]:
+    """What `netlimit doctor` says of it."""
+    settings = Settings(database_url=f"sqlite:///{away.file}", host="gw", state_directory=away.directory)
+    found = find_faults(doctor._survey_service(settings, away.site.kernel))
+    return [f"{each.severity}: {each}" for each in found if each.name == "copy of the rules"]
+
+
+def test_a_copy_that_is_behind_is_told_until_it_is_written_again(root: None, away: Away) -> None:
+    """Else a boot brings back rules that were removed, and nobody has known."""
+    with small_disk(away.directory.with_name("disk")) as disk:
+        away.directory = disk / "controller"
+        away.replica = open_replica(away.directory, "gw")
+        away.restart()
+        removed = away.site.add(target="10.0.0.1", action="block")
+        away.controller.sync()
+        assert (notes_on_copy(away), find_on_copy(away)) == ([], [])
+        with filled(disk):
+            away.site.store.remove(removed.id, "test", away.site.clock())
+            for number in range(20):
+                away.site.add(target=f"10.3.0.{number}", action="block", comment="x" * 500)
+            away.controller.sync()
+            assert away.site.send("10.3.0.9") == ["drop"]
+            assert removed.id in _rules(away.replica)
+            (status,) = away.site.store.hosts()
+            assert any("disk is full" in note for note in status.notes), "at once, with what is applied"
+            (note,) = notes_on_copy(away)
+            assert "disk is full" in note
+            (found,) = find_on_copy(away)
+            assert found.startswith("warning: ")
+            assert "disk is full" in found
+        assert (notes_on_copy(away), find_on_copy(away)) == ([], [])
+        assert _rules(away.replica) == _rules(away.site.store)
+        away.controller._copying.close()
+
+
+def test_a_copy_that_does_not_hear_of_a_pause_is_told(root: None, away: Away) -> None:
+    """Else a boot puts back what somebody has torn down."""
+    with small_disk(away.directory.with_name("disk")) as disk:
+        away.replica = open_replica(disk / "controller", "gw")
+        away.restart()
+        away.site.add(target="10.0.0.1", action="block")
+        away.controller.sync()
+        with filled(disk):
+            away.site.store.pause("gw", True)
+            assert "disk is full" in notes_on_copy(away)[0]
+            assert not away.replica.paused("gw")
+        assert notes_on_copy(away) == []
+        assert away.replica.paused("gw")
+        away.controller._copying.close()
+
+
+def refuse(_source: Store) -> bool:
+    raise StoreError("The disk is full.")
+
+
+def test_a_copy_that_cannot_be_told_who_is_safe_says_so(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a controller that begins on it cuts off who manages this gateway."""
+    away.site.add(target="198.51.100.0/24", action="block")
+    away.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(away.replica, "keep_report", refuse)
+        away.site.store.saw_client("gw", "198.51.100.7", away.site.clock(), "boss", Role.ADMIN)
+        notes_on_copy(away)
+        assert "who is safe" in notes_on_copy(away)[0]
+    notes_on_copy(away)
+    assert notes_on_copy(away) == []
+    assert "198.51.100.7" in away.replica.hosts()[0].safe_reasons
+
+
+def test_a_copy_that_could_not_be_opened_is_told_and_opened_later(away: Away) -> None:
+    away.replica.close()
+    away.directory = away.directory.with_name("another")
+    away.directory.write_text("no directory")
+    setup = Setup("gw", "fake")
+    reopen = partial(open_replica, away.directory, "gw")
+    away.controller = Controller(away.site.store, away.site.kernel, setup, away.site.clock, None, reopen)
+    away.site.add(target="10.0.0.1", action="block")
+    away.controller.sync()
+    assert away.site.send("10.0.0.1") == ["drop"]
+    (note,) = notes_on_copy(away)
+    assert "another" in note
+    assert len(find_on_copy(away)) == 1
+    away.directory.unlink()
+    assert notes_on_copy(away) == []
+    assert _rules(open_replica(away.directory, "gw")) == _rules(away.site.store)
+    away.controller._copying.close()
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_a_copy_whose_file_is_gone_or_damaged_is_begun_anew(away: Away, harm: str) -> None:
+    setup, reopen = Setup("gw", "fake"), partial(open_replica, away.directory, "gw")
+    away.controller = Controller(away.site.store, away.site.kernel, setup, away.site.clock, away.replica, reopen)
+    away.site.add(target="10.0.0.1", action="block")
+    away.controller.sync()
+    notes_on_copy(away)
+    path = away.directory / "applied.db"
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(5000))
+    away.site.add(target="10.0.0.2", action="block")
+    away.controller.sync()
+    notes_on_copy(away)
+    assert notes_on_copy(away) == []
+    assert _rules(open_replica(away.directory, "gw")) == _rules(away.site.store)
+    away.controller._copying.close()
+
+
+def test_a_copy_that_commands_alone_have_left_behind_is_told(away: Away) -> None:
+    """No controller runs that would say so."""
+    away.site.add(target="10.0.0.1", action="block")
+    away.controller.sync()
+    settings = Settings(database_url=f"sqlite:///{away.file}", host="gw", state_directory=away.directory)
+    (status,) = away.site.store.hosts()
+    assert doctor._look_at_copy(settings, status) is None
+    away.site.add(target="10.0.0.2", action="block")
+    Controller(away.site.store, away.site.kernel, Setup("gw", "fake"), away.site.clock).sync()
+    (status,) = away.site.store.hosts()
+    assert "revision" in (doctor._look_at_copy(settings, status) or "")
 
 
 def test_a_copy_on_a_full_disk_is_there(root: None, away: Away) -> None:
