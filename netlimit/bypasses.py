@@ -48,7 +48,8 @@ def find_bypasses(rule: Rule, facts: Facts) -> tuple[Bypass, ...]:
     for each in towards:
         for device in each.route.devices:
             parts.setdefault(device, []).append(each)
-    devices = parts.keys() - {*read_table(topology, target.version).default}
+    # Of what no rule can name its way tells.
+    devices = parts.keys() - {*read_table(topology, target.version).default} - topology.unspeakable.keys()
     behind = _read_behind(topology, target.version) if devices else {}
     networks = len({each.network for each in towards})
     found = ((device, _find_reached(parts[device], networks, behind[device])) for device in sorted(devices))
@@ -151,7 +152,7 @@ def _read_behind(topology: Topology, family: int) -> Mapping[str, _Behind]:
 
 
 def _has_peers(device: str, attached: list[Parsed], topology: Topology) -> bool | None:
-    link = topology.devices.get(device)
+    link = topology.every.get(device)
     kind = link.kind if link else ""
     if kind in MANY_PEERS:
         return True

@@ -25,6 +25,8 @@ from netlimit.tree import Diversion
 
 UNKNOWN = "unknown"
 """The name of the finding that tells what could not be found out."""
+NAMELESS = "devices without a usable name"
+"""The name of the finding about devices for which nothing is written."""
 NEARLY = 0.9
 """The share of a table from which on it counts as nearly full."""
 PEERS_NEARLY = 0.5
@@ -172,8 +174,8 @@ class HostReport:
     `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
     `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it
     is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by
-    which packets with labels of MPLS may. `namespaces`: any local user may make some. `unknown` is what could not be
-    read, with the reason.
+    which packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any
+    local user may make some. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -209,6 +211,7 @@ class HostReport:
     diversions: tuple[Diversion, ...] = ()
     waypoints: tuple[str, ...] = ()
     labelled: tuple[str, ...] = ()
+    unspeakable: tuple[str, ...] = ()
     namespaces: bool = False
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
@@ -241,6 +244,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_guided,
         _find_waypoints,
         _find_labelled,
+        _find_nameless,
         _find_full,
         _find_queues,
         _find_ground,
@@ -256,8 +260,9 @@ def is_serious(finding: Finding) -> bool:
 
 
 def is_told(finding: Finding) -> bool:
-    """Whether the status of a gateway tells it too: what keeps rules from holding, and what is not known."""
-    return is_serious(finding) or finding.name == UNKNOWN
+    """Whether the status of a gateway tells it too: what keeps rules from holding, what is not known, and devices for
+    which nothing is written."""
+    return is_serious(finding) or finding.name in (UNKNOWN, NAMELESS)
 
 
 def _find_unknown(report: HostReport) -> Iterator[Finding]:
@@ -267,6 +272,22 @@ def _find_unknown(report: HostReport) -> Iterator[Finding]:
             Severity.NOTE,
             f"What could get in the way of limits here is known in part only. Not known: {'; '.join(report.unknown)}.",
             "Limits are in force all the same.",
+        )
+
+
+def _find_nameless(report: HostReport) -> Iterator[Finding]:
+    if report.unspeakable:
+        some = ", ".join(report.unspeakable[:_NAMED])
+        more = len(report.unspeakable) - _NAMED
+        yield Finding(
+            NAMELESS,
+            Severity.WARNING,
+            f"No tool can be told the names of these devices so that it means them alone: {some}"
+            f"{f' and {more} more' if more > 0 else ''} (a `+` at the end stands for every name that begins so, a `-` "
+            "at the beginning for an option; letters beyond A-Z, a-z, 0-9 and _.:@%~=^,+- are not taken). Nothing is "
+            "written for them: what leaves by them is not shaped, nor what comes in by them and ends on this host, and "
+            "what comes by a VRF of such a name is counted twice. Blocks and limits hold there all the same.",
+            "Rename them: `ip link set dev OLD name NEW`.",
         )
 
 

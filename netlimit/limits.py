@@ -71,12 +71,12 @@ class Facts:
     def vrfs(self) -> frozenset[str]:
         """The devices that stand for a VRF. What comes in by one of its ports passes PREROUTING twice, first by the
         port, then by the VRF; what this host sends passes OUTPUT twice, the other way round."""
-        return frozenset(name for name, device in self.topology.devices.items() if device.kind == "vrf")
+        return frozenset(name for name, device in self.topology.every.items() if device.kind == "vrf")
 
     @cached_property
     def ports_of_vrfs(self) -> frozenset[str]:
         """The devices by which packets have come in only in PREROUTING, the first time: behind it, by the VRF."""
-        return frozenset(name for name, device in self.topology.devices.items() if device.master in self.vrfs)
+        return frozenset(name for name, device in self.topology.every.items() if device.master in self.vrfs)
 
     def is_own(self, target: Target) -> bool:
         """Whether the target is one address of the host itself."""

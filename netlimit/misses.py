@@ -87,7 +87,7 @@ def find_missing(interface: str, direction: Direction, topology: Topology) -> Mi
         )
     if not device.master:
         return None
-    above = devices.get(device.master)
+    above = topology.every.get(device.master)
     kind = above.kind if above else ""
     if kind == "vrf":
         return _miss_in_vrf(interface, direction, device.master)

@@ -245,7 +245,7 @@ class Premises:
     def _follow_tunnels(self, reached: Iterable[str]) -> Mapping[str, Passage]:
         """The far ends of the tunnels by which somebody is `reached`; those that are known, with a note, where they
         cannot be read. Where there is no tunnel, nothing is read."""
-        if not any(device.kind in TUNNELS for device in self._topology.devices.values()):
+        if not any(device.kind in TUNNELS for device in self._topology.every.values()):
             self._unfollowed = None
             return {}
         try:

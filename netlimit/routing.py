@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from netlimit.limits import MOST_ENDING, Facts
 from netlimit.misses import say_ending
 from netlimit.routes import devices_of, find_around, find_best, find_inside, list_around, read_starts, read_table
 from netlimit.rules import Direction, Rule, Target, format_target
-from netlimit.tree import INGRESS_DEVICE, Topology
+from netlimit.tree import INGRESS_DEVICE, Device, Topology
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The devices where a rule is held, in order; or the `problem` why there is none. `note` is for the operator."""
+    """The devices where a rule is held, in order; or the `problem` why there is none. `missing` says what it
+    is not held for, `note` is for the operator."""
 
     devices: tuple[str, ...] = ()
     problem: str | None = None
     note: str | None = None
+    missing: str | None = None
 
 
 def find_way(rule: Rule, facts: Facts) -> Way:
@@ -26,8 +29,14 @@ def find_way(rule: Rule, facts: Facts) -> Way:
 
     `to`: towards the target, and, for what ends on this host, the IFB device: for an address of its own that alone,
     for one that is broadcast may be sent from here, too. `from`: wherever its traffic can leave, and the IFB device. A
-    network that the target is in itself is no way out, unless the default route lies there too.
+    network that the target is in itself is no way out, unless the default route lies there too. Devices that nothing
+    can be written for are left out, and told.
     """
+    way = _find_way(rule, facts)
+    return _leave_out_unspeakable(way, facts.topology) if facts.topology.unspeakable and way.devices else way
+
+
+def _find_way(rule: Rule, facts: Facts) -> Way:
     topology, interface = facts.topology, rule.selector.interface
     unshaped = _find_unshaped(rule, facts)
     if unshaped:
@@ -45,6 +54,38 @@ def find_way(rule: Rule, facts: Facts) -> Way:
     if own and not devices:
         return Way(problem=f"No route leads away from {format_target(rule.target)}; name the device in `interface`.")
     return Way(devices if own else (*devices, INGRESS_DEVICE), note=_say_many(devices))
+
+
+def _leave_out_unspeakable(way: Way, topology: Topology) -> Way:
+    devices = tuple(device for device in way.devices if device not in topology.unspeakable)
+    out = [device for device in way.devices if device in topology.unspeakable]
+    entered = _find_entered(topology.every)
+    into = sorted(topology.unspeakable.keys() & entered) if INGRESS_DEVICE in devices else []
+    missed = []
+    if out:
+        missed.append(f"What leaves by {_name_some(out)} is not shaped")
+    if into:
+        missed.append(f"What comes in by {_name_some(into)} and ends on this host is not shaped")
+    if not missed:
+        return way
+    text = f"{'. '.join(missed)}: {NAMELESS}"
+    return (
+        Way(devices, missing=text, note=way.note if devices == way.devices else _say_many(devices))
+        if devices
+        else Way(problem=text)
+    )
+
+
+NAMELESS = (
+    "no tool can be told such a name so that it means this device alone (a `+` at its end, a `-` at its beginning, or "
+    "an odd letter). Rename the device."
+)
+_MOST_NAMED = 3
+
+
+def _name_some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _find_way_to(target: Target, facts: Facts) -> Way:
@@ -82,8 +123,12 @@ def find_home(target: Target, device: str, topology: Topology) -> Target | None:
 def find_entrances(topology: Topology) -> tuple[str, ...]:
     """The devices by which packets come in, whether routes lead there or not: all that are up. What comes in by a port
     of a bridge or bond comes in by that, but by a port of a VRF itself."""
-    masters = {name for name, each in topology.devices.items() if each.kind != "vrf"}
-    return tuple(sorted(name for name, each in topology.devices.items() if each.up and each.master not in masters))
+    return tuple(sorted(topology.devices.keys() & _find_entered(topology.every)))
+
+
+def _find_entered(devices: Mapping[str, Device]) -> set[str]:
+    masters = {name for name, each in devices.items() if each.kind != "vrf"}
+    return {name for name, each in devices.items() if each.up and each.master not in masters}
 
 
 def find_entries(direction: Direction, interface: str | None, topology: Topology) -> tuple[int, ...] | None:

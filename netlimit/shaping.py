@@ -175,9 +175,10 @@ class Shaping:
             problem = self._move_in(rule, name)
             if problem:
                 return problem
-        told = " ".join(filter(None, (missing, way.note)))
+        lost = " ".join(filter(None, (missing, way.missing)))
+        told = " ".join(filter(None, (lost, way.note)))
         if told:
-            self._notes[rule.id] = Note(told, degraded=missing is not None)
+            self._notes[rule.id] = Note(told, degraded=bool(lost))
         self._look_past(rule)
         return None
 

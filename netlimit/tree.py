@@ -223,7 +223,8 @@ class Topology:
     local table says so and is asked first. `segments` are the destinations of which packets
     are taken out of their tunnel by the route itself (seg6local), `diversions` those of which they are put into one
     before they are forwarded; `lookups` are the routing rules in the order in which they are asked (none: not known).
-    One reading of them: compared by identity."""
+    `unspeakable` are devices whose name no tool can be told so that it means them alone: they are none of `devices`,
+    and nothing is written for them, but routes may lead there. One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
@@ -233,6 +234,12 @@ class Topology:
     segments: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    unspeakable: Mapping[str, Device] = field(default_factory=dict)
+
+    @property
+    def every(self) -> Mapping[str, Device]:
+        """All devices, those of which nothing can be written too."""
+        return {**self.devices, **self.unspeakable}
 
 
 @dataclass(frozen=True, slots=True)

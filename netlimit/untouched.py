@@ -60,7 +60,7 @@ def spare(family: int, hook: Hook, facts: Facts, opening: bool = False) -> Itera
 
 def _spare_second_pass(hook: Hook, facts: Facts) -> Iterator[ChainRule]:
     """A packet of a VRF is asked once, as what comes in by a port, or leaves by one."""
-    for vrf in sorted(facts.vrfs):
+    for vrf in sorted(facts.vrfs - facts.topology.unspeakable.keys()):
         if hook == "PREROUTING":
             yield chain_rule(_RETURN, Enters(vrf))
         if hook == "OUTPUT":

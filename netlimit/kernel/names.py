@@ -7,7 +7,7 @@ import socket
 
 from netlimit.plain import decode_name, name_of
 
-_SPEAKABLE = re.compile(r"[A-Za-z0-9_.:@+%~=^,-]{1,15}")
+_SPEAKABLE = re.compile(r"(?!-)[A-Za-z0-9_.:@+%~=^,-]{1,15}(?<!\+)")
 
 
 def read_names() -> dict[int, str]:
@@ -21,5 +21,7 @@ def read_name(said: str | bytes) -> str:
 
 
 def is_speakable(name: str) -> bool:
-    """Whether tools can be told this name: a `#` begins a comment for `tc -batch`, and quotes are taken away."""
+    """Whether tools can be told this name, and take it for this device alone: a `#` begins a comment for `tc -batch`,
+    and quotes are taken away; to iptables a `+` at the end stands for every name that begins so, and what begins with
+    `-` and has a `t` is an option of its own."""
     return _SPEAKABLE.fullmatch(name) is not None

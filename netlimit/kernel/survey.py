@@ -137,6 +137,9 @@ def look_round(
             "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING
         ),
         labelled=look.at("whether labels of MPLS are followed", lambda: tuple(_find_labelled()), _NOTHING),
+        unspeakable=look.at(
+            "which devices have odd names", lambda: tuple(sorted(read_topology().unspeakable)), _NOTHING
+        ),
         namespaces=look.at("who may make namespaces", are_namespaces_free, False),
         synchronized=look.at("whether the clock is kept right", _is_synchronized, True),
         groups=(

@@ -80,8 +80,8 @@ class TopologyWatch:
             # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
             self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
             self._until = time.monotonic() + LONGEST_TRUST
-        elif self._stale and (devices := self._devices.get()) != self._read.devices:
-            self._read = replace(self._read, devices=devices)
+        elif self._stale and (links := self._devices.get()) != (self._read.devices, self._read.unspeakable):
+            self._read = replace(self._read, devices=links.devices, unspeakable=links.unspeakable)
         return self._read
 
 
@@ -98,7 +98,7 @@ def _find_rest(spent: float) -> float:
 def read_topology() -> Topology:
     """Devices without loopback and ours, unicast routes of every table but the local one, and the rules that lead to
     tables."""
-    devices = _read_links()
+    links = _read_links()
     dumps = (
         rtnetlink.dump(_GET_ROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
         for family in (socket.AF_INET, socket.AF_INET6)
@@ -106,19 +106,29 @@ def read_topology() -> Topology:
     bodies = list(chain.from_iterable(dumps))
     objects = cache(_read_objects)  # read once, and only if a route tells no more than the number of one
     messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
-    names = {device.index: name for name, device in devices.items()}
+    names = {device.index: name for each in links for name, device in each.items()}
     gateways, local, lookups = _read_gateways(messages), sorted(set(_read_local(bodies))), find_lookups(read_rules())
     led = sorted({Diversion(_write_prefix(each), tunnel) for each in messages for tunnel in each.tunnels})
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
     routes = tuple(_read_routes(messages, names))
     ends = tuple(dict.fromkeys(prefix for prefix, _ in local))
-    return Topology(devices, routes, gateways, ends, _find_ending(local, lookups), segments, diversions, lookups)
+    ending = _find_ending(local, lookups)
+    return Topology(links.devices, routes, gateways, ends, ending, segments, diversions, lookups, links.unspeakable)
 
 
-def _read_links() -> dict[str, Device]:
+class _Links(NamedTuple):
+    """Devices by name: those that tools can be told, and the others."""
+
+    devices: dict[str, Device]
+    unspeakable: dict[str, Device]
+
+
+def _read_links() -> _Links:
     with IPRoute() as ipr:
-        return dict(_read_devices(ipr.get_links()))
+        found = dict(_read_devices(ipr.get_links()))
+    speakable = {name: device for name, device in found.items() if is_speakable(name)}
+    return _Links(speakable, {name: device for name, device in found.items() if name not in speakable})
 
 
 def _read_local(bodies: Iterable[bytes]) -> Iterator[tuple[str, int]]:
@@ -145,8 +155,7 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
     found = [(message, read_name(message.get_attr("IFLA_IFNAME") or b"")) for message in messages]
     names = {message["index"]: name for message, name in found}
     for message, name in found:
-        # What no tool can be told cannot be given queues: it is as if it were not there.
-        if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE and is_speakable(name):
+        if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE:
             about = message.get_attr("IFLA_LINKINFO")
             kind = (about.get_attr("IFLA_INFO_KIND") if about else None) or ""
             if kind == "tun" and message["ifi_type"] == _ETHERNET:

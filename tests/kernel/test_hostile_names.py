@@ -21,6 +21,8 @@ from tests.kernel.worker import RemoteKernel
 
 CUT = "가나다라마".encode()[:14]
 NAMES = [b"\xff", CUT, b"\x1b[31mred", b"two\nlines", b"sshd: x@pts/0) R", b"a\xc3", b"(\xff) S 1"]
+WILD = (b"+", b"wan+", b"twelve-letter+", b"-tun0", b"!wan", b"a\\b")
+"""To iptables these stand for several devices, or for an option, or something else."""
 _PR_SET_NAME = 15
 _NEWNET, _NEWNS = 0x40000000, 0x20000
 _NEWLINK, _IFNAME, _LINKINFO, _INFO_KIND, _IFALIAS = 16, 3, 18, 1, 20
@@ -91,13 +93,16 @@ def look_at_odd_links(answer: int) -> None:
     assert ctypes.CDLL(None, use_errno=True).unshare(_NEWNET | _NEWNS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "sysfs", "none", "/sys"], check=True)
-    for name in (b"\xff\xfe", CUT, b"q\"u'o#te", b"\x1b[7m", b"plain0"):
+    for name in (b"\xff\xfe", CUT, b"q\"u'o#te", b"\x1b[7m", *WILD, b"plain0"):
         add_link(name, alias=b"\xff alias \xe2\x80\xae")
     kernel = LinuxKernel()
     topology, queues, survey = kernel.topology(), kernel.queues(), look_round(250, {})
     notes = kernel.probe().notes
+    told = [str(each) for each in find_conflicts(look_round(250, {}, read_topology=kernel.topology))]
     said = {
         "devices": sorted(topology.devices),
+        "unspeakable": sorted(topology.unspeakable),
+        "told": [each for each in told if "wan+" in each],
         "bridges": sorted(survey.bridges),
         "unknown": survey.unknown,
         "plain": all(each.isprintable() for each in (*queues.foreign, *queues.trees, *notes, *kernel.addresses().own)),
@@ -121,5 +126,8 @@ def test_odd_names_of_interfaces_are_read_and_given_no_queues(root: None) -> Non
         said = json.loads(pipe.read())
     os.waitpid(child, 0)
     assert said["devices"] == ["plain0"]
-    assert said["bridges"] == sorted(["\\xff\\xfe", "가나다라\\xeb\\xa7", "q\"u'o#te", "\\x1b[7m", "plain0"])
+    odd = ["\\xff\\xfe", "가나다라\\xeb\\xa7", "q\"u'o#te", "\\x1b[7m", *map(bytes.decode, WILD)]
+    assert said["unspeakable"] == sorted(odd)
+    assert len(said["told"]) == 1
+    assert said["bridges"] == sorted([*odd, "plain0"])
     assert (said["unknown"], said["plain"], said["ingress"]) == ([], True, {})

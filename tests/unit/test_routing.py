@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from netlimit.compile import Compilation
 from netlimit.conflicts import Finding, Severity, Spoiled
 from netlimit.limits import MOST_ENDING, Facts, own_addresses
-from netlimit.routing import Way, find_home, find_towards, find_way, leads_towards
+from netlimit.routing import Way, find_entrances, find_home, find_towards, find_way, leads_towards
 from netlimit.rules import parse_rule
 from netlimit.tree import INGRESS_DEVICE, Device, Lookup, Route, Topology
+from netlimit.untouched import spare
 from tests.unit.shapes import HOME, UPLINKS, WITHOUT_WAN, shape
 from tests.unit.strategies import NOW
 
@@ -275,3 +276,25 @@ def test_many_rules_are_looked_for_in_many_routes_at_once() -> None:
     began = time.process_time()
     assert compilation.find_spoiled({Spoiled.ENTERING: finding}).keys() == {*range(1, 3001, 2)}
     assert time.process_time() - began < 4
+
+
+def test_what_no_tool_can_name_is_left_out_and_told() -> None:
+    routes = Route("10.1.0.0/16", ("lan",)), Route("0.0.0.0/0", ("wan+", "wan"))
+    ports = {"lan": CARD, "wan": CARD, "port": replace(CARD, master="br+")}
+    odd = {"wan+": CARD, "br+": replace(CARD, kind="bridge"), "down+": replace(CARD, up=False)}
+    topology = Topology(ports, routes, unspeakable=odd)
+    sent = way("10.1.0.0/16", topology, direction="from")
+    assert sent.devices == ("wan", INGRESS_DEVICE)
+    assert "What leaves by wan+ is not shaped. What comes in by br+, wan+ and ends on this host" in str(sent.missing)
+    assert find_entrances(topology) == ("lan", "wan"), "the port's packets come in by the bridge"
+    assert way("10.1.0.2", topology) == Way(("lan",))
+    assert "wan+" in str(way("10.7.0.2", replace(topology, routes=(Route("0.0.0.0/0", ("wan+",)),))).problem)
+
+
+def test_no_rule_spares_the_vrfs_whose_names_begin_like_that_of_one() -> None:
+    vrf = replace(CARD, kind="vrf")
+    facts = Facts(topology=Topology({"red": vrf}, unspeakable={"blue+": vrf}))
+    told = [rule.text for hook in ("PREROUTING", "OUTPUT") for rule in spare(4, hook, facts)]
+    assert any("red" in text for text in told)
+    assert not any("blue" in text for text in told)
+    assert facts.vrfs == {"red", "blue+"}
