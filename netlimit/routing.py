@@ -69,11 +69,10 @@ def _leave_out_unspeakable(way: Way, topology: Topology) -> Way:
     if not missed:
         return way
     text = f"{'. '.join(missed)}: {NAMELESS}"
-    return (
-        Way(devices, missing=text, note=way.note if devices == way.devices else _say_many(devices))
-        if devices
-        else Way(problem=text)
-    )
+    if not devices:
+        return Way(problem=text)
+    note = _say_many(tuple(device for device in devices if device != INGRESS_DEVICE)) if out else way.note
+    return Way(devices, missing=text, note=note)
 
 
 NAMELESS = (

@@ -284,7 +284,7 @@ def test_what_no_tool_can_name_is_left_out_and_told() -> None:
     odd = {"wan+": CARD, "br+": replace(CARD, kind="bridge"), "down+": replace(CARD, up=False)}
     topology = Topology(ports, routes, unspeakable=odd)
     sent = way("10.1.0.0/16", topology, direction="from")
-    assert sent.devices == ("wan", INGRESS_DEVICE)
+    assert (sent.devices, sent.note) == (("wan", INGRESS_DEVICE), None)
     assert "What leaves by wan+ is not shaped. What comes in by br+, wan+ and ends on this host" in str(sent.missing)
     assert find_entrances(topology) == ("lan", "wan"), "the port's packets come in by the bridge"
     assert way("10.1.0.2", topology) == Way(("lan",))
