@@ -18,7 +18,7 @@ from netlimit.lockout import Havens
 from netlimit.memory import TooMuchMemory, weigh
 from netlimit.rates import MANY_CONNECTIONS, Kind
 from netlimit.roles import Act
-from netlimit.rules import Rule
+from netlimit.rules import Action, Rule
 from netlimit.store import Store
 
 from . import schemas
@@ -36,6 +36,12 @@ _WALKED = (
     f"Each connection beyond more than {MANY_CONNECTIONS:,} makes the kernel look through all of them: a flood of such "
     "keeps a processor busy, whomever it is for. Put a rate of new connections beside it, or count each host by itself."
 )
+_EMPTIED = (
+    "The first rule that shapes what ends on a gateway has the kernel empty the queues of its devices, once: what "
+    "waits there at that moment is lost, whoever it is of (docs/rules.md, shaping)."
+)
+_MOST_LOOKED_AT = 100
+"""So many rules that shape are looked at for one by which that has been done already."""
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -152,8 +158,17 @@ class Lockout:
             told.append(_COUNTED)
             if rule.rate.amount > MANY_CONNECTIONS:
                 told.append(_WALKED)
+        if self._is_first_to_end_here(rule):
+            told.append(_EMPTIED)
         crowds = self._find_crowds() if crowding.is_particular(rule) else []
         return [*told, *self.told, *crowds, *self.warn_of_window()]
+
+    def _is_first_to_end_here(self, rule: Rule) -> bool:
+        """Whether no other rule shapes what ends on a gateway. One that has gone may have before: nobody knows here."""
+        if not self.look().ends_here(rule):
+            return False
+        others, _ = self._store.select(action=Action.SHAPE, limit=_MOST_LOOKED_AT)
+        return not any(self.look().ends_here(kept.rule) for kept in others if kept.rule.id != rule.id)
 
     def warn_of_window(self) -> list[str]:
         """What somebody should know who changes anything while a window of confirmation is open."""

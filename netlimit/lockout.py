@@ -16,7 +16,7 @@ from netlimit.liveness import is_recent
 from netlimit.openings import find_lost
 from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
-from netlimit.rules import Action, Rule, Target, format_target, is_network
+from netlimit.rules import Action, Direction, Rule, Target, format_target, is_network
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
 from netlimit.tunnels import FAR_END
 
@@ -109,6 +109,13 @@ class Havens:
             )
         more = f" and {len(inside) - _MOST_TOLD} more" if len(inside) > _MOST_TOLD else ""
         return f"It leaves alone who is safe: {', '.join(inside[:_MOST_TOLD])}{more}."
+
+    def ends_here(self, rule: Rule) -> bool:
+        """Whether it shapes, now, what ends on some gateway."""
+        if rule.action is not Action.SHAPE or rule.selector.interface or not rule.in_force(self._now):
+            return False
+        address = str(rule.target.network_address)
+        return rule.direction is Direction.FROM or any(address in each.own for each in self._hosts)
 
     def find_lost(
         self, changing: Iterable[Rule], gone: Collection[Rule], before: Sequence[Rule], after: Sequence[Rule]

@@ -174,12 +174,14 @@ class WriteIngress:
     """Change what is shaped of the traffic that ends on this host: first entries that come (one that exists takes the
     new value), then the program on the devices, then entries that go. `ingress` is the new structure (None: as it is),
     and the entries of lanes that it does not have go; with `drop`, all of ours goes: programs, entries, and what was
-    seen. Entries here do not end by themselves."""
+    seen, and only if that is `whole`, the clsact qdiscs too: what waits on a device is lost when its own goes. Entries
+    here do not end by themselves."""
 
     ingress: Ingress | None = None
     add: Entries = field(default_factory=dict)
     remove: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     drop: bool = False
+    whole: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.ingress or self.add or self.remove or self.drop)
@@ -193,7 +195,7 @@ class WriteIngress:
         for name, keys in self.remove.items():
             yield from (f"ingress del {name} {key}" for key in keys)
         if self.drop:
-            yield "ingress drop"
+            yield "ingress drop" + " with its qdiscs" * self.whole
 
     def __str__(self) -> str:
         return _shorten(self.lines())

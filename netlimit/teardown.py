@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Kernel, observe
-from netlimit.plan import Plan, diff
+from netlimit.plan import Plan, WriteIngress, diff
 from netlimit.state import State
 from netlimit.tree import SavedRoot
 
@@ -22,7 +22,7 @@ def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Pl
     """Remove all of ours, and put back the root qdiscs of others; the steps that were taken, and those that would still
     be left to take (none, if all went well). Raises KernelError."""
     with kernel.exclusive():
-        steps = diff(State(), observe(kernel), put_back=saved)
+        steps = _find_steps(kernel, saved)
         for step in steps.steps:
             kernel.apply(step)
         return steps, find_left(kernel)
@@ -30,7 +30,15 @@ def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Pl
 
 def find_left(kernel: Kernel) -> Plan:
     """The steps that would take everything of ours out of the kernel. Raises KernelError."""
-    return diff(State(), observe(kernel))
+    return _find_steps(kernel, None)
+
+
+def _find_steps(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> Plan:
+    """Nothing comes after them, so that no clsact is kept, either."""
+    found = observe(kernel)
+    steps = [step for step in diff(State(), found, put_back=saved).steps if not isinstance(step, WriteIngress)]
+    whole = WriteIngress(drop=True, whole=True)
+    return Plan((whole, *steps) if found.programs or kernel.kept_clsacts() else tuple(steps))
 
 
 def restore_nothing(store: Store, kernel: Kernel, host: str) -> None:

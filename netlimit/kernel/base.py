@@ -193,6 +193,10 @@ class Kernel(Protocol):
         """The devices that have our program on their ingress, with its digest."""
         ...
 
+    def kept_clsacts(self) -> tuple[str, ...]:
+        """The devices whose clsact qdisc is kept for the next program on their ingress."""
+        ...
+
     def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of lanes with their counters; lanes without any are left out."""
         ...

@@ -139,6 +139,7 @@ class FakeKernel:
         self.trees: dict[str, Tree] = {}
         self.lanes: dict[str, dict[str, _Element]] = {}
         self.program: Ingress | None = None
+        self.kept: set[str] = set()
         self.used: dict[str, dict[int, Usage]] = {}
         self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
@@ -390,6 +391,10 @@ class FakeKernel:
         """The devices that have our program on their ingress, with its digest."""
         return dict.fromkeys(self.program.devices, self.program.digest) if self.program else {}
 
+    def kept_clsacts(self) -> tuple[str, ...]:
+        """The devices whose clsact qdisc is kept for the next program on their ingress."""
+        return tuple(sorted(self.kept))
+
     def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of lanes with their counters."""
         return {
@@ -403,8 +408,10 @@ class FakeKernel:
         return {name: self._seen.pop(name) for name in names if name in self._seen}
 
     def _write_ingress(self, step: WriteIngress) -> None:
+        self.kept |= set(self.program.devices if self.program else ())
         if step.drop:
             self.program, self.lanes, self._seen = None, {}, {}
+            self.kept = set() if step.whole else self.kept
             return
         if step.add and step.ingress is None and self.program is None:
             raise KernelError(str(step), "there is no program of ours on the ingress of any device")

@@ -49,6 +49,8 @@ _PROGRAM_PREFIX = "nl_"
 _FILTER = INGRESS_DEVICE
 _WITHOUT = " without "
 """In the name of a filter, between the name proper and the devices that were left out."""
+_UNASKED = 28268
+"""The chain, which nobody asks, of the filter that says that an empty clsact is one of ours."""
 _PRIORITY = 0xFFFF
 """The last among the filters of a device: what ours redirects is not seen by those behind it."""
 _HANDLE = 1
@@ -59,7 +61,9 @@ _CLSACTS = (_CLSACT,)
 """What qdiscs of the kinds clsact and ingress hang on."""
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
 _KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
-_BPF_ACTION, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 6, 7, 11
+_BPF_ACTION, _BPF_LENGTH, _BPF_CODE, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 4, 5, 6, 7, 11
+_KEEPER = struct.pack("=HBBIHBBI", 0, 0, 0, int.from_bytes(b"nl-k"), 6, 0, 0, 0)
+"""The program of that filter: it loads a number by which it is known, for classic ones have no name, and returns 0."""
 _FIRST_ACTION = 1
 _ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 9}
 """Where each kind of filter has its actions (TCA_…_ACT)."""
@@ -237,6 +241,8 @@ def write_ingress(step: WriteIngress) -> None:
     filters = list(_find_filters())
     if step.drop:
         _detach(filters)
+        if step.whole:
+            _clear({*_find_kept(), *(each.device for each in filters)})
         return
     with _open_maps(filters) as held, ExitStack() as made:
         maps = held or (_make_maps(made) if step.ingress is not None else None)
@@ -253,7 +259,13 @@ def try_ingress(device: str) -> None:
     structure = Ingress((device,), ("192.0.2.1",), (lane,))
     write_ingress(WriteIngress(structure, {lane.name: {"192.0.2.0/24": Entry(prio=1)}}))
     read_entries([lane.name])
-    write_ingress(WriteIngress(drop=True))
+    write_ingress(WriteIngress(drop=True, whole=True))
+
+
+def read_kept() -> tuple[str, ...]:
+    """The devices whose clsact is kept for the next program."""
+    names = read_names()
+    return tuple(sorted(names[index] for index in _find_kept() if index in names))
 
 
 # -- programs -------------------------------------------------------------------------------------------------------
@@ -331,15 +343,53 @@ def _replace_filter(index: int, program: int, target: int, name: str) -> None:
 
 
 def _detach(filters: Iterable[_Filter]) -> None:
-    """Take our filters away, and a clsact that has no others. It may be that somebody else has made it, but without
-    filters it does nothing, and whoever wants one adds it as we do; what we made must not stay for ever."""
+    """Take our filters away. A clsact stays, marked as one to be taken away in the end: when one comes or goes, the
+    kernel takes the device down for a moment, and all that waits in its queues is lost, whoever it is of."""
+    target = _find_device(INGRESS_DEVICE)
     for each in filters:
+        if each.qdisc == "clsact" and each.device != target:
+            _keep(each.device)
         ours = TcMessage(each.device, _HANDLE, _INGRESS, each.place, {_KIND: b"bpf\0"})
         with _unless_gone():
             rtnetlink.write_one(_DELETE_FILTER, 0, ours)
-        if each.qdisc == "clsact" and not any(map(_has_filters, (each.device, each.device), (_INGRESS, _EGRESS))):
+    _clear({target})  # nothing of others waits there
+
+
+def _keep(index: int) -> None:
+    """Mark a clsact as one of ours, unless it is marked; of what passes nothing is asked about that."""
+    options = encode(_BPF_LENGTH, struct.pack("=H", len(_KEEPER) // 8)) + encode(_BPF_CODE, _KEEPER)
+    attributes = {_KIND: b"bpf\0", _CHAIN: struct.pack("=I", _UNASKED), _OPTIONS: options}
+    with _unless_gone(), suppress(FileExistsError):
+        wanted = TcMessage(index, _HANDLE, _INGRESS, _INFO, attributes)
+        rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, wanted)
+
+
+def _clear(devices: Collection[int]) -> None:
+    """Take away what marks a clsact as ours, and the clsact if it has no other filters. It may be that somebody else
+    has made it, but without filters it does nothing, and whoever wants one adds it as we do."""
+    for index in _find_clsacts() & {*devices}:
+        unasked = {_KIND: b"bpf\0", _CHAIN: struct.pack("=I", _UNASKED)}
+        with _unless_gone():
+            rtnetlink.write_one(_DELETE_FILTER, 0, TcMessage(index, _HANDLE, _INGRESS, _INFO, unasked))
+        if not any(map(_has_filters, (index, index), (_INGRESS, _EGRESS))):
             with _unless_gone():
-                rtnetlink.write_one(_DELETE_QDISC, 0, TcMessage(each.device, 0, _CLSACT, 0, {}))
+                rtnetlink.write_one(_DELETE_QDISC, 0, TcMessage(index, 0, _CLSACT, 0, {}))
+
+
+def _find_kept() -> Iterator[int]:
+    """The devices whose clsact is marked as ours."""
+    for index in _find_clsacts():
+        if any(map(_is_keeper, rtnetlink.read_all(rtnetlink.GET_FILTER, index, _INGRESS))):
+            yield index
+
+
+def _find_clsacts() -> set[int]:
+    return {each.device for each in _read_clsacts() if _read_text(each.attributes[_KIND]) == "clsact"}
+
+
+def _is_keeper(each: TcMessage) -> bool:
+    options = decode(each.attributes.get(_OPTIONS, b""))
+    return _read_text(each.attributes[_KIND]) == "bpf" and options.get(_BPF_CODE) == _KEEPER
 
 
 def _has_filters(index: int, parent: int) -> bool:

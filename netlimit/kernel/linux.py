@@ -189,6 +189,11 @@ class LinuxKernel:
         with _translated("read what is on the ingress"):
             return self._ingress.get()
 
+    def kept_clsacts(self) -> tuple[str, ...]:
+        """The devices whose clsact qdisc is kept for the next program on their ingress."""
+        with _translated("read what is on the ingress"):
+            return ingress.read_kept()
+
     def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of lanes with their counters."""
         with _translated("read lanes"):

@@ -128,6 +128,10 @@ class NoKernel:
         """No programs."""
         return {}
 
+    def kept_clsacts(self) -> tuple[str, ...]:
+        """Nothing is kept."""
+        return ()
+
     def ingress_readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Nothing is there."""
         return {}

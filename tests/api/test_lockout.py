@@ -102,6 +102,20 @@ def test_a_cap_says_that_it_spares_nobody_but_the_gateway_itself(client: httpx.C
 
 
 @pytest.mark.usefixtures("gateway")
+def test_the_first_rule_that_shapes_what_ends_on_a_gateway_says_what_it_costs(client: httpx.Client) -> None:
+    rule = {"target": "203.0.113.9", "action": "shape", "rate": "1 Mbit/s"}
+    for name, more, told in (
+        ("leaves", {"interface": "lan"}, False),
+        ("others", {"direction": "to"}, False),
+        ("off", {"enabled": False}, False),
+        ("first", {}, True),
+        ("second", {"target": "203.0.113.10"}, False),
+    ):
+        kept = client.post("/rules", json={**rule, **more, "name": name}).json()
+        assert any("empty the queues of its devices, once" in each for each in kept["warnings"]) is told, name
+
+
+@pytest.mark.usefixtures("gateway")
 def test_an_admin_can_force_it_and_nobody_else(client: httpx.Client, url: str) -> None:
     with connect(url, "operator") as operator:
         refused = operator.post("/rules?force=true", json=BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,38 @@ def test_what_comes_in_by_a_device_without_routes_is_shaped(gateway: Gateway, la
     for family in ENDS:
         deliver(lab, family, "far", bare)
     assert [gateway.count(rule).matched_packets for rule in rules] == [SENT, SENT]
+
+
+def test_rules_that_come_and_go_take_nothing_from_what_waits_by_other_devices(gateway: Gateway, lab: Lab) -> None:
+    """The first one may, for the kernel takes a device down for a moment when it gets a clsact, or loses it."""
+    own = shape(LAN, direction="to")
+    gateway.erase(*gateway.put(own))
+    gateway.wait(lambda: gateway.kernel.ingress() == {}, "the programs to go")
+    slow = ("root", "handle", "1:", "tbf", "rate", "8kbit", "burst", "2000", "limit", "1000000")
+    lab.gateway.run("tc", "qdisc", "replace", "dev", "wan", *slow)
+    try:
+        datagram = frames.ip(CLIENT, SERVER, frames.UDP, frames.udp(CLIENT, SERVER, PORT, 4000, bytes(1000)))
+        frames.send(lab.client, [frames.frame(datagram)] * (2 * SENT))
+        gateway.wait(lambda: count_sent(lab)[0] >= 2 * SENT, "the datagrams to come to the queue")
+        before, waiting = count_sent(lab)
+        assert waiting > SENT
+        for _ in range(2):
+            (kept,) = gateway.put(own)
+            gateway.wait(lambda: "wan" in gateway.kernel.ingress(), "the program on the device")
+            gateway.erase(kept)
+            gateway.wait(lambda: gateway.kernel.ingress() == {}, "the programs to go")
+        assert count_sent(lab)[0] >= before
+    finally:
+        lab.gateway.run("tc", "qdisc", "del", "dev", "wan", "root")
+    gateway.do("teardown")
+    assert "clsact" not in lab.gateway.run("tc", "qdisc", "show").stdout
+    gateway.do("apply")
+
+
+def count_sent(lab: Lab) -> tuple[int, int]:
+    """The packets that have left the root qdisc of `wan` or wait there, and those that wait."""
+    (root,) = json.loads(lab.gateway.run("tc", "-s", "-j", "qdisc", "show", "dev", "wan", "root").stdout)
+    return root["packets"] + root["qlen"], root["qlen"]
 
 
 def test_who_is_allowed_by_one_device_is_shaped_by_others(gateway: Gateway, lab: Lab, bare: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -275,7 +276,7 @@ def network(bare: Network) -> Iterator[Network]:
     """With nl-in, and afterwards without anything of ours."""
     bare.make_target()
     yield bare
-    bare.apply(WriteIngress(drop=True))
+    bare.apply(WriteIngress(drop=True, whole=True))
     bare.gateway.run("ip", "link", "del", "nl-in")
 
 
@@ -758,7 +759,7 @@ def test_entries_and_counters_outlive_their_program(network: Network) -> None:
     assert network.gateway.ingress_seen(["all"]) == {"all": {CLIENT[4]: 3}}
     third = network.shape({}, lane, devices=("g0",))
     assert network.gateway.ingress() == {"g0": third.digest}
-    assert network.gateway.run("tc", "filter", "show", "dev", "g1", "ingress") == ""
+    assert "nl-in" not in network.gateway.run("tc", "filter", "show", "dev", "g1", "ingress")
 
 
 def test_a_program_of_a_former_revision_gives_way_and_leaves_its_entries(network: Network) -> None:
@@ -802,12 +803,64 @@ def test_a_device_that_is_down_keeps_its_program(network: Network) -> None:
     network.gateway.run("ip", "addr", "replace", "fd00:3::1/64", "dev", "br0", "nodad")
 
 
-def test_what_is_dropped_leaves_nothing(network: Network) -> None:
+def test_programs_that_come_and_go_take_nothing_from_the_queues_of_others(network: Network) -> None:
+    """A clsact that comes or goes takes the device down for a moment: what waits there is lost. So it comes once."""
+    devices = ("g0", "g1", "br0")
+    network.shape({}, IngressLane("all", 4, "src"), devices=devices)
+    tbf = ("root", "handle", "1:", "tbf", "rate", "8kbit", "burst", "2000", "limit", "1000000")
+    network.gateway.run("tc", "qdisc", "add", "dev", "g1", *tbf)
+    try:
+        network.gateway.run(sys.executable, "-c", POUR, FAR[4], str(WAITING))
+        before, waiting = count_sent(network, "g1")
+        assert waiting > WAITING / 2
+        for used in ((), devices, ("g0",), devices, ()):
+            if used:
+                network.shape({}, IngressLane("all", 4, "src"), devices=used)
+            else:
+                network.apply(WriteIngress(drop=True))
+            assert network.gateway.ingress().keys() == set(used)
+        assert count_sent(network, "g1")[0] >= before
+        assert network.gateway.kept_clsacts() == tuple(sorted(devices))
+    finally:
+        network.gateway.run("tc", "qdisc", "del", "dev", "g1", "root")
+
+
+POUR = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    for _ in range(int(sys.argv[2])):
+        sock.sendto(bytes(1000), (sys.argv[1], 9))
+"""
+WAITING = 60
+"""Datagrams that a qdisc of 8 kbit/s holds for a minute; a socket has room for no more than 90."""
+
+
+def count_sent(network: Network, device: str) -> tuple[int, int]:
+    """The packets that have left the root qdisc of a device or wait there, and those that wait."""
+    (root,) = json.loads(network.gateway.run("tc", "-s", "-j", "qdisc", "show", "dev", device, "root"))
+    return root["packets"] + root["qlen"], root["qlen"]
+
+
+def test_what_is_dropped_leaves_an_empty_clsact_and_in_the_end_nothing(network: Network) -> None:
+    before = network.gateway.run("tc", "qdisc", "show")
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"), devices=("g0", "g1", "br0"))
+    network.apply(WriteIngress(drop=True))
+    assert network.gateway.kept_clsacts() == ("br0", "g0", "g1")
+    assert network.gateway.ingress() == {}
+    assert network.gateway.ingress_readings(["all"]) == {}
+    network.talk("udp", HOST[4])
+    assert network.packets(ONE) == 0
+    network.apply(WriteIngress(drop=True, whole=True))
+    assert network.gateway.run("tc", "qdisc", "show") == before
+    assert network.gateway.kept_clsacts() == ()
+
+
+def test_what_is_dropped_as_a_whole_leaves_nothing(network: Network) -> None:
     before = network.gateway.run("tc", "qdisc", "show")
     network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"), devices=("g0", "g1", "br0"))
     assert "clsact" in network.gateway.run("tc", "qdisc", "show")
     for _ in range(2):
-        network.apply(WriteIngress(drop=True))
+        network.apply(WriteIngress(drop=True, whole=True))
         assert network.gateway.run("tc", "qdisc", "show") == before
         assert network.gateway.run("tc", "filter", "show", "dev", "g0", "ingress") == ""
         assert network.gateway.ingress() == {}

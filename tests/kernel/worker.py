@@ -116,6 +116,9 @@ class RemoteKernel:
     def ingress(self) -> Mapping[str, str]:
         return self.call("ingress")
 
+    def kept_clsacts(self) -> tuple[str, ...]:
+        return self.call("kept_clsacts")
+
     def ingress_readings(self, names: Any) -> dict[str, dict[str, Reading]]:
         return self.call("ingress_readings", list(names))
 
