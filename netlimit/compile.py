@@ -96,6 +96,10 @@ class _Way(NamedTuple):
         """Whether it is asked by which device such packets are about to leave."""
         return self.direction is Direction.TO and bool(self.interface)
 
+    def asks_for(self, devices: tuple[str, ...]) -> bool:
+        """Whether it is asked if such packets have come in by one of the devices."""
+        return self.direction is Direction.FROM and self.interface in devices
+
     def may_enter(self, devices: tuple[str, ...], facts: Facts) -> bool:
         """Whether such packets may come in by one of the devices, and would be forwarded."""
         if self.own or self.direction is Direction.TO:
@@ -403,11 +407,15 @@ class Compilation:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
         if Spoiled.TAKEN in spoiled:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TAKEN) for rule_id in self.shaping.find_incoming()}
-        asked = {Spoiled.ENTERING, Spoiled.REROUTED, *_PLACED}
+        asked = {Spoiled.ENTERING, Spoiled.BROUTED, Spoiled.REROUTED, *_PLACED}
         ways = list(self._list_ways()) if spoiled.keys() & asked else []
         if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.ENTERING) for rule_id in met}
+        if (brouted := spoiled.get(Spoiled.BROUTED)) is not None:
+            met = {way.rule_id for way in ways if way.asks_for(brouted.devices) and way.rule_id in self.fragments}
+            met |= self.shaping.find_incoming(brouted.devices)
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.BROUTED) for rule_id in met}
         for cause in _PLACED:
             if (finding := spoiled.get(cause)) is not None:
                 areas = {protocol: read_areas(finding.places, protocol.value) for protocol in Protocol}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from netlimit.detours import (
     ANY,
     Translation,
+    find_brouting,
     find_forwards,
     find_masked,
     find_queued,
@@ -83,6 +84,7 @@ class Spoiled(StrEnum):
     OPEN = "connections at once"
     ENTERING = "rules on what comes in by some devices"
     TRANSLATED = "rules to what this host reaches by another address"
+    BROUTED = "rules on what comes in by bridges"
     APART = "rules with ports"
     REROUTED = "blocks and limits to what leaves by a device"
     TAKEN = "rules that shape what is for this host, by whatever device"
@@ -163,18 +165,19 @@ class HostReport:
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
     tables of both kinds of iptables, table by table, `mangle` those in the legacy mangle tables. `rerouting` are rules
     that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host.
-    `bridges` are devices, `joining` those of them that have ports, `bridged` the address families of which what they
-    forward passes iptables (None: unknown). `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs
-    of others by device, as tc says them, `ahead` the filters of others before ours on the ingress of devices,
-    `redirecting` those that lead what comes in out by another device, `rewriting` those that translate its addresses,
-    `editing` those that write something into it, `handing` those that hand it to another device, `diverting` those that
-    have what leaves leave by another device, `translators` modules that translate between the families, `above` devices
-    with those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
-    devices whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full,
-    `buckets` the tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device.
-    `segments` are destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it
-    is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by
-    which packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any
+    `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
+    it, `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`:
+    IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the
+    filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out by
+    another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
+    `handing` those that hand it to another device, `diverting` those that have what leaves leave by another device,
+    `translators` modules that translate between the families, `above` devices with those that stand on them
+    (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware
+    may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of
+    hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `segments` are
+    destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it is
+    forwarded, `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which
+    packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any
     local user may make some. `unknown` is what could not be read, with the reason.
     """
 
@@ -205,6 +208,7 @@ class HostReport:
     offloading: tuple[str, ...] = ()
     bridges: tuple[str, ...] = ()
     joining: tuple[str, ...] = ()
+    brouting: str = ""
     bridged: frozenset[int] | None = None
     source_routed: bool = False
     segments: tuple[str, ...] = ()
@@ -232,6 +236,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_queued,
         _find_ahead,
         _find_redirected,
+        _find_brouted,
         _find_rewritten,
         _find_diverted,
         _find_translators,
@@ -520,6 +525,24 @@ def _find_redirected(report: HostReport) -> Iterator[Finding]:
             "whoever is limited or blocked.",
             Spoiled.ENTERING,
             tuple(sorted(_find_above(found, report.above))),
+        )
+
+
+def _find_brouted(report: HostReport) -> Iterator[Finding]:
+    """Who has ports of bridges take packets themselves. Which ports a rule means is not read: it may mean any."""
+    found = [*dict.fromkeys(find_brouting(report.nftables, report.brouting))] if report.joining else []
+    if found:
+        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        yield Finding(
+            "brouted packets",
+            Severity.SERIOUS,
+            f"Ports of {', '.join(report.joining[:_NAMED])} hand packets to IP themselves (broute: "
+            f"`{found[0][:_SHOWN]}`{more}): these do not come in by the bridge, so that rules with its name in "
+            "`interface` do not see them, nor is what ends on this gateway shaped.",
+            "Leave `interface` out, and limit what ends here instead of shaping it (`action: drop`); or take that rule "
+            "away (`ebtables-legacy -t broute -D …`, `nft delete rule bridge …`).",
+            Spoiled.BROUTED,
+            tuple(sorted(_find_above(report.joining, report.above))),
         )
 
 

@@ -29,6 +29,11 @@ _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.
 _EGRESS = re.compile(r"type filter hook egress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _FORWARD = re.compile(r'\bfwd (?:ip6? )?to (?:.* device )?("[^"]*")?')
 _ENTRY = re.compile(r"type \w+ hook (?:prerouting|output) priority (-?\d+)?")
+_BRIDGED = re.compile(r"type filter hook prerouting\b")
+_BROUTES = re.compile(r"(?<!\S)meta broute set (?!0(?!\S))")
+_DROPS = re.compile(r"(?<!\S)(?:-j|--[a-z]+-target) DROP(?!\S)")
+"""What in the broute table of ebtables hands a frame to IP by the port itself, or has another target do so."""
+_OF_ARP = re.compile(r"(?<!\S)-p (?:ARP|0x0?806)(?!\S)")
 _UNTRACKS = re.compile(r"(?<!\S)notrack(?!\S)")
 _PUT_TOGETHER = -400
 """NF_IP_PRI_CONNTRACK_DEFRAG (linux/netfilter_ipv4.h), that of IPv6 too."""
@@ -90,6 +95,20 @@ def find_forwards(ruleset: str, harmless: Collection[str] = (), leaving: bool = 
             if rule is not None:
                 found |= dict.fromkeys(_read_devices(header), rule)
     return found
+
+
+def find_brouting(ruleset: str, listed: str) -> Iterator[str]:
+    """The rules by which a port of a bridge hands packets to IP in the bridge's place: in a ruleset of nftables, and in
+    the broute table as ebtables lists it, where a chain whose policy does so counts, too."""
+    for family, rule in _follow_hooked(ruleset, _BRIDGED) if "meta broute set " in ruleset else ():
+        if family == "bridge" and _BROUTES.search(_STRING.sub('""', rule)):
+            yield rule
+    for line in map(str.strip, listed.splitlines()):
+        if line.startswith("Bridge chain: "):
+            if line.endswith("policy: DROP"):
+                yield line
+        elif _DROPS.search(line) and not _OF_ARP.search(line):
+            yield line
 
 
 def find_untracked_early(ruleset: str) -> str | None:

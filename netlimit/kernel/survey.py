@@ -51,6 +51,7 @@ _PATIENCE = 10.0
 """Seconds that a tool may take."""
 _TRANSLATORS = "jool", "jool_siit"
 _BRIDGE = "/proc/sys/net/bridge/"
+_BROUTE = Path("/sys/module/ebtable_broute")
 _NO_DEVICES = frozenset(("all", "default", "lo"))
 """What stands among devices in /proc/sys/net/ipv6/conf, and loopback."""
 _NOTHING: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ def look_round(
     It only advises: what cannot be read, for whatever reason, is left out, and told as unknown."""
     look = _Look()
     bridges = look.at("bridges", lambda: tuple(_find_bridges()), _NOTHING)
+    joining = look.at("the ports of bridges", lambda: tuple(_find_joining()), _NOTHING) if bridges else ()
     nftables = look.at("the rules of nftables", list_nftables or (lambda: ask(*NFTABLES, patience=_PATIENCE)), "")
     rules = look.at("the rules of others", lambda: tuple(_read_foreign_rules()), _NO_RULES)
     ask_twin = list_twin or (lambda table: ask(*TWINS[table], patience=_PATIENCE))
@@ -128,7 +130,8 @@ def look_round(
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),
         offloading=look.at("what cards forward", lambda: tuple(_find_offloading()), ()) if thorough else (),
         bridges=bridges,
-        joining=look.at("the ports of bridges", lambda: tuple(_find_joining()), _NOTHING) if bridges else (),
+        joining=joining,
+        brouting=look.at("the broute table of ebtables", _list_broute, "") if joining else "",
         bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         segments=look.at("which routes end tunnels", lambda: read_topology().segments, _NOTHING),
@@ -176,6 +179,12 @@ def _find_bridges() -> Iterator[str]:
 def _find_joining() -> Iterator[str]:
     """The bridges that have ports."""
     yield from sorted({name_of(path.parent.parent) for path in Path("/sys/class/net").glob("*/brif/*")})
+
+
+def _list_broute(module: Path = _BROUTE) -> str:
+    """The broute table, as ebtables lists it. Nothing is asked where the kernel has none loaded, for asking loads it.
+    Raises KernelError."""
+    return ask("ebtables-legacy", "-t", "broute", "-L", patience=_PATIENCE) if module.exists() else ""
 
 
 def _find_programs() -> Iterator[str]:

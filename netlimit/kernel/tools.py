@@ -27,6 +27,7 @@ _PACKAGES = {
     "ip6tables-legacy-restore": "iptables",
     "iptables-nft-save": "iptables",
     "ip6tables-nft-save": "iptables",
+    "ebtables-legacy": "ebtables",
     "tc": "iproute2",
     "nft": "nftables",
 }

@@ -9,7 +9,15 @@ import pytest
 
 from netlimit.compile import Compilation
 from netlimit.conflicts import HostReport, Severity, find_conflicts
-from netlimit.detours import Areas, find_forwards, find_masked, find_rewriting, find_taking, find_translations
+from netlimit.detours import (
+    Areas,
+    find_brouting,
+    find_forwards,
+    find_masked,
+    find_rewriting,
+    find_taking,
+    find_translations,
+)
 from netlimit.limits import Facts
 from netlimit.rules import parse_rule
 from netlimit.tree import Diversion
@@ -88,6 +96,68 @@ def test_devices_are_named_of_which_nftables_forwards_what_comes_in() -> None:
     assert find_forwards(NETDEV, {"ifb9"}) == {"lan": 'fwd ip to 10.0.0.1 device "wan"'}
     assert find_forwards(NETDEV).keys() == {"lan", "dmz", "vpn"}
     assert find_forwards(NETDEV.replace("netdev", "inet")) == {}
+
+
+BROUTE = """Bridge table: broute
+
+Bridge chain: BROUTING, entries: 5, policy: ACCEPT
+-p IPv4 -i lan -j DROP
+-p ARP -i lan -j DROP
+-p IPv6 -j routed
+-i lan -j ACCEPT
+-i dmz -j redirect  --redirect-target DROP
+
+Bridge chain: routed, entries: 0, policy: RETURN
+"""
+BRIDGED = """table bridge b {
+	chain other {
+		type filter hook forward priority 0; policy accept;
+		ether type ip accept comment "meta broute set 1"
+	}
+	chain c {
+		type filter hook prerouting priority dstnat; policy accept;
+		ether type arp accept
+		jump d
+	}
+	chain d {
+		ether type ip meta broute set 1 comment "x"
+	}
+}
+"""
+
+
+def test_rules_are_named_by_which_ports_of_bridges_take_packets_themselves() -> None:
+    assert [*find_brouting("", BROUTE)] == ["-p IPv4 -i lan -j DROP", "-i dmz -j redirect  --redirect-target DROP"]
+    policy = BROUTE.splitlines()[2].replace("ACCEPT", "DROP")
+    assert [*find_brouting("", policy)] == [policy]
+    assert [*find_brouting(BRIDGED, "")] == ["ether type ip meta broute set 1"]
+    assert [*find_brouting(BRIDGED.replace("bridge b", "inet b").replace("jump d", "accept"), "")] == []
+
+
+BROUTED = {
+    "by the bridge": (True, {"target": "10.1.0.2", "action": "block", "interface": "lan"}),
+    "limited by the bridge": (True, {"target": "10.1.0.2", "rate": "5 packets/s", "interface": "lan"}),
+    "allowed by the bridge": (False, {"target": "10.1.0.2", "action": "allow", "interface": "lan"}),
+    "by another device": (False, {"target": "10.1.0.2", "action": "block", "interface": "wan"}),
+    "by whatever": (False, {"target": "10.1.0.2", "rate": "5 packets/s"}),
+    "to who leaves by it": (False, {"target": "10.1.0.2", "direction": "to", "action": "block", "interface": "lan"}),
+    "shaped": (True, {"target": "10.1.0.2", "rate": "1 Mbit/s", "action": "shape"}),
+    "shaped where it leaves": (
+        False,
+        {"target": "10.1.0.2", "direction": "to", "rate": "1 Mbit/s", "action": "shape", "interface": "lan"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROUTED)
+@pytest.mark.parametrize("report", [HostReport(brouting=BROUTE), HostReport(nftables=BRIDGED)])
+def test_what_comes_by_a_bridge_is_told_where_its_ports_take_it(name: str, report: HostReport) -> None:
+    concerned, rule = BROUTED[name]
+    assert find_conflicts(report) == [], "no bridge has ports"
+    joined = replace(report, joining=("lan",))
+    (finding,) = find_conflicts(joined)
+    assert (finding.name, finding.severity) == ("brouted packets", Severity.SERIOUS)
+    assert find_concerned(joined, rule) == ({1} if concerned else set())
 
 
 @pytest.mark.parametrize("rule", LED)
