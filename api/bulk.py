@@ -35,6 +35,9 @@ MOST_WRONG = 10_000
 
 MOST_RULES = 200_000
 """So many rules can be added at once; each takes about a kilobyte of memory meanwhile."""
+MOST_WORDS = 500_000
+"""So many names of gateways and labels can come with them: each is a row, and all are written while no other change can
+be; so many take about five seconds."""
 _BYTES_A_RULE = 450
 """What a rule that was read takes besides until it is written; measured: 330."""
 _RESERVE = 16 * 2**20
@@ -71,9 +74,10 @@ class Batch:
     rules: list[Rule] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     wrong: list[tuple[int, Problem]] = field(default_factory=list)
+    words: int = 0
 
     def take(self, line: int, sent: object, now: datetime) -> None:
-        """Read one rule. Raises Problem 413 for one too many."""
+        """Read one rule. Raises Problem 413 for one too many, and for too many names and labels."""
         if len(self.rules) == MOST_RULES:
             raise Problem(
                 413, f"At most {MOST_RULES} rules can be added at once; nothing was kept. Send several batches."
@@ -81,12 +85,25 @@ class Batch:
         if len(self.rules) % _LOOK_EVERY == 0:
             self._check_memory()
         try:
-            self.rules.append(read_rule(bodies.expect_object(sent), now))
-            self.lines.append(line)
+            rule = read_rule(bodies.expect_object(sent), now)
         except RuleError as error:
             self.refuse(line, find_problem(error))
         except Problem as problem:
             self.refuse(line, problem)
+        else:
+            self.rules.append(rule)
+            self.lines.append(line)
+            self._count_words(rule)
+
+    def _count_words(self, rule: Rule) -> None:
+        """Raise Problem 413 for one too many."""
+        self.words += len(rule.hosts) + len(rule.labels)
+        if self.words > MOST_WORDS:
+            raise Problem(
+                413,
+                f"At most {MOST_WORDS:,} names of gateways and labels can come with the rules that are added at once; "
+                "nothing was kept. Send several batches.",
+            )
 
     def _check_memory(self) -> None:
         """Raise Problem 413 rather than be ended: what was read is to be copied and written yet."""

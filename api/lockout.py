@@ -106,10 +106,12 @@ class Lockout:
                 raise Problem(422, f"{crowd} Nothing was kept.")
 
     def weigh(self, judge: Judge) -> Judge:
-        """The same judge, who looks besides how much memory limits may come to: Problem 422 if too much. For rules
+        """The same judge, who looks besides how much memory limits may come to, and how many gateways that nobody knows
+        are named: Problem 422 if too much. For rules
         that somebody sends: those that a rollback brings were taken once, and may return. To be asked within `keep`."""
 
         def judge_all(changes: Sequence[Change], standing: Standing) -> Mapping[int, Rule]:
+            self._check_names(changes, standing)
             much, problem = None, None
             try:  # first, for it may have to be done again
                 much = weigh(changes, partial(self._find_stays, changes, standing), self._find_now())
@@ -122,6 +124,12 @@ class Lockout:
             return forced
 
         return judge_all
+
+    def _check_names(self, changes: Sequence[Change], standing: Standing) -> None:
+        new = [after for _, after in changes if after is not None]
+        sentence = crowding.find_strangers(new, self.look().hosts, standing.named)
+        if sentence is not None:
+            raise Problem(422, f"{sentence} Nothing was kept.", field="hosts")
 
     def keep(self, work: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:
         """Do what asks the judge of `weigh`. If all rules are to be looked at for it, that is done before, while

@@ -9,7 +9,7 @@ close what each of them leaves open. What comes by which device is not asked, bu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -17,6 +17,7 @@ from ipaddress import ip_network
 from itertools import pairwise
 from typing import NamedTuple
 
+from netlimit.effort import spend
 from netlimit.queueing import is_cap
 from netlimit.rates import Kind
 from netlimit.rules import PEER, TARGET, Action, Direction, PortRange, Protocol, Rule, Target
@@ -154,58 +155,24 @@ def may_close(rule: Rule, places: Collection[str]) -> bool:
     return _is_harsh(rule) and (wide or str(rule.target) in places)
 
 
-def find_closed(before: Iterable[Rule], after: Iterable[Rule], sites: Iterable[Site], now: datetime) -> Closed | None:
-    """The first gateway that rules close which did not close it before, now or once others have ended."""
-    sites = list(sites)
-    places = frozenset[str]().union(*(site.places for site in sites))
-    old, new = ([rule for rule in rules if may_close(rule, places)] for rules in (before, after))
-    known = set(old)
-    changed = {rule for rule in new if rule not in known}
-    if not changed:
-        return None
-    moments = sorted({now, *(rule.expires_at for rule in old if rule.expires_at and rule.expires_at > now)})
-    for site in sites:
-        for family in (4, 6):
-            were, are = (cut(rules, site, family) for rules in (old, new))
-            for way in _list_ways(site, are):
-                closed = _look(way, were, are, site.worlds[family], moments)
-                mine = [part.rule for part in are if part.rule in changed and is_on(part, way)]
-                if closed is not None and mine:
-                    rule = min(mine, key=lambda rule: rule.target.prefixlen)
-                    return Closed(site.name, closed.name, way.port, way.address, rule)
-    return None
+def select_harsh(rules: Iterable[Rule], site: Site, now: datetime) -> list[Rule]:
+    """Those that can close a gateway at a moment."""
+    return [rule for rule in rules if may_close(rule, site.places) and rule.in_force(now)]
 
 
 def list_shut(rules: Iterable[Rule], site: Site, family: int, now: datetime) -> list[Way]:
     """The ports by which a gateway is managed that rules close to some world at a moment, but for what is allowed."""
-    harsh = (rule for rule in rules if may_close(rule, site.places) and rule.in_force(now))
-    parts = cut(harsh, site, family)
+    parts = cut(select_harsh(rules, site, now), site, family)
     return [
         way
         for way in map(Way, site.ports)
-        if any(_is_closed([part for part in parts if is_on(part, way)], way, world) for world in site.worlds[family])
+        if any(is_closed([part for part in parts if is_on(part, way)], way, world) for world in site.worlds[family])
     ]
 
 
-def _look(
-    way: Way, were: Collection[Part], are: Collection[Part], worlds: Iterable[World], moments: Iterable[datetime]
-) -> World | None:
-    """The world to which a way is closed, at one of these moments, that was not before."""
-    old, new = ([part for part in parts if is_on(part, way)] for parts in (were, are))
-    for world in worlds:
-        if _is_closed(new, way, world) and any(
-            _is_closed(_last(new, at), way, world) and not _is_closed(_last(old, at), way, world) for at in moments
-        ):
-            return world
-    return None
-
-
-def _last(parts: Iterable[Part], at: datetime) -> list[Part]:
-    return [part for part in parts if not part.rule.expired(at)]
-
-
-def cut(rules: Iterable[Rule], site: Site, family: int) -> list[Part]:
+def cut(rules: Sequence[Rule], site: Site, family: int) -> list[Part]:
     """What rules close of a family at a gateway."""
+    spend(len(rules))
     found = []
     for rule in rules:
         if rule.family != family or (rule.hosts and site.name not in rule.hosts):
@@ -222,7 +189,8 @@ def cut(rules: Iterable[Rule], site: Site, family: int) -> list[Part]:
     return found
 
 
-def _list_ways(site: Site, parts: Iterable[Part]) -> Iterator[Way]:
+def list_ways(site: Site, parts: Iterable[Part]) -> Iterator[Way]:
+    """The ways to a gateway that parts can close."""
     yield Way()
     addresses = sorted({part.address for part in parts if part.address is not None}, key=str)
     for port in site.ports:
@@ -239,58 +207,74 @@ def is_on(part: Part, way: Way) -> bool:
     return part.rule.selector.protocol is not Protocol.UDP and _has(part.near, way.port)
 
 
-def _is_closed(parts: list[Part], way: Way, world: World) -> bool:
-    least = SHARE / (4 if way.port is None else 2)
-    if sum(_measure(part, way, world.areas[0]) for part in parts) < least:
+def is_closed(parts: Sequence[Part], way: Way, world: World, share: float = SHARE) -> bool:
+    """Whether parts that are on a way close it to a world; `share` is that of the addresses that has to be closed."""
+    spend(len(parts))
+    if sum(measure(part, way, world.areas[0]) for part in parts) < need(way, share):
         return False  # not even if no two of them overlapped
     if way.port is not None:
-        return is_shut(parts, world)
-    return any(_is_dammed([part for part in parts if _speaks(part, protocol)], world) for protocol in _TRANSPORTS)
+        return is_shut(parts, world, share)
+    return any(
+        _is_dammed([part for part in parts if _speaks(part, protocol)], world, share) for protocol in _TRANSPORTS
+    )
+
+
+def need(way: Way, share: float = SHARE) -> float:
+    """What those that close a way measure at least, all together."""
+    return share / (4 if way.port is None else 2)
 
 
 def _speaks(part: Part, protocol: Protocol) -> bool:
     return part.rule.selector.protocol in (Protocol.ANY, protocol)
 
 
-def _measure(part: Part, way: Way, area: Area) -> float:
+def measure(part: Part, way: Way, area: Area) -> float:
     """The most that a part can add to what is closed: its share of the addresses, and of the ports."""
-    addresses = max(0, min(part.end, area.end) - max(part.low, area.low)) / (area.end - area.low)
     near = 1.0 if way.port is not None else _count(part.near, _ANY_PORT)
-    return addresses * near * max(_count(part.far, client) for client in _CLIENTS)
+    return measure_addresses(part, area) * near * max(_count(part.far, client) for client in _CLIENTS)
 
 
-def _is_dammed(parts: list[Part], world: World) -> bool:
+def measure_addresses(part: Part, area: Area) -> float:
+    """Its share of the addresses."""
+    return max(0, min(part.end, area.end) - max(part.low, area.low)) / (area.end - area.low)
+
+
+def _is_dammed(parts: Sequence[Part], world: World, share: float) -> bool:
     """Whether they close at least half of the ports near, and so what is forwarded."""
     cuts = _list_cuts((part.near for part in parts), _ANY_PORT)
     known: dict[tuple[int, ...], bool] = {}
     closed = 0
     for low, end in pairwise(cuts):
+        spend(len(parts))
         here = tuple(number for number, part in enumerate(parts) if _has(part.near, low))
         if here not in known:
-            known[here] = is_shut([parts[number] for number in here], world)
+            known[here] = is_shut([parts[number] for number in here], world, share)
         closed += (end - low) * known[here]
     return 2 * closed >= 1 << 16
 
 
-def is_shut(parts: list[Part], world: World) -> bool:
+def is_shut(parts: Sequence[Part], world: World, share: float = SHARE) -> bool:
     """Whether they are closed to most addresses for at least half of the ports that some clients take."""
     if not any(part.far for part in parts):
-        return _cover(parts, world)
-    return any(2 * _count_shut(parts, world, client) > client[1] - client[0] for client in _CLIENTS)
+        return _cover(parts, world, share)
+    return any(2 * _count_shut(parts, world, client, share) > client[1] - client[0] for client in _CLIENTS)
 
 
-def _count_shut(parts: list[Part], world: World, client: PortRange) -> int:
+def _count_shut(parts: Sequence[Part], world: World, client: PortRange, share: float) -> int:
     cuts = _list_cuts((part.far for part in parts), client)
-    return sum(
-        end - low for low, end in pairwise(cuts) if _cover([part for part in parts if _has(part.far, low)], world)
-    )
+    shut = 0
+    for low, end in pairwise(cuts):
+        spend(len(parts))
+        shut += (end - low) * _cover([part for part in parts if _has(part.far, low)], world, share)
+    return shut
 
 
-def _cover(parts: list[Part], world: World) -> bool:
-    return all(_cover_area(parts, area) for area in world.areas)
+def _cover(parts: Sequence[Part], world: World, share: float) -> bool:
+    return all(_cover_area(parts, area, share) for area in world.areas)
 
 
-def _cover_area(parts: list[Part], area: Area) -> bool:
+def _cover_area(parts: Sequence[Part], area: Area, share: float) -> bool:
+    spend(len(parts))
     by_device = (part.rule.selector.interface for part in parts)
     spans = sorted(
         (part.low, part.end)
@@ -302,7 +286,7 @@ def _cover_area(parts: list[Part], area: Area) -> bool:
         first, end = max(first, reached), min(end, area.end)
         if end > first:
             covered, reached = covered + end - first, end
-    return covered >= SHARE * (area.end - area.low)
+    return covered >= share * (area.end - area.low)
 
 
 def _list_cuts(each: Iterable[tuple[PortRange, ...]], bounds: PortRange) -> list[int]:
@@ -317,8 +301,10 @@ def _has(ranges: tuple[PortRange, ...], port: int) -> bool:
 
 def _count(ranges: tuple[PortRange, ...], bounds: PortRange) -> float:
     """The share of bounds that is in ranges, which do not overlap."""
+    if not ranges:
+        return 1.0
     low, high = bounds
-    inside = sum(max(0, min(top, high) - max(bottom, low) + 1) for bottom, top in ranges or (bounds,))
+    inside = sum(max(0, min(top, high) - max(bottom, low) + 1) for bottom, top in ranges)
     return inside / (high - low + 1)
 
 

@@ -7,7 +7,7 @@ buckets of its own, however few targets: kernel memory, and time with every chan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from netlimit.hashlimit import TABLE_MAX, TABLE_SIZES, find_table_size
 from netlimit.limits import Group, Limit, Purpose, VerdictGroup
@@ -18,6 +18,8 @@ from netlimit.rules import Action, Direction, Rule
 MOST_KINDS = 4096
 """Of each address family."""
 MANY_KINDS = 1024
+MOST_STRANGERS = 1000
+"""So many gateways that have not reported rules may name: each of them is one more that rules may close."""
 MOST_MET = 256
 """Of the kinds that a packet must be asked one after the other: those of all traffic, or of wide ranges of ports."""
 _WIDE = 64
@@ -100,6 +102,25 @@ def find_crowd(rules: Iterable[Rule]) -> str | None:
             for host in rule.hosts or ("",):
                 kinds.setdefault((rule.family, host), set()).add((rule.direction, rule.selector))
     return next((_say_most(family, len(each)) for (family, _), each in kinds.items() if len(each) > MOST_KINDS), None)
+
+
+def find_strangers(
+    rules: Iterable[Rule], known: Collection[str], find_kept: Callable[[], Collection[str]]
+) -> str | None:
+    """Why no more gateways can be named that nobody knows; None if there are few, or if rules bring none. `find_kept`
+    tells those that other rules name, and is asked only when it matters."""
+    new = {host for rule in rules for host in rule.hosts}.difference(known)
+    if not new:
+        return None
+    kept = set(find_kept()).difference(known)
+    number = len(kept | new)
+    if number <= MOST_STRANGERS or new <= kept:
+        return None
+    return (
+        f"With that, rules would name {number:,} gateways that have never reported, such as '{min(new - kept)}'; there "
+        f"can be {MOST_STRANGERS:,}. Leave `hosts` out of rules for all gateways, or remove those for gateways that "
+        "will not come."
+    )
 
 
 def is_particular(rule: Rule) -> bool:

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from netlimit.closure import may_close
+from netlimit.effort import MOST_STEPS, TooMuchToJudge, bounded
 from netlimit.errors import NetlimitError
-from netlimit.lockout import HARMLESS, Havens
+from netlimit.lockout import FORCE, HARMLESS, Havens
 from netlimit.openings import find_under, is_over
-from netlimit.rules import Action, OnFailure, Rule, Selector
+from netlimit.rules import Action, Direction, OnFailure, Rule, Selector
 
 
 class Change(NamedTuple):
@@ -39,6 +40,9 @@ class Standing(Protocol):
 
     def closing(self, places: Collection[str]) -> Iterable[Rule]:
         """Those that can close a gateway, alone or together: wide ones, and those for one of these targets."""
+
+    def named(self) -> Collection[str]:
+        """The gateways that they name."""
 
     def metering(self, now: datetime) -> Iterable[tuple[Rule, int]]:
         """Those in force that have a rate, and may have many buckets: one of each kind, rate and length of the target,
@@ -75,10 +79,14 @@ def find_harm(changes: Sequence[Change], standing: Standing, havens: Havens, now
         sentence = _find_own_harm(change, havens, now)
         if sentence:
             found[index] = sentence
-    for search in (_find_closure, _find_exposure, _find_last_opening):
-        harm = search(changes, standing, havens, now)
-        if harm is not None:
-            found.setdefault(*harm)
+    with bounded(MOST_STEPS):
+        for search in (_find_closure, _find_exposure, _find_last_opening):
+            try:
+                harm = search(changes, standing, havens, now)
+            except TooMuchToJudge as error:
+                harm = Harm(_find_suspect(changes, havens), f"{error} Make fewer changes at once; {FORCE}")
+            if harm is not None:
+                found.setdefault(*harm)
     return [Harm(index, sentence) for index, sentence in sorted(found.items())]
 
 
@@ -155,6 +163,12 @@ def _find_closure(changes: Sequence[Change], standing: Standing, havens: Havens,
     return Harm(next(index for index, change in enumerate(changes) if change.after == rule), sentence)
 
 
+def _find_suspect(changes: Sequence[Change], havens: Havens) -> int:
+    """The first change that can close something."""
+    able = (number for number, (_, after) in enumerate(changes) if after and may_close(after, havens.places))
+    return next(able, 0)
+
+
 def _find_exposure(changes: Sequence[Change], standing: Standing, havens: Havens, now: datetime) -> Harm | None:
     """An `allow` that goes, or ends sooner, and has kept a rule that was forced from who is safe."""
     gone = [
@@ -169,9 +183,9 @@ def _find_exposure(changes: Sequence[Change], standing: Standing, havens: Havens
     forced = [rule for rule in (*after, *standing.forced()) if rule.forced_by is not None and rule.in_force(now)]
     if not forced:
         return None
-    allows = [*after, *standing.allowing()]
+    allows = _Allows([*after, *standing.allowing()], now)
     for index, allow in gone:
-        if not any(_allows_as_much(other, allow, now) for other in allows):
+        if not allows.hold(allow):
             sentence = next(filter(None, (havens.find_exposed(allow, rule) for rule in forced)), None)
             if sentence:
                 return Harm(index, sentence)
@@ -191,8 +205,8 @@ def _find_last_opening(changes: Sequence[Change], standing: Standing, havens: Ha
     if not went and not blocks:
         return None
     allows = [rule for rule in standing.allowing() if rule.in_force(now)]
-    remain = [*allows, *(rule for rule in after if rule.action is Action.ALLOW)]
-    gone = [rule for rule in went if not any(_allows_as_much(other, rule, now) for other in remain)]
+    remain = _Allows([*allows, *after], now)
+    gone = [rule for rule in went if not remain.hold(rule)]
     under = find_under(blocks, [*allows, *went])
     if not gone and not under:
         return None
@@ -200,9 +214,8 @@ def _find_last_opening(changes: Sequence[Change], standing: Standing, havens: Ha
     if under:
         stays |= {rule.id: rule for rule in standing.blocking()}
     rest = list(stays.values())
-    lost = havens.find_lost(
-        [*gone, *(rule for rule in under if rule not in gone)], gone, [*before, *rest], [*after, *rest]
-    )
+    changing = list(dict.fromkeys((*gone, *under)))
+    lost = havens.find_lost(changing, gone, [*before, *rest], [*after, *rest])
     if lost is None:
         return None
     allow, sentence = lost
@@ -210,6 +223,38 @@ def _find_last_opening(changes: Sequence[Change], standing: Standing, havens: Ha
         if (was == allow and allow in gone) or (becomes is not None and is_over(becomes, allow)):
             return Harm(index, sentence)
     return None
+
+
+_Key = tuple[Direction, Selector, int, int, int]
+
+
+class _Allows:
+    """Rules that allow, by what they allow: there can be many, and as many that go."""
+
+    def __init__(self, rules: Iterable[Rule], now: datetime) -> None:
+        self._now = now
+        self._index: dict[_Key, list[Rule]] = {}
+        for rule in rules:
+            if rule.action is Action.ALLOW and rule.in_force(now):
+                key = _find_key(rule, rule.selector, rule.target.prefixlen)
+                self._index.setdefault(key, []).append(rule)
+        self._lengths = sorted({length for _, _, _, length, _ in self._index})
+
+    def hold(self, rule: Rule) -> bool:
+        """Whether all that a rule allows is allowed by one of them as well, for as long."""
+        return any(
+            _allows_as_much(other, rule, self._now)
+            for length in self._lengths
+            if length <= rule.target.prefixlen
+            for selector in {rule.selector, Selector()}
+            for other in self._index.get(_find_key(rule, selector, length), ())
+        )
+
+
+def _find_key(rule: Rule, selector: Selector, length: int) -> _Key:
+    """Of whatever allows something, as far as it must be the same: with the first bits of its target."""
+    bits = int(rule.target.network_address) >> rule.target.max_prefixlen - length
+    return rule.direction, selector, rule.family, length, bits
 
 
 def do_the_same(one: Rule, other: Rule) -> bool:

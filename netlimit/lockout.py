@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from netlimit.addresses import read_network
-from netlimit.closure import MANAGED_BY, Closed, Site, find_closed
+from netlimit.closure import MANAGED_BY, Closed, Site
 from netlimit.liveness import is_recent
 from netlimit.openings import find_lost
 from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
 from netlimit.rules import Action, Direction, Rule, Target, format_target, is_network
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
+from netlimit.sites import find_closed
 from netlimit.tunnels import FAR_END
 
 CALLER = "caller"
@@ -31,7 +32,7 @@ _SENTENCES = {
     COUNTERS: "where {host} has its counter store (Redis)",
     CALLER: "where this request comes from",
 }
-_FORCE = "an admin can force it (`force=true`, `--force`)."
+FORCE = "an admin can force it (`force=true`, `--force`)."
 _LATELY_SECONDS = 60.0
 _MOST_TOLD = 3
 _SITES_KEPT = timedelta(days=30)
@@ -62,6 +63,8 @@ class Havens:
         remembers who is safe, it is not known who is: only where it is, and how it is managed."""
         self._now = now
         hosts = list(hosts)
+        self.hosts = frozenset(host.host for host in hosts)
+        """The gateways that have reported, however long ago."""
         self._hosts = [host for host in hosts if _is_known(host)]
         self._havens = [*_read_caller(caller), *(haven for host in self._hosts for haven in _read(host))]
         self._index: dict[tuple[int, int, int], list[Haven]] = {}
@@ -72,6 +75,7 @@ class Havens:
         self._sites = [_read_site(host) for host in hosts if is_recent(host.silence, _SITES_KEPT)]
         self.places = frozenset[str]().union(*(site.places for site in self._sites))
         """The targets, beside wide ones, of rules that can close one of the gateways."""
+        self._hit: dict[Rule, list[Haven]] = {}
 
     def refuse(self, rule: Rule) -> str | None:
         """Why a rule should not be kept, as a sentence; None for one that hits nobody who is safe and nobody else."""
@@ -84,7 +88,7 @@ class Havens:
         where = target if target == network else f"{target} in {network}"
         return (
             f"'{rule}' would hit {where}, which is {haven.describe(self._now)}. A rule for a network around it leaves "
-            f"it alone, and one that allows or observes can always be kept; {_FORCE}"
+            f"it alone, and one that allows or observes can always be kept; {FORCE}"
         )
 
     def spare(self, rule: Rule) -> str | None:
@@ -129,7 +133,7 @@ class Havens:
         return lost.allow, (
             f"Rules close port {lost.port} of {whom}, by which it is managed, to nearly everybody, but '{lost.allow}' "
             f"leaves it open. Without that, or with most of it blocked, those could not come to manage it any more; "
-            f"{_FORCE}"
+            f"{FORCE}"
         )
 
     def find_closure(self, before: Iterable[Rule], after: Iterable[Rule]) -> tuple[Rule, str] | None:
@@ -143,17 +147,27 @@ class Havens:
         """Why an `allow` should stay: without it a rule that was forced would hit who is safe."""
         if forced.target.prefixlen != forced.target.max_prefixlen or forced.action in HARMLESS:
             return None
-        for haven in self._havens:
-            concerned = all(not rule.hosts or haven.host in rule.hosts for rule in (allow, forced))
-            named = str(forced.target.network_address) in self._own(haven.host) or forced.target.overlaps(haven.network)
+        for haven in self._list_hit(forced):
             spared = allow.target.overlaps(haven.network) or allow.target.overlaps(forced.target)
-            if concerned and haven.network.version == forced.target.version and named and spared:
+            if spared and (not allow.hosts or haven.host in allow.hosts):
                 return (
                     f"Without '{allow}', which spares them, '{forced}', which {forced.forced_by} has forced, would hit "
                     f"{format_target(haven.network)}, which is {haven.describe(self._now)}. Change that rule first; "
-                    f"{_FORCE}"
+                    f"{FORCE}"
                 )
         return None
+
+    def _list_hit(self, forced: Rule) -> list[Haven]:
+        """Those that a rule that was forced hits, but for what is allowed."""
+        if forced not in self._hit:
+            address, version = str(forced.target.network_address), forced.target.version
+            self._hit[forced] = [
+                haven for haven in self._havens
+                if haven.network.version == version
+                and (not forced.hosts or haven.host in forced.hosts)
+                and (forced.target.overlaps(haven.network) or address in self._own(haven.host))
+            ]  # fmt: skip
+        return self._hit[forced]
 
     def _list_sites(self, rules: Iterable[Rule]) -> list[Site]:
         """The gateways that are known, and those that only rules name."""
@@ -214,12 +228,12 @@ def _say_closed(closed: Closed, alone: bool = False) -> str:
     if closed.address is None:
         return (
             f"With '{closed.rule}', rules would close {whom} {closed.whom}: but for who is safe by now, nobody could "
-            f"come to manage it any more. Name a smaller target, or a protocol and ports that leave it open; {_FORCE}"
+            f"come to manage it any more. Name a smaller target, or a protocol and ports that leave it open; {FORCE}"
         )
     what = f"'{closed.rule}' would" if alone else f"With '{closed.rule}', rules would"
     return (
         f"{what} let nobody connect to port {closed.port} of {whom} at {format_target(closed.address)} any more, by "
-        f"which it is managed, but for who is safe by now. Name a protocol or ports that leave it open; {_FORCE}"
+        f"which it is managed, but for who is safe by now. Name a protocol or ports that leave it open; {FORCE}"
     )
 
 

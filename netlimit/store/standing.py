@@ -12,7 +12,7 @@ from netlimit.judgement import Change, Judge
 from netlimit.rules import Action, Rule
 from netlimit.store.census import sample_meters
 from netlimit.store.rows import RULE_COLUMNS, from_row
-from netlimit.store.tables import rules
+from netlimit.store.tables import rule_hosts, rules
 
 
 class Standing:
@@ -41,6 +41,11 @@ class Standing:
         harsh = rules.c.action.in_([each.value for each in (Action.BLOCK, Action.DROP, Action.REJECT, Action.SHAPE)])
         wanted = or_(*wide, rules.c.target.in_(sorted(places)))
         return [rule for rule in self._select(harsh, wanted) if may_close(rule, places)]
+
+    def named(self) -> list[str]:
+        """The gateways that they name."""
+        wanted = rule_hosts.c.rule_id.not_in(sorted(self._changing))
+        return list(self._connection.execute(select(rule_hosts.c.host).where(wanted).distinct()).scalars())
 
     def metering(self, now: datetime) -> list[tuple[Rule, int]]:
         """Those in force that have a rate, and may have many buckets: one of each kind, rate and length of the target,

@@ -272,3 +272,18 @@ def test_more_kinds_of_limits_than_a_host_can_hold_are_refused_whole(client: htt
     assert "4097 kinds of IPv4; a host holds 4096" in answer.json()["detail"]
     assert "Nothing was kept." in answer.json()["detail"]
     assert total(client) == 0
+
+
+def test_so_many_names_and_labels_are_written_at_once_and_no_more(client: httpx.Client) -> None:
+    """They take longer than the rules, and nobody can change anything meanwhile."""
+    names = [f"gw{number}" for number in range(256)]
+    labels = {f"key{number}": "value" for number in range(128)}
+    rules = [
+        {"target": f"10.{1 + number // 250}.{number % 250}.1", "action": "block", "hosts": names, "labels": labels}
+        for number in range(1303)
+    ]
+    refused = client.post("/rules/bulk", json=rules)
+    assert refused.status_code == 413
+    assert "At most 500,000 names of gateways and labels" in refused.json()["detail"]
+    assert client.get("/rules").json()["total"] == 0
+    assert client.post("/rules/bulk", json=rules[:200]).status_code == 201

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -356,3 +357,78 @@ def test_explain_says_why_an_address_is_safe(client: httpx.Client) -> None:
 def test_the_status_tells_who_is_safe_and_why(client: httpx.Client, gateway: None) -> None:
     (host,) = client.get("/status").json()["hosts"]
     assert host["safe_reasons"]["198.51.100.7"] == "SSH session"
+
+
+def name_strangers(client: httpx.Client, start: int, stop: int) -> httpx.Response:
+    """Add rules that name gateways which have never reported."""
+    rules = [
+        {
+            "target": f"10.{9 + start % 7}.{place // 250 % 250}.{place % 250}",
+            "rate": "9 packets/s",
+            "hosts": [f"h{place}"],
+        }
+        for place in range(start, stop)
+    ]
+    return client.post("/rules/bulk", json=rules)
+
+
+@pytest.mark.usefixtures("gateway")
+def test_rules_name_so_many_gateways_that_have_never_reported_and_no_more(client: httpx.Client, url: str) -> None:
+    with connect(url, "operator") as operator:
+        refused = name_strangers(operator, 0, 1001)
+        assert refused.status_code == 422
+        assert "would name 1,001 gateways that have never reported, such as 'h0'; there can be 1,000" in refused.text
+        assert name_strangers(operator, 0, 1000).status_code == 201
+        one = operator.post("/rules", json={"target": "10.8.0.1", "rate": "9 packets/s", "hosts": ["h1000"]})
+        assert (one.status_code, one.json()["field"]) == (422, "hosts")
+        kept = operator.post("/rules", json={"target": "10.8.0.1", "rate": "9 packets/s", "hosts": ["gw1", "h7"]})
+        assert kept.status_code == 201, "that are named already, or known"
+        path = f"/rules/{kept.json()['id']}"
+        changed = [
+            operator.patch(path, json={"hosts": ["gw1", "h1000"]}),
+            operator.put(path, json={"target": "10.8.0.1", "rate": "9 packets/s", "hosts": ["h1000"]}),
+            operator.patch(f"{path}?dry_run=true", json={"hosts": ["h1000"]}),
+            client.patch(f"{path}?force=true", json={"hosts": ["h1000"]}),
+        ]
+        assert [(each.status_code, each.json()["field"]) for each in changed] == [(422, "hosts")] * 4
+        assert operator.patch(path, json={"hosts": ["h999"], "comment": "moved"}).status_code == 200
+    first = client.get("/rules?limit=1").json()["items"][0]
+    assert first["hosts"] == ["h0"]
+    assert client.patch(f"/rules/{first['id']}", json={"hosts": ["h1000"]}).status_code == 200, "in place of h0"
+
+
+@pytest.mark.usefixtures("gateway")
+def test_many_blocks_for_gateways_that_nobody_knows_keep_nobody_waiting(client: httpx.Client, store: Store) -> None:
+    """Also where there are more than may be named by now: an earlier version has kept them."""
+    rules = [
+        parse_rule({
+            "target": f"{20 + place // 4096}.{place // 16 % 256}.{place % 16 * 16}.0/20", "action": "block",
+            "hosts": [f"h{place}-{name}" for name in range(8)],
+        }, NOW)
+        for place in range(6000)
+    ]  # fmt: skip
+    store.add(rules, "former", NOW)
+    began = time.monotonic()
+    assert client.post("/rules", json={"target": "9.0.0.0/16", "action": "block"}).status_code == 201
+    assert time.monotonic() - began < 10, "it took minutes"
+    closing = client.post("/rules", json={"target": "0.0.0.0/0", "action": "block", "hosts": ["h17-3"]})
+    assert closing.status_code == 409
+    assert "would close h17-3 to nearly every IPv4 address" in closing.json()["detail"]
+
+
+@pytest.mark.usefixtures("gateway")
+def test_what_takes_too_long_to_judge_is_for_admins_alone(client: httpx.Client, url: str) -> None:
+    """Each of these leaves most ports open, but there are as many ways to put them together as ports."""
+    rules = [
+        {"target": "0.0.0.0/1", "action": "block", "protocol": "tcp", "ports": f"{16 * n}-{16 * n + 30000}",
+         "source_ports": f"{32768 + 5 * n}-60999"}
+        for n in range(1, 300)
+    ]  # fmt: skip
+    with connect(url, "operator") as operator:
+        began = time.monotonic()
+        refused = operator.post("/rules/bulk", json=rules)
+        assert refused.status_code == 409
+        assert "would take too long to find out whether these rules close a gateway" in refused.text
+        assert time.monotonic() - began < 30, "it took a minute"
+    assert client.get("/rules").json()["total"] == 0
+    assert client.post("/rules/bulk?force=true", json=rules).status_code == 201
