@@ -12,11 +12,14 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from netlimit.closure import may_close
-from netlimit.effort import MOST_STEPS, TooMuchToJudge, bounded
+from netlimit.effort import MOST_STEPS, TooMuchToJudge, bounded, spend
 from netlimit.errors import NetlimitError
 from netlimit.lockout import FORCE, HARMLESS, Havens
 from netlimit.openings import find_under, is_over
 from netlimit.rules import Action, Direction, OnFailure, Rule, Selector
+
+_DEAR = 3
+"""To look for whom an `allow` spares takes as long as so many looks at a rule."""
 
 
 class Change(NamedTuple):
@@ -181,11 +184,13 @@ def _find_exposure(changes: Sequence[Change], standing: Standing, havens: Havens
         return None
     after = [change.after for change in changes if change.after is not None and change.after.in_force(now)]
     forced = [rule for rule in (*after, *standing.forced()) if rule.forced_by is not None and rule.in_force(now)]
+    forced = [rule for rule in forced if havens.are_hit(rule)]  # of thousands of bans, few or none
     if not forced:
         return None
     allows = _Allows([*after, *standing.allowing()], now)
     for index, allow in gone:
         if not allows.hold(allow):
+            spend(_DEAR * len(forced))
             sentence = next(filter(None, (havens.find_exposed(allow, rule) for rule in forced)), None)
             if sentence:
                 return Harm(index, sentence)

@@ -143,11 +143,14 @@ class Havens:
         closed = find_closed(before, after, self._list_sites(after), self._now)
         return closed and (closed.rule, _say_closed(closed))
 
+    def are_hit(self, forced: Rule) -> bool:
+        """Whether a rule that was forced would hit somebody who is safe, but for what is allowed."""
+        single = forced.target.prefixlen == forced.target.max_prefixlen
+        return single and forced.action not in HARMLESS and bool(self._list_hit(forced))
+
     def find_exposed(self, allow: Rule, forced: Rule) -> str | None:
         """Why an `allow` should stay: without it a rule that was forced would hit who is safe."""
-        if forced.target.prefixlen != forced.target.max_prefixlen or forced.action in HARMLESS:
-            return None
-        for haven in self._list_hit(forced):
+        for haven in self._list_hit(forced) if self.are_hit(forced) else ():
             spared = allow.target.overlaps(haven.network) or allow.target.overlaps(forced.target)
             if spared and (not allow.hosts or haven.host in allow.hosts):
                 return (

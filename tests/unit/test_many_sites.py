@@ -193,6 +193,33 @@ def test_rules_that_end_at_other_times_each_are_no_reason_to_look_at_each_time(
     assert harms([lasting], [*ending, closed, rule(20_001, target="128.0.0.0/1")])
 
 
+def test_what_was_forced_and_hits_nobody_safe_is_not_looked_at_for_each_opening_that_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def count(*args: Any, whole: Callable[..., Any] = Havens.find_exposed) -> Any:
+        nonlocal looks
+        looks += 1
+        return whole(*args)
+
+    monkeypatch.setattr(Havens, "find_exposed", count)
+    bans = [rule(n, target=f"198.18.{n // 250}.{n % 250}") for n in range(1, 3001)]
+    kept = [replace(each, forced_by="root") for each in bans]
+    changes = [
+        Change(rule(10_000 + n, target=f"9.{n // 250}.{n % 250}.0/24", action="allow"), None) for n in range(4000)
+    ]
+    stays = {each.id: each for each in kept}
+    assert find_harm(changes, Kept(stays, HAVENS), HAVENS, NOW) == []
+    assert looks == 0
+    safe = Havens([replace(GATEWAY, safe=("10.1.0.7/32",))], NOW)
+    stays[9000] = replace(rule(9000, target="10.1.0.7"), forced_by="root")
+    monkeypatch.setattr(judgement, "MOST_STEPS", 900)
+    found = find_harm(changes, Kept(stays, safe), safe, NOW)
+    assert looks == 300
+    assert [harm.sentence.startswith("It would take too long") for harm in found] == [True]
+
+
 def test_openings_that_go_are_looked_for_among_those_that_stay_without_a_look_at_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
