@@ -35,6 +35,8 @@ from .turns import InTurn, run_in_turn
 router = APIRouter(prefix="/rules", tags=["rules"], route_class=InTurn)
 MOST = 1000
 """The most rules on one page."""
+MOST_LABELS = 16
+"""The most labels by which rules are looked for."""
 _KEY = re.compile(r"[0-9]{1,18}|[a-z][a-z0-9._-]{0,62}")
 
 Key = Annotated[str, Path(alias="key", description="The rule's id, or its name.", examples=["1", "office-hosts"])]
@@ -55,7 +57,9 @@ class ListQuery(schemas.Strict):
     name: str | None = Field(None, description="Only the rule of this name.")
     contains: str | None = Field(None, description="Only rules whose target has this address (or all of this CIDR).")
     target: str | None = Field(None, description="Only rules with this very target.")
-    label: list[str] = Field([], description="Only rules with this label, `key=value`; repeated: with all of them.")
+    label: list[str] = Field(
+        [], description="Only rules with this label, `key=value`; repeated, up to 16 times: with all of them."
+    )
     action: Action | None = Field(None, description="Only rules with this action.")
     state: State | None = Field(None, description="Only rules in this state.")
     limit: int = Field(100, ge=1, le=MOST, description="The most rules in the answer.")
@@ -335,6 +339,8 @@ def _select_in_state(
 
 
 def _read_labels(texts: Sequence[str]) -> dict[str, str]:
+    if len(texts) > MOST_LABELS:  # a database joins each, and plans for minutes where there are hundreds
+        raise RuleError("label", f"Rules are looked for by {MOST_LABELS} labels at most, and not by {len(texts)}.")
     labels: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -288,6 +288,7 @@ def test_rules_are_listed_by_what_they_are(client: httpx.Client) -> None:
     "query",
     [
         "contains=here", "contains=10.1.2.3%00", "target=10.1.2.3/8", "target=", "label=site", "label=a%3D1%00",
+        "&".join(f"label=k{number}%3Dv" for number in range(17)),
         "label=a%3D1&label=a%3D2", "action=stop", "state=good", "limit=0", "limit=1001", "limit=many", "cursor=2",
         "cursor=%F0%9F%98%80", "colour=red", "names=guests",
     ],
