@@ -630,6 +630,8 @@ class Controller:
             return None
         self._led_to[rule.id] = rule
         around = self._setup.spared.look_around(self._premises.own, self._premises.edges)
+        if around != self._around:
+            self._around = None  # the others are judged by it, too, even if it is soon as it was
         return self._setup.spared.refuse(rule, around)
 
     def _spare(self) -> None:

@@ -568,6 +568,19 @@ def test_what_leads_to_no_other_answer_is_not_looked_at_again(tmp_path: Path, mo
     assert len(looked) >= 5
     site.controller.sync()
     assert (site.send("10.1.1.4"), site.send("10.1.1.3")) == (["accept"], ["drop"])
+    there.append(("10.1.1.9", PEER))
+    now[0] += 100
+    site.controller._spare()
+    there.pop()  # he is forgotten, a rule for him comes, and he is seen again before the next look at all
+    now[0] += REMEMBERED_SECONDS
+    site.add(target="10.1.1.9", action="block", labels=dict([LABEL]))
+    site.controller.sync()
+    assert site.send("10.1.1.9") == ["drop"]
+    there.append(("10.1.1.9", PEER))
+    now[0] += 100
+    site.controller._spare()
+    site.controller.sync()
+    assert site.send("10.1.1.9") == ["accept"]
 
 
 def test_nobody_waits_for_what_takes_long_to_read() -> None:
