@@ -94,7 +94,19 @@ MUCH = 500
 """With more rules and entries of sets, plans and previews are worked out in another process."""
 _COSTLY = ("plan", "preview")
 _CHANGED_MEANWHILE = "The kernel was changed while this was worked out: what is told here may be done already."
-_TASKS = ("heartbeat", "window", "survey", "structure", "sweep", "newcomers", "queues", "probe", "marks", "safe")
+_TASKS = (
+    "heartbeat",
+    "window",
+    "survey",
+    "structure",
+    "sweep",
+    "newcomers",
+    "queues",
+    "probe",
+    "marks",
+    "safe",
+    "states",
+)
 _GOES_ON = "The pass goes on without that part."
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
@@ -184,6 +196,8 @@ class Controller:
         self._rewritten: set[int] = set()
         self._news: set[int] = set()
         self._exceptional: dict[int, Exceptional] = {}
+        self._untold: set[int] = set()
+        """The rules of which the database may have forgotten how they stand: whoever removes one forgets that, too."""
         self._fallback = Fallback(setup.host)
         self._in_step = False
         self._paused = False
@@ -315,6 +329,7 @@ class Controller:
             self._follow_connections()
             self._mishaps.survive(self._count_peers, _GOES_ON)
             self._doubt_roots()
+            self._doubt_states()
             self._report()
             self._tell_of_copy(self._copy, self._copy_safe)
 
@@ -561,6 +576,7 @@ class Controller:
         self._premises.keep_mask(self._compilation.facts.mark_mask)
         self._roster = Roster(self._setup.host, self._roster.lifted)
         self._exceptional = self._store.marked(self._setup.host)
+        self._untold.clear()
         self._fallback = Fallback(self._setup.host, self._store.assigned(self._setup.host))
         self._tally = Tally(self._store.raw_counters(self._setup.host))
         self._in_step = False
@@ -593,6 +609,7 @@ class Controller:
             self._tally.forget(rule_id)
             self._unreadable.pop(rule_id, None)
             self._led_to.pop(rule_id, None)
+        self._untold.update(rule.id for rule in changes.rules if rule.id in self._exceptional)
         for rule in changes.rules:
             before = self._compiled.fragments.get(rule.id)
             self._put(rule)
@@ -849,11 +866,13 @@ class Controller:
     def _mark(self) -> dict[int, Exceptional]:
         """Tell of rules that are not simply applied. Raises StoreError."""
         exceptional = self._find_exceptional()
-        changed = [each for rule_id, each in exceptional.items() if self._exceptional.get(rule_id) != each]
+        told = {i: each for i, each in self._exceptional.items() if i not in self._untold}
+        changed = [each for rule_id, each in exceptional.items() if told.get(rule_id) != each]
         cleared = [rule_id for rule_id in self._exceptional if rule_id not in exceptional]
         if changed or cleared:
             self._store.mark(self._setup.host, changed, cleared)
             self._tell_worse(changed)
+        self._untold.clear()
         return exceptional
 
     def _tell_worse(self, changed: Iterable[Exceptional]) -> None:
@@ -911,6 +930,19 @@ class Controller:
         before this process saw either: whoever waits to get his place back has the next pass look at everything."""
         if self._in_step and self._saved_roots().keys() - self._compiled.settled.trees.keys():
             self._in_step = False
+
+    def _doubt_states(self) -> None:
+        """`netlimit apply` and the guard tell how rules stand without knowing all that this process knows, and whoever
+        forgets this gateway forgets that, too: what is told of it otherwise than it is, is told anew."""
+        if self._compilation is None or self._outage is not None or not self._is_due("states", HEARTBEAT_SECONDS):
+            return
+        before = _spent()
+        told = self._store.marked(self._setup.host)
+        self._due["states"] += LOOK_SHARE * (_spent() - before)
+        if told != self._exceptional:
+            log.warning("The database says of rules here otherwise than they stand; it hears anew how they do.")
+            self._exceptional = told
+            self._exceptional = self._mark()
 
     def _saved_roots(self) -> Mapping[str, SavedRoot]:
         """The root qdiscs of others that ours took the place of."""
@@ -1309,10 +1341,6 @@ class Controller:
     def _tell(self) -> None:
         tell = self._telling.tell if self._outage is None else self._telling.tell_copy
         self._mishaps.survive(partial(tell, self._store), "What was to be told is lost; limits are kept in force.")
-        if self._telling.take_forgotten() and self._compilation is not None:
-            log.warning("The database had forgotten this gateway; it hears anew how rules stand here.")
-            self._exceptional = {}
-            self._exceptional = self._mark()
 
     def _try_report(self, **changes: object) -> None:
         try:
@@ -1337,7 +1365,9 @@ class Controller:
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
-        idle = {"probe", "marks", "window", "safe"} | (set() if self._compilation.shaping.seen_sets else {"newcomers"})
+        idle = {"probe", "marks", "window", "safe", "states"} | (
+            set() if self._compilation.shaping.seen_sets else {"newcomers"}
+        )
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._roster.next_look is not None:
             wake = min(wake, self._roster.next_look - self._now().timestamp())

@@ -39,8 +39,6 @@ class Telling:
         self._rests_until = 0.0
         self._namesakes = Namesakes(host)
         self._skew = Skew()
-        self._was_known = False
-        self._forgotten = False
 
     @property
     def warnings(self) -> tuple[str | None, ...]:
@@ -51,11 +49,6 @@ class Telling:
     def waits(self) -> bool:
         """Whether there is something that was not told yet."""
         return bool(self._status or self._counts or self._repairs)
-
-    def take_forgotten(self) -> bool:
-        """Whether the database has forgotten this gateway since it reported last; once for each time."""
-        forgotten, self._forgotten = self._forgotten, False
-        return forgotten
 
     def report(self, status: HostStatus) -> None:
         """Note what the controller says of itself."""
@@ -113,7 +106,5 @@ class Telling:
             sent = self._now()
             received = store.report(self._status)
             self._skew.note(sent, received.at, self._now())
-            self._forgotten = self._forgotten or (self._was_known and received.before is None)
-            self._was_known = self._status.reporter is not None
             self._namesakes.note(received.before, self._status.reporter)
             self._status = None

@@ -10,7 +10,8 @@ from tests.controller.conftest import Site
 
 
 def test_what_is_serious_is_noted_while_it_is_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "SURVEY_SECONDS", 0.0)
+    for pace in ("SURVEY_SECONDS", "PROBE_SHARE"):
+        monkeypatch.setattr(controller, pace, 0.0)
     monkeypatch.setattr(controller, "HEARTBEAT_SECONDS", 0.0)
     site.kernel.report = HostReport(connections=Fill(99, 100), synchronized=False)
     site.controller.tick()
