@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from netlimit.limits import Facts
@@ -51,7 +51,7 @@ def find_bypasses(rule: Rule, facts: Facts) -> tuple[Bypass, ...]:
     # Of what no rule can name its way tells.
     devices = parts.keys() - {*read_table(topology, target.version).default} - topology.unspeakable.keys()
     behind = _read_behind(topology, target.version) if devices else {}
-    networks = len({each.network for each in towards})
+    networks = len({(each.first, each.length) for each in towards})
     found = ((device, _find_reached(parts[device], networks, behind[device])) for device in sorted(devices))
     return tuple(_tell(device, reached) for device, reached in found if reached)
 
@@ -89,7 +89,7 @@ def _find_reached(parts: list[Parsed], networks: int, behind: _Behind) -> list[P
     """The networks behind a device to which some of a target's traffic comes back, or may; `parts` are those of the
     target that are behind it, of so many `networks`."""
     every = [*behind.attached, *behind.others]
-    if len({each.network for each in parts}) < networks:
+    if len({(each.first, each.length) for each in parts}) < networks:
         return every
     if behind.peers is None:
         return []
@@ -102,7 +102,7 @@ def _are_beside(part: Parsed, network: Parsed, behind: _Behind) -> bool:
     """Whether two networks of a link reach each other without this host: one lies in the other's, they have a router in
     common, or it is known to both of them that they are on the link, as routers tell it for IPv6."""
     home = next((each for each in behind.attached if part.is_within(each)), part)
-    if network.is_within(home) or (network.route.connected and home.route.connected and part.network.version == 6):
+    if network.is_within(home) or (network.route.connected and home.route.connected and part.version == 6):
         return True
     if network.route.connected:
         gateways = map(ip_address, part.route.gateways)
@@ -119,7 +119,7 @@ def _are_peers_beside(part: Parsed, network: Parsed, behind: _Behind) -> bool:
 
 
 def _has_room(network: Parsed) -> bool:
-    return network.length < network.network.max_prefixlen - 2
+    return network.length < network.longest - 2
 
 
 def _tell(device: str, reached: list[Parsed]) -> Bypass:
@@ -132,9 +132,9 @@ def _read_behind(topology: Topology, family: int) -> Mapping[str, _Behind]:
     """What is routed by each device, and may come from or be led to another network."""
     attached: dict[str, list[Parsed]] = {}
     others: dict[str, dict[tuple[str, ...], tuple[Parsed, Parsed]]] = {}
+    unrouted = _UNROUTED[family]
     for each in read_table(topology, family).ordered:
-        network = each.network
-        if each.length < _SHORTEST or network.is_link_local or network.is_multicast:
+        if each.length < _SHORTEST or any(first <= each.first and each.last <= last for first, last in unrouted):
             continue
         for device in each.route.devices:
             if each.route.attached:
@@ -149,6 +149,14 @@ def _read_behind(topology: Topology, family: int) -> Mapping[str, _Behind]:
         far = list(dict.fromkeys(end for ends in others.get(device, {}).values() for end in ends))
         found[device] = _Behind(near, far, _has_peers(device, near, topology))
     return found
+
+
+def _find_ends(*networks: str) -> tuple[tuple[int, int], ...]:
+    return tuple((int(each.network_address), int(each.broadcast_address)) for each in map(ip_network, networks))
+
+
+_UNROUTED = {4: _find_ends("169.254.0.0/16", "224.0.0.0/4"), 6: _find_ends("fe80::/10", "ff00::/8")}
+"""What is of a link alone, or for many, by its first and last addresses."""
 
 
 def _has_peers(device: str, attached: list[Parsed], topology: Topology) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -326,8 +327,7 @@ class Premises:
     @property
     def _networks(self) -> Mapping[str, tuple[str, ...]]:
         """Where packets leave without a gateway, and by default, by prefix."""
-        routes = (route for route in self._topology.routes if route.connected or route.prefix.endswith("/0"))
-        return {route.prefix: route.devices for route in routes}
+        return _find_networks(self._topology)
 
     @property
     def _local(self) -> tuple[str, ...]:
@@ -340,6 +340,13 @@ class Premises:
     def _management(self) -> tuple[int, ...]:
         """The ports of which open connections pass."""
         return tuple(sorted({door.port for door in self._doors}))
+
+
+@lru_cache(maxsize=2)
+def _find_networks(topology: Topology) -> Mapping[str, tuple[str, ...]]:
+    """The same, once for each reading: routes may be a million, and reports are many."""
+    routes = (route for route in topology.routes if route.connected or route.prefix.endswith("/0"))
+    return {route.prefix: route.devices for route in routes}
 
 
 def find_peers(reported: Iterable[HostStatus], host: str) -> frozenset[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from netlimit.rules import Target
@@ -13,56 +16,89 @@ from netlimit.tree import Lookup, Route, Topology
 
 
 class Parsed(NamedTuple):
-    """A route with its prefix as a network: the length, and the first and the last address as numbers."""
+    """A route with its prefix in numbers: the first address, the length, and the last address. A full table has a
+    million of them, and an object of each network would take most of the time and of the memory."""
 
-    route: Route
-    network: Target
-    length: int
     first: int
+    length: int
     last: int
+    route: Route
+
+    @property
+    def version(self) -> int:
+        """The family: 4 or 6."""
+        return 6 if ":" in self.route.prefix else 4
+
+    @property
+    def longest(self) -> int:
+        """The length of the prefix of one address."""
+        return _BITS[self.version]
+
+    @property
+    def network(self) -> Target:
+        """The prefix as a network."""
+        return (IPv4Network if self.version == 4 else IPv6Network)((self.first, self.length))
 
     def is_within(self, other: Parsed) -> bool:
         """Whether its prefix lies in another's, or is the same."""
         return other.first <= self.first and self.last <= other.last
 
 
-class Table(NamedTuple):
-    """The routes of a family by prefix length and the bits of the prefix, and in the order of their first addresses
-    (`ordered`, `starts`); the routing rules that lead to any of them; their devices, and those of default routes;
-    whether `every` route is one for all packets to its prefix."""
+_BITS = {4: 32, 6: 128}
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+_find_place = itemgetter(0, 1)
 
-    routes: dict[tuple[int, int], list[Parsed]]
-    lengths: list[int]
+
+class Table(NamedTuple):
+    """The routes of a family in the order of their first addresses and lengths (`ordered`; `starts` are those alone),
+    and where those to a prefix begin there (`places`); the lengths that there are, the longest first; the routing rules
+    that lead to any of them; their devices, and those of default routes; whether `every` route is one for all packets
+    to its prefix."""
+
     ordered: list[Parsed]
     starts: list[tuple[int, int]]
+    places: dict[tuple[int, int], int]
+    lengths: list[int]
     lookups: tuple[Lookup, ...]
     devices: tuple[str, ...]
     default: tuple[str, ...]
     every: bool
 
+    def find(self, first: int, length: int) -> list[Parsed]:
+        """The routes to a prefix."""
+        begin = self.places.get((first, length))
+        if begin is None:
+            return []
+        end = begin + 1
+        while end < len(self.starts) and self.starts[end] == self.starts[begin]:
+            end += 1
+        return self.ordered[begin:end]
+
 
 @lru_cache(maxsize=4)
 def read_table(topology: Topology, family: int) -> Table:
     """The routes of a family, put in order once for each reading."""
-    ordered = sorted(_parse(topology, family), key=lambda each: (each.first, each.length))
-    routes: dict[tuple[int, int], list[Parsed]] = {}
-    for each in ordered:
-        bits = each.first >> each.network.max_prefixlen - each.length
-        routes.setdefault((each.length, bits), []).append(each)
+    ordered = sorted(_parse(topology, family), key=_find_place)
+    starts = list(map(_find_place, ordered))
+    places = dict(zip(reversed(starts), reversed(range(len(starts))), strict=True))
     lengths = sorted({each.length for each in ordered}, reverse=True)
-    starts = [(each.first, each.length) for each in ordered]
     lookups = tuple(_find_lookups(topology, family, {each.route.table for each in ordered}))
     default = devices_of(each for each in ordered if each.length == 0)
     every = not any(each.route.partial for each in ordered)
-    return Table(routes, lengths, ordered, starts, lookups, devices_of(ordered), default, every)
+    return Table(ordered, starts, places, lengths, lookups, devices_of(ordered), default, every)
 
 
 def _parse(topology: Topology, family: int) -> Iterator[Parsed]:
+    kind, masks = _FAMILIES[family], _MASKS[family]
     for route in topology.routes:
         if (":" in route.prefix) == (family == 6):
-            network = ip_network(route.prefix)
-            first = int(network.network_address)
-            yield Parsed(route, network, network.prefixlen, first, first | int(network.hostmask))
+            address, _, bits = route.prefix.partition("/")
+            first, length = int.from_bytes(socket.inet_pton(kind, address)), int(bits)
+            yield Parsed(first, length, first | masks[length], route)
+
+
+_MASKS = {family: [(1 << bits - length) - 1 for length in range(bits + 1)] for family, bits in _BITS.items()}
+"""The bits behind a prefix, by its length."""
 
 
 def _find_lookups(topology: Topology, family: int, tables: set[int]) -> Iterator[Lookup]:
@@ -76,8 +112,9 @@ def _find_lookups(topology: Topology, family: int, tables: set[int]) -> Iterator
 @lru_cache(maxsize=8)
 def read_starts(topology: Topology, family: int, devices: tuple[str, ...]) -> list[tuple[int, int]]:
     """The first address and the length of each prefix that leads to one of the devices, in order."""
-    every = read_table(topology, family).ordered
-    return [(each.first, each.length) for each in every if any(device in devices for device in each.route.devices)]
+    table, wanted = read_table(topology, family), frozenset(devices)
+    led = zip(table.starts, table.ordered, strict=True)
+    return [start for start, each in led if not wanted.isdisjoint(each.route.devices)]
 
 
 def find_around(target: Target, topology: Topology) -> Iterator[Parsed]:
@@ -88,9 +125,9 @@ def find_around(target: Target, topology: Topology) -> Iterator[Parsed]:
 def list_around(target: Target, topology: Topology) -> Iterator[list[Parsed]]:
     """The routes to all of a target, those to one prefix together."""
     table, address = read_table(topology, target.version), int(target.network_address)
-    own, longest = target.prefixlen, target.max_prefixlen
+    masks = _MASKS[target.version]
     for length in table.lengths:
-        if length <= own and (alike := table.routes.get((length, address >> longest - length))):
+        if length <= target.prefixlen and (alike := table.find(address & ~masks[length], length)):
             yield alike
 
 
@@ -138,4 +175,4 @@ def find_inside(target: Target, topology: Topology) -> list[Parsed]:
 
 def devices_of(routes: Iterable[Parsed]) -> tuple[str, ...]:
     """The devices of some routes, by name."""
-    return tuple(sorted({device for each in routes for device in each.route.devices}))
+    return tuple(sorted({*chain.from_iterable({each.route.devices for each in routes})}))

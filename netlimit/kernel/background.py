@@ -1,4 +1,5 @@
-"""What a kernel may take long to tell, read in a thread: any user can have a million sockets, and it lists them all."""
+"""What a kernel may take long to tell, read in a thread: any user can have a million sockets, and it lists them all; a
+full table of routes has as many."""
 
 from __future__ import annotations
 
@@ -10,17 +11,19 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 PATIENCE = 0.1
-"""Seconds that a reading may hold up who asks; after that he gets what was found the last time."""
-_SHARE = 4
-"""After a reading that took longer than that, none begins for so many times as long."""
+"""Seconds that a reading may hold up who asks first; who asks after that gets what was found the last time."""
+RESTS = 4.0
+"""After a reading that took longer, none begins for so many times as long."""
 T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """What `read` gives, without a wait. For one thread."""
+    """What `read` gives, without a long wait. For one thread. `patience` and `rests` are for others than most."""
 
-    def __init__(self, read: Callable[[], T]) -> None:
+    def __init__(self, read: Callable[[], T], patience: float = PATIENCE, rests: float = RESTS) -> None:
         self._read = read
+        self._patience = patience
+        self._rests = rests
         self._thread: threading.Thread | None = None
         self._found: tuple[T] | None = None
         self._error: Exception | None = None
@@ -29,9 +32,9 @@ class Background(Generic[T]):
     def get(self) -> T:
         """What there is, or was when it was last looked; the first time it is waited for. Raises what `read` has
         raised since the last question, and OSError where nothing is known and no thread can be had."""
-        self._begin()
+        begins = self._begin()
         if self._thread is not None:
-            self._thread.join(None if self._found is None else PATIENCE)
+            self._thread.join(None if self._found is None else self._patience * begins)
             if not self._thread.is_alive():
                 self._thread = None
         error, self._error = self._error, None
@@ -40,7 +43,13 @@ class Background(Generic[T]):
         assert self._found is not None
         return self._found[0]
 
-    def _begin(self) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether a reading was begun of which nothing was given yet."""
+        return self._thread is not None
+
+    def _begin(self) -> bool:
+        """Whether a reading begins now, which is waited for a little."""
         if self._thread is None and (self._found is None or time.monotonic() >= self._rests_until):
             thread = threading.Thread(target=self._look, name="reading", daemon=True)
             try:
@@ -50,6 +59,8 @@ class Background(Generic[T]):
                     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
             else:
                 self._thread = thread
+                return True
+        return False
 
     def _look(self) -> None:
         began = time.monotonic()
@@ -58,5 +69,5 @@ class Background(Generic[T]):
         except Exception as error:  # it is raised in the thread that asks
             self._error = error
         took = time.monotonic() - began
-        if took > PATIENCE:
-            self._rests_until = time.monotonic() + _SHARE * took
+        if took > self._patience:
+            self._rests_until = time.monotonic() + self._rests * took

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pyroute2 import IPRoute
 
 from netlimit.kernel import rtnetlink
+from netlimit.kernel.background import Background
 from netlimit.kernel.encapsulation import SEG6LOCAL, read_encapsulation
 from netlimit.kernel.lookups import RULES, find_lookups, read_rules
 from netlimit.kernel.names import is_speakable, read_name
@@ -43,10 +44,17 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 _NEXT_HOP, _NUMBER = struct.Struct("=HBxi"), struct.Struct("=I")
 _DESTINATION, _DEVICE, _GATEWAY, _MULTIPATH, _TABLE, _VIA, _OBJECT = 1, 4, 5, 9, 15, 18, 30
 _ENCAPSULATION, _ENCAPSULATED = 21, 22
+_TABLED, _PREFIXED = slice(_ROUTE.size, _ROUTE.size + 4), slice(_ROUTE.size + 8, _ROUTE.size + 12)
+"""The heads of the first two attributes of a route: of its table, which takes eight bytes, and of its destination."""
+_TABLE_HEAD = struct.pack("=HH", 8, _TABLE)
+_SIZES = {struct.pack("=HH", 4 + size, _DESTINATION): size for size in (4, 16)}
+"""How long the destination is, by the head of its attribute."""
 _NEXTHOP, _MEMBER = struct.Struct("=4xI"), struct.Struct("=I4x")
 """What is wanted of struct nhmsg (the flags) and of struct nexthop_grp (the number of an object)."""
 _OBJECT_NUMBER, _OBJECT_GROUP, _OBJECT_DEVICE, _OBJECT_GATEWAY = 1, 2, 5, 6
 _OBJECT_ENCAPSULATION, _OBJECT_ENCAPSULATED = 7, 8
+_PATIENCE = 1.0
+"""Seconds: what takes longer to read is followed up later."""
 _SHORT_READING = 0.05
 _READING_SHARE = 50
 """A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
@@ -58,11 +66,13 @@ ten seconds, in which nothing else is done."""
 
 class TopologyWatch:
     """Keeps the last reading until the kernel says that links, addresses or routes have changed, or half a minute has
-    passed. While it rests from a long reading of routes, it follows devices all the same."""
+    passed. While a long reading of routes goes on, in a thread, and while it rests from one, it follows devices all the
+    same."""
 
     def __init__(self) -> None:
         self._notices = Notices(_GROUPS)
         self._devices = Watched(LINKS, _read_links)
+        self._reading = Background(self._read_anew, _PATIENCE, rests=0)
         self._read: Topology | None = None
         self._until = self._rested = 0.0
         self._stale = False
@@ -72,17 +82,28 @@ class TopologyWatch:
         again already. Raises OSError."""
         began = time.monotonic()
         self._stale = self._notices.heard() or self._stale or began >= self._until
-        if self._read is None or (self._stale and began >= self._rested):
-            self._stale, spent = False, time.thread_time()
-            found = read_topology()
-            spent = time.thread_time() - spent
-            self._rested = time.monotonic() + _find_rest(spent)
-            # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
-            self._read = self._read if self._read is not None and _says_the_same(self._read, found) else found
-            self._until = time.monotonic() + LONGEST_TRUST
-        elif self._stale and (links := self._devices.get()) != (self._read.devices, self._read.unspeakable):
+        if self._read is None or self._reading.goes_on or (self._stale and began >= self._rested):
+            self._stale = self._stale and self._reading.goes_on  # one that begins now takes in what has changed
+            try:
+                self._read = self._reading.get()
+            except OSError:
+                self._stale = True
+                raise
+        if (self._stale or self._reading.goes_on) and (links := self._devices.get()) != (
+            self._read.devices,
+            self._read.unspeakable,
+        ):
             self._read = replace(self._read, devices=links.devices, unspeakable=links.unspeakable)
         return self._read
+
+    def _read_anew(self) -> Topology:
+        spent = time.thread_time()
+        found = read_topology()
+        spent = time.thread_time() - spent
+        self._rested = time.monotonic() + _find_rest(spent)
+        self._until = time.monotonic() + LONGEST_TRUST
+        # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
+        return self._read if self._read is not None and _says_the_same(self._read, found) else found
 
 
 def _says_the_same(one: Topology, other: Topology) -> bool:
@@ -105,13 +126,13 @@ def read_topology() -> Topology:
     )
     bodies = list(chain.from_iterable(dumps))
     objects = cache(_read_objects)  # read once, and only if a route tells no more than the number of one
-    messages = [each for body in bodies if (each := _take_apart(body, objects)) is not None]
+    found = list(_take_apart(bodies, objects))
     names = {device.index: name for each in links for name, device in each.items()}
-    gateways, local, lookups = _read_gateways(messages), sorted(set(_read_local(bodies))), find_lookups(read_rules())
-    led = sorted({Diversion(_write_prefix(each), tunnel) for each in messages for tunnel in each.tunnels})
+    gateways, local, lookups = _read_gateways(found), sorted(set(_read_local(bodies))), find_lookups(read_rules())
+    led = sorted({Diversion(_write_prefix(way, at), tunnel) for at, way in found for tunnel in way.tunnels})
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
-    routes = tuple(_read_routes(messages, names))
+    routes = tuple(_read_routes(found, names))
     ends = tuple(dict.fromkeys(prefix for prefix, _ in local))
     ending = _find_ending(local, lookups)
     return Topology(links.devices, routes, gateways, ends, ending, segments, diversions, lookups, links.unspeakable)
@@ -180,15 +201,13 @@ _Hops = Sequence[tuple[int, _Hop]]
 """Next hops, each with its flags."""
 
 
-class _Message(NamedTuple):
-    """What is wanted of a unicast route, taken apart by hand: pyroute2 takes fifty times as long, and there may be a
-    hundred thousand. `hops` are those that packets can go by, `gateways` those of all, `tunnels` the encapsulations
-    that take what comes in. `attached`: the kernel made it, for an address. `partial`: it asks for more, a TOS or
-    a source."""
+class _Way(NamedTuple):
+    """What is wanted of a unicast route, but for its prefix: a full table has a million, and few ways. `hops` are those
+    that packets can go by, `gateways` those of all, `tunnels` the encapsulations that take what comes in. `attached`:
+    the kernel made it, for an address. `partial`: it asks for more, a TOS or a source."""
 
     family: int
     length: int
-    prefix: bytes
     table: int
     attached: bool
     hops: tuple[_Hop, ...]
@@ -197,9 +216,31 @@ class _Message(NamedTuple):
     partial: bool = False
 
 
-def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Message | None:
-    """A route as the kernel sends it; None for what drops or stays here, and for what it has only noted of one address
-    (RTM_F_CLONED), as whoever answers it may have it do. `objects` gives the nexthop objects, by number."""
+def _take_apart(bodies: Iterable[bytes], objects: Callable[[], Mapping[int, _Hops]]) -> Iterator[tuple[bytes, _Way]]:
+    """Prefixes and ways of routes as the kernel sends them, by hand: pyroute2 takes three hundred times as long.
+    `objects` gives the nexthop objects, by number."""
+    ways: dict[bytes, _Way | None] = {}
+    for body in bodies:
+        prefix, rest = _cut_prefix(body)
+        if rest not in ways:
+            ways[rest] = _read_way(rest, objects)
+        way = ways[rest]
+        if way is not None:
+            yield prefix, way
+
+
+def _cut_prefix(body: bytes) -> tuple[bytes, bytes]:
+    """The destination of a route (empty for everything), and what else is told of it."""
+    size = _SIZES.get(body[_PREFIXED]) if body[_TABLED] == _TABLE_HEAD else None
+    if size is not None:  # so the kernel tells it
+        end = _PREFIXED.stop + size
+        return body[_PREFIXED.stop : end], body[: _PREFIXED.start] + body[end:]
+    return rtnetlink.decode(body, _ROUTE.size).get(_DESTINATION, b""), body
+
+
+def _read_way(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Way | None:
+    """None for what drops or stays here, and for what the kernel has only noted of one address (RTM_F_CLONED), as
+    whoever answers it may have it do."""
     family, length, of_source, tos, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
     if kind != _UNICAST or flags & _CLONED:
         return None
@@ -216,9 +257,8 @@ def _take_apart(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Mes
     usable = tuple(hop for state, hop in hops if not state & _DEAD)
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
     tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
-    prefix, attached = said.get(_DESTINATION, b""), protocol == _MADE_BY_KERNEL
-    partial = bool(of_source or tos)
-    return _Message(family, length, prefix, table, attached, usable, gateways, tunnels, partial)
+    attached, partial = protocol == _MADE_BY_KERNEL, bool(of_source or tos)
+    return _Way(family, length, table, attached, usable, gateways, tunnels, partial)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -290,36 +330,40 @@ def _read_address(address: bytes) -> str | None:
     return str(ip_address(address)) if len(address) in (4, 16) else None
 
 
-def _read_routes(messages: Iterable[_Message], names: Mapping[int, str]) -> Iterator[Route]:
-    for each in messages:
-        if each.table == _LOCAL_TABLE or _is_link_local(each):
-            continue
-        known = tuple(dict.fromkeys(names[hop.device] for hop in each.hops if hop.device in names))
-        if known:
-            gateways = tuple(dict.fromkeys(hop.gateway for hop in each.hops if hop.gateway))
-            attached = each.attached and not gateways
-            yield Route(_write_prefix(each), known, not gateways, attached, each.table, gateways, each.partial)
+def _read_routes(found: Iterable[tuple[bytes, _Way]], names: Mapping[int, str]) -> Iterator[Route]:
+    ways = {id(way): way for _, way in found}
+    likes = {number: _read_like(way, names) for number, way in ways.items()}
+    for prefix, way in found:
+        like = likes[id(way)]
+        if like is not None and not _is_link_local(way, prefix):
+            yield Route(_write_prefix(way, prefix), *like[1:])
 
 
-def _read_gateways(messages: Iterable[_Message]) -> tuple[str, ...]:
+def _read_like(way: _Way, names: Mapping[int, str]) -> Route | None:
+    """A route that goes such a way, None for one that leads nowhere known."""
+    known = tuple(dict.fromkeys(names[hop.device] for hop in way.hops if hop.device in names))
+    if way.table == _LOCAL_TABLE or not known:
+        return None
+    gateways = tuple(dict.fromkeys(hop.gateway for hop in way.hops if hop.gateway))
+    return Route("", known, not gateways, way.attached and not gateways, way.table, gateways, way.partial)
+
+
+def _read_gateways(found: Iterable[tuple[bytes, _Way]]) -> tuple[str, ...]:
     """The next hops of default routes, those of the main table first."""
-    found = sorted(
-        (each.table != MAIN_TABLE, gateway) for each in messages if each.length == 0 for gateway in each.gateways
-    )
-    return tuple(dict.fromkeys(gateway for _, gateway in found))
+    ways = sorted((way.table != MAIN_TABLE, gateway) for _, way in found if way.length == 0 for gateway in way.gateways)
+    return tuple(dict.fromkeys(gateway for _, gateway in ways))
 
 
-def _write_prefix(route: _Message) -> str:
-    address = route.prefix or bytes(16 if route.family == socket.AF_INET6 else 4)
-    if route.family == socket.AF_INET:
-        return f"{socket.inet_ntop(socket.AF_INET, address)}/{route.length}"
-    return f"{ip_address(address)}/{route.length}"
+def _write_prefix(way: _Way, prefix: bytes) -> str:
+    if way.family == socket.AF_INET:
+        return f"{socket.inet_ntop(socket.AF_INET, prefix or bytes(4))}/{way.length}"
+    return f"{ip_address(prefix or bytes(16))}/{way.length}"
 
 
-def _is_link_local(route: _Message) -> bool:
+def _is_link_local(way: _Way, prefix: bytes) -> bool:
     """Of fe80::/10 and ff00::/8."""
-    if route.family != socket.AF_INET6 or len(route.prefix) != 16:
+    if way.family != socket.AF_INET6 or len(prefix) != 16 or prefix[0] < 0xFE:
         return False
-    first, second = route.prefix[:2]
-    linked = route.length >= 10 and first == 0xFE and second & 0xC0 == 0x80
-    return linked or (route.length >= 8 and first == 0xFF)
+    first, second = prefix[:2]
+    linked = way.length >= 10 and first == 0xFE and second & 0xC0 == 0x80
+    return linked or (way.length >= 8 and first == 0xFF)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from netlimit.kernel import background
 from netlimit.kernel.background import Background
 
 
@@ -29,9 +28,7 @@ class Slow:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    monkeypatch.setattr(background, "PATIENCE", 0.01)
-    monkeypatch.setattr(background, "_SHARE", 0)
+def slow() -> Iterator[Slow]:
     slow = Slow()
     yield slow
     slow.may_end.release(100)
@@ -44,7 +41,7 @@ def settle(reading: Background[str]) -> None:
 
 
 def test_the_first_reading_is_waited_for_and_no_other(slow: Slow) -> None:
-    reading = Background(slow)
+    reading = Background(slow, patience=0.01, rests=0.0)
     slow.may_end.release()
     assert reading.get() == "old"
     slow.found = "new"
@@ -55,20 +52,16 @@ def test_the_first_reading_is_waited_for_and_no_other(slow: Slow) -> None:
     assert reading.get() == "new"
 
 
-def test_it_rests_after_a_long_reading(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_SHARE", 10**9)
-    monkeypatch.setattr(background, "PATIENCE", 0.0)
-    reading = Background(slow)
+def test_it_rests_after_a_long_reading(slow: Slow) -> None:
+    reading = Background(slow, patience=0.0, rests=10**9)
     slow.may_end.release(2)
     assert reading.get() == reading.get() == "old"
     assert slow.begun.acquire(blocking=False)
     assert not slow.begun.acquire(blocking=False)
 
 
-def test_after_a_short_one_it_looks_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_SHARE", 10**9)
-    monkeypatch.setattr(background, "PATIENCE", 60.0)
-    reading = Background(slow)
+def test_after_a_short_one_it_looks_at_once(slow: Slow) -> None:
+    reading = Background(slow, patience=60.0, rests=10**9)
     slow.may_end.release(2)
     assert reading.get() == "old"
     slow.found = "new"
@@ -76,7 +69,7 @@ def test_after_a_short_one_it_looks_at_once(slow: Slow, monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_read_says_so_each_time(slow: Slow) -> None:
-    reading = Background(slow)
+    reading = Background(slow, patience=0.01, rests=0.0)
     slow.found = OSError("no room")
     slow.may_end.release(2)
     for _ in range(2):

@@ -446,3 +446,28 @@ def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
         via("fc00::/7", "fd05::8", "fd06::8"),
         Route("10.7.0.0/16", ("right",), connected=True, table=70000),
     }
+
+
+def test_while_a_long_reading_goes_on_devices_are_followed_and_nobody_waits(kernel: RemoteKernel) -> None:
+    """A full table of routes takes seconds."""
+    script = (
+        "import subprocess, threading, time\n"
+        "from netlimit.kernel import topology\n"
+        "topology._PATIENCE = 0.01\n"
+        "watch, read, gate = topology.TopologyWatch(), topology.read_topology, threading.Event()\n"
+        "first = watch.topology()\n"
+        "while first is not watch.topology():\n"
+        "    first = watch.topology()\n"
+        "topology.read_topology = lambda: gate.wait(60) and read()\n"
+        "subprocess.run('ip route add 10.9.0.0/24 dev left', shell=True, check=True)\n"
+        "assert watch.topology() is first\n"
+        "subprocess.run('ip link add name extra type veth peer name extra-end', shell=True, check=True)\n"
+        "meanwhile = watch.topology()\n"
+        "assert 'extra' in meanwhile.devices and meanwhile.routes == first.routes\n"
+        "gate.set()\n"
+        "end = time.monotonic() + 60\n"
+        "while '10.9.0.0/24' not in [each.prefix for each in watch.topology().routes]:\n"
+        "    assert time.monotonic() < end\n"
+        "assert 'extra' in watch.topology().devices\n"
+    )
+    kernel.run(sys.executable, "-c", script)
