@@ -14,6 +14,7 @@ import grp
 import os
 import pwd
 import stat
+import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,6 +26,10 @@ _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
 _FREE = (0o002, 0o020, 0o022)
 """Others may write, and the sticky bit keeps nobody from renaming what is another's."""
+_ACL, _ACL_VERSION, _ACL_ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+_READ, _WRITE, _UNNAMED = 4, 2, 0xFFFFFFFF
+"""acl(5), as the kernel takes it (linux/posix_acl_xattr.h)."""
 _NOBODY = 65534
 """A user who owns nothing: what he may do in a directory, its group may."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,14 +90,37 @@ def give(descriptor: int, user: int, group: int, mode: int | None = None, of: It
     owned = user in (-1, found.st_uid) and group in (-1, found.st_gid)
     if owned and mode in (None, stat.S_IMODE(found.st_mode)):
         return
-    if found.st_uid not in (0, user, *of):
-        raise PermissionError(errno.EPERM, f"It belongs to {name_user(found.st_uid)}")
-    if stat.S_ISREG(found.st_mode) and found.st_nlink != 1:
-        raise PermissionError(errno.EPERM, "It has another name besides, as a hard link")
+    _check_owner(found, (0, user, *of))
     if not owned:
         os.fchown(descriptor, user, group)
     if mode is not None and stat.S_IMODE(found.st_mode) != mode:
         os.fchmod(descriptor, mode)
+
+
+def _check_owner(found: os.stat_result, users: Iterable[int]) -> None:
+    """Raise PermissionError for what is none of these users', or has a second name."""
+    if found.st_uid not in users:
+        raise PermissionError(errno.EPERM, f"It belongs to {name_user(found.st_uid)}")
+    if stat.S_ISREG(found.st_mode) and found.st_nlink != 1:
+        raise PermissionError(errno.EPERM, "It has another name besides, as a hard link")
+
+
+def admit(descriptor: int, user: int) -> None:
+    """Let one user (id) read an open file of root's, which besides root's group may read, and nobody else. Raises
+    OSError, ENOTSUP where the file system keeps no such lists."""
+    entries = (
+        (_OWNER, _READ | _WRITE, _UNNAMED),
+        (_USER, _READ, user),
+        (_GROUP, _READ, _UNNAMED),
+        (_MASK, _READ, _UNNAMED),
+        (_OTHERS, 0, _UNNAMED),
+    )
+    wanted = _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries)
+    with suppress(OSError):
+        if os.getxattr(descriptor, _ACL) == wanted:
+            return
+    _check_owner(os.fstat(descriptor), (0, user))
+    os.setxattr(descriptor, _ACL, wanted)
 
 
 def give_unopened(name: str, within: int, group: int, mode: int) -> None:

@@ -38,6 +38,7 @@ from netlimit.settings import Backend, Listen, Settings
 if TYPE_CHECKING:
     import uvicorn
 
+    from netlimit.kernel.base import Kernel
     from netlimit.store import Store
 
 UMASK = 0o007
@@ -96,7 +97,7 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
         signal.signal(number, lambda received, frame: stopping.append(received))
     kernel = make_kernel(settings)
     if user is not None and is_root():
-        _keep_network(settings, user)
+        _keep_network(settings, user, kernel)
     with kernel.sole(), open_store(settings, PATIENCE) as store, open_copy(settings) as replica:
         reopen = partial(reopen_copy, settings)
         running = make_controller(settings, store, kernel, replica, api_user, reopen)
@@ -105,11 +106,14 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
     log.info("Stopped; the rules stay in the kernel.")
 
 
-def _keep_network(settings: Settings, user: str) -> None:
+def _keep_network(settings: Settings, user: str, kernel: Kernel) -> None:
     """Become another user, who may change the network, if the kernel is not left alone, and nothing else."""
     from netlimit.cli.preparing import give_state, prepare_host
 
     alone = settings.backend is Backend.L7
+    if not alone:
+        with kernel.sole():  # what another controller has, which may run as somebody else, is not taken from it
+            pass
     give_state(settings, find_user(user))
     if not alone:
         prepare_host(find_user(user))

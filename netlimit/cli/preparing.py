@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import pwd
 import re
@@ -17,7 +18,7 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import check_backend, make_kernel, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
-from netlimit.custody import Rights, give, give_unopened, made_directory, made_file, move_directory, opened
+from netlimit.custody import Rights, admit, give, give_unopened, made_directory, made_file, move_directory, opened
 from netlimit.errors import KernelError
 from netlimit.plain import read_text
 from netlimit.settings import FORMER_STATE, STATE, Backend, Settings
@@ -109,7 +110,7 @@ def _tell_kept(path: Path, user: pwd.struct_passwd, error: OSError) -> None:
 
 def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] = NETWORK) -> None:
     """Do so for a controller that runs as this user, with these capabilities. Raises OSError, KernelError."""
-    from netlimit.kernel import iptables
+    from netlimit.kernel import iptables, proc_files
     from netlimit.kernel.capabilities import FINDINGS
     from netlimit.kernel.lock import locked
 
@@ -118,7 +119,9 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
         _take_place(directory, user)
     with locked(str(place / "prepare.lock"), "prepare this host", keep=False):
         _remove_old_locks(place)
-        _let_lock(Path(iptables.LOCK))
+        _let_lock(Path(iptables.LOCK), user)
+        proc_files.load_modules()
+        _let_read(user)
         _pin_program(user)
         _leave_ports(user)
         _find_out(user, capabilities)
@@ -195,10 +198,19 @@ def _ask(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> dict[
 
     end = time.monotonic() + ASK_SECONDS
     while True:
-        found = find_out_as(lambda: become(user, capabilities))
+        found = find_out_as(lambda: _give_up(user, capabilities))
         if not _list_unanswered(found) or time.monotonic() >= end:
             return found
         time.sleep(_PAUSE_SECONDS)
+
+
+def _give_up(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> None:
+    from netlimit.kernel import proc_files
+
+    for path in proc_files.FILES:  # of the namespace in which things are tried
+        with suppress(OSError):  # which was told of those of this host; what cannot be tried for it says so
+            proc_files.let_read(path, user.pw_uid)
+    become(user, capabilities)
 
 
 def _list_unanswered(found: Mapping[str, str | None]) -> list[str]:
@@ -217,13 +229,39 @@ def _read_former(path: Path) -> dict[str, str | None]:
         return {}
 
 
-def _let_lock(path: Path) -> None:
-    """The lock of iptables: root's group may take it as well."""
-    with opened(path.parent.resolve(), directory=True) as place:
-        with suppress(FileExistsError), made_file(path.name, place, 0o640):
-            pass
-        with opened(path.name, place) as lock:
-            give(lock, 0, 0, 0o640)
+def _let_lock(path: Path, user: pwd.struct_passwd) -> None:
+    """Let the controller take the lock of iptables, and not its group, for the API is in that. Where it fails, this is
+    told, and by the controller whenever it cannot write."""
+    try:
+        with opened(path.parent.resolve(), directory=True) as place:
+            with suppress(FileExistsError), made_file(path.name, place, 0o640):
+                pass
+            with opened(path.name, place) as lock:
+                _admit(lock, user.pw_uid)
+    except OSError as error:
+        _tell_kept(path, user, error)
+
+
+def _admit(lock: int, user: int) -> None:
+    """Where the file system keeps no lists of who may open what, it becomes the user's own."""
+    try:
+        admit(lock, user)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        give(lock, user, 0, 0o640)
+
+
+def _let_read(user: pwd.struct_passwd) -> None:
+    """Let the controller read what the kernel shows to root alone. Where it fails, this is told, and by the controller
+    whenever it cannot read."""
+    from netlimit.kernel import proc_files
+
+    for path in proc_files.FILES:
+        try:
+            proc_files.let_read(path, user.pw_uid)
+        except OSError as error:
+            _tell_kept(Path(path), user, error)
 
 
 def _pin_program(user: pwd.struct_passwd) -> None:

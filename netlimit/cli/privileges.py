@@ -80,13 +80,11 @@ def become(user: pwd.struct_passwd, keeping: Iterable[Capability] = ()) -> None:
     """Give up root for good, but for some capabilities, which programs that this process starts have too. What
     `end_with_parent` has promised still holds."""
     kept = sorted(set(keeping))
-    groups = os.getgrouplist(user.pw_name, user.pw_gid)
     dies_by = ctypes.c_int()
     _prctl(_PR_GET_PDEATHSIG, ctypes.byref(dies_by))
     parent = os.getppid()
     _bound(kept)
-    # Which tables iptables has, the kernel tells root and its group alone, whatever the capabilities.
-    os.setgroups([*groups, 0] if kept else groups)
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
     os.setgid(user.pw_gid)
     _prctl(_PR_SET_KEEPCAPS, 1)
     os.setuid(user.pw_uid)

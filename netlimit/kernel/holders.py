@@ -28,7 +28,8 @@ STOPPED_SECONDS = 10.0
 IDLE_SECONDS = 75.0
 """So does who computes nothing, nor what it has started, for so long. A tool that hangs is given up before."""
 
-_LOGS = "/proc/thread-self/net/netfilter/nfnetlink_log"
+LOGS = "/proc/thread-self/net/netfilter/nfnetlink_log"
+"""Shown to root alone (`netlimit.kernel.proc_files`)."""
 _SOCKETS = "/proc/thread-self/net/netlink"
 _NETFILTER = 12
 _LONGEST_NAME = 100
@@ -64,6 +65,7 @@ class HolderWatch:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
+        self._told = False
         self._suspects: dict[int, _Suspect] = {}
 
     def end_hanging(self) -> str | None:
@@ -72,8 +74,18 @@ class HolderWatch:
         try:
             return self._look(time.monotonic())
         except (OSError, ValueError, IndexError, KernelError) as error:
-            log.debug("Who holds the claim cannot be found: %s", error)
+            self._tell_unseen(error)
             return None
+
+    def _tell_unseen(self, error: Exception) -> None:
+        log.debug("Who holds the claim cannot be found: %s", error)
+        if isinstance(error, PermissionError) and error.filename == LOGS and not self._told:
+            self._told = True
+            log.warning(
+                "Who writes to the kernel cannot be seen, and is not ended if he hangs: only root may read %s at this "
+                "moment; `netlimit prepare`, as root, lets the controller read it.",
+                LOGS,
+            )
 
     def _look(self, now: float) -> str | None:
         inode = find_inode(self._claim)
@@ -117,7 +129,7 @@ def find_inode(claim: Claim) -> str | None:
 def _find_port(claim: Claim) -> int | None:
     """The port of the netlink socket that has bound the group of a claim."""
     try:
-        rows = [line.split() for line in read_text(_LOGS).splitlines()]
+        rows = [line.split() for line in read_text(LOGS).splitlines()]
     except FileNotFoundError:  # no NFLOG
         return None
     return next((int(row[1]) for row in rows if int(row[0]) == claim), None)

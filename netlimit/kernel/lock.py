@@ -49,7 +49,8 @@ def _try_lock(path: str, purpose: str) -> int | None:
     try:
         descriptor = _open(Path(path))
     except OSError as error:
-        raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}") from None
+        helps = "; `netlimit prepare`, as root, gives it to the controller" if _is_kept_from_us(error) else ""
+        raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}{helps}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Who had it before may have removed it: then it keeps nobody out.
@@ -59,6 +60,10 @@ def _try_lock(path: str, purpose: str) -> int | None:
         pass
     os.close(descriptor)
     return None
+
+
+def _is_kept_from_us(error: OSError) -> bool:
+    return isinstance(error, PermissionError) and os.geteuid() != 0
 
 
 def _open(path: Path) -> int:
@@ -72,7 +77,7 @@ def _open(path: Path) -> int:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "It is no plain file")
             owner = os.fstat(directory).st_uid
-            if os.geteuid() == 0 and os.fstat(descriptor).st_uid != owner:
+            if os.geteuid() == 0 and owner not in (0, os.fstat(descriptor).st_uid):
                 give(descriptor, owner, -1)
         except OSError:
             os.close(descriptor)

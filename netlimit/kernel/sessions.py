@@ -39,8 +39,8 @@ UNNAMED = "Somebody is logged in by SSH from"
 """How the notes begin."""
 TELL_UNPLACED = (
     f"{UNPLACED}, so that rules may cut open SSH connections and close its port. Put the addresses of those who manage "
-    "this host into NETLIMIT_SAFE, and start netlimit-controller again while sshd listens, or let the group root read "
-    "/etc/ssh/sshd_config (mode 0640). A sshd in a container that has a network of its own does not matter."
+    "this host into NETLIMIT_SAFE, and run `netlimit prepare`, as root, while sshd listens: it tells the controller. A "
+    "sshd in a container that has a network of its own does not matter."
 )
 
 

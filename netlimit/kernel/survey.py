@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import TypeVar
@@ -102,11 +102,9 @@ def look_round(
     return HostReport(
         hz=hz,
         programs=look.at("the programs that run", lambda: frozenset(_find_programs()), frozenset()),
-        flushing=look.at(
-            "files that flush rules", lambda: tuple(_find_files(root, _RULE_FILES, r"^\s*flush ruleset")), ()
-        ),
+        flushing=tuple(look.through("files that flush rules", root, _RULE_FILES, r"^\s*flush ruleset")),
         enabled=look.at("units that load rules", lambda: tuple(_find_units(root)), ()),
-        saved=look.at("saved rules", lambda: tuple(_find_files(root, _SAVED_FILES, _OURS)), ()),
+        saved=tuple(look.through("saved rules", root, _SAVED_FILES, _OURS)),
         nftables=nftables,
         legacy=tuple(rule for _, printed in rules for rule in printed),
         nat=(*(printed for table, printed in rules if table == "nat"), *twins),
@@ -171,6 +169,21 @@ class _Look:
             self.unknown.append(f"{what} ({type(error).__name__}: {error})")
         return otherwise
 
+    def through(self, what: str, root: Path, names: Iterable[str], pattern: str) -> Iterator[str]:
+        """The files that have a line like that, as they are called on the host."""
+        for path in (path for name in names for path in sorted(root.glob(name))):
+            called = f"/{path.relative_to(root)}"
+            try:
+                text = read_text(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                advice = "; `netlimit doctor`, as root, reads it" if isinstance(error, PermissionError) else ""
+                self.unknown.append(f"{what} ({called}: {error.strerror}{advice})")
+                continue
+            if re.search(pattern, text, re.MULTILINE):
+                yield called
+
 
 def _find_bridges() -> Iterator[str]:
     yield from sorted(name_of(path.parent) for path in Path("/sys/class/net").glob("*/bridge"))
@@ -211,17 +224,6 @@ def _find_groups() -> Iterator[tuple[str, str]]:
     for line in _read_some(six).splitlines() if six.exists() else ():
         words = line.split()
         yield str(IPv6Address(bytes.fromhex(words[2]))), words[1]
-
-
-def _find_files(root: Path, names: tuple[str, ...], pattern: str) -> Iterator[str]:
-    """The files that have a line like that, as they are called on the host."""
-    for path in (path for name in names for path in sorted(root.glob(name))):
-        try:
-            text = read_text(path)
-        except OSError:
-            continue
-        if re.search(pattern, text, re.MULTILINE):
-            yield f"/{path.relative_to(root)}"
 
 
 def _find_units(root: Path) -> Iterator[str]:

@@ -18,6 +18,7 @@ from bisect import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from netlimit.kernel.tools import NoAnswer
 from netlimit.plain import decode_name, read_text
 
 _GET_INFO, _GET_ENTRIES = 64, 65
@@ -44,6 +45,8 @@ _FAMILIES = {
     4: _Family(socket.AF_INET, socket.SOL_IP, "/proc/net/ip_tables_names", 88, 96),
     6: _Family(socket.AF_INET6, socket.IPPROTO_IPV6, "/proc/net/ip6_tables_names", 140, 152),
 }
+NAMES = tuple(about.names for about in _FAMILIES.values())
+"""Where the kernel lists tables: for root alone, whatever the capabilities (`netlimit.kernel.proc_files`)."""
 _COUNTERS = bytes(16)
 _HOOKS = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _TARGET = struct.Struct("=2x29sx")
@@ -168,7 +171,8 @@ def _list_entries(
 
 
 def digest_tables(family: int) -> bytes:
-    """A digest of all tables of a family that are in use, without what they have counted. Raises OSError."""
+    """A digest of all tables of a family that are in use, without what they have counted. Raises what `list_tables`
+    does."""
     about = _FAMILIES[family]
     digest = hashlib.blake2b()
     names = list_tables(family)
@@ -183,11 +187,20 @@ def digest_tables(family: int) -> bytes:
 
 
 def list_tables(family: int) -> list[str]:
-    """The tables that are in use; none where the kernel has not been asked for any since it started. Raises OSError."""
+    """The tables that are in use; none where the kernel has not been asked for any since it started. Raises OSError,
+    and NoAnswer where it does not show them to this user. No other question tells: asked for a table by its name, the
+    kernel makes one."""
+    names = _FAMILIES[family].names
     try:
-        return sorted(read_text(_FAMILIES[family].names).split())
+        return sorted(read_text(names).split())
     except FileNotFoundError:
         return []
+    except PermissionError:
+        raise NoAnswer(
+            f"list the tables of IPv{family}",
+            f"only root may read {names} at this moment; `netlimit prepare`, as root, lets the controller read it (its "
+            "unit does so when it starts)",
+        ) from None
 
 
 def _read_entries(descriptor: int, about: _Family, name: str) -> Iterator[memoryview]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
+from netlimit.errors import KernelError
 from netlimit.kernel import rtnetlink
 from netlimit.kernel.marks import NFNL, read_generation
-from netlimit.plain import read_text
+from netlimit.kernel.tables import list_tables
 
-_LEGACY = {4: Path("/proc/net/ip_tables_names"), 6: Path("/proc/net/ip6_tables_names")}
 _GET_CHAIN, _CHAIN_TYPE = 10 << 8 | 4, 7
 _HEADER = 4
 """Bytes of struct nfgenmsg, of which the first is the family."""
@@ -35,16 +34,14 @@ class TranslationReader:
                 self._chained = frozenset() if generation is None else frozenset(_find_chained())
                 self._generation = generation
             self._found = self._chained | frozenset(_find_legacy())
-        except (OSError, ValueError, LookupError, struct.error):
+        except (KernelError, OSError, ValueError, LookupError, struct.error):
             pass
         return self._found
 
 
 def _find_legacy() -> Iterator[int]:
     """The families with a nat table, which is there from its first use on."""
-    for family, names in _LEGACY.items():
-        if names.exists() and "nat" in read_text(names).split():
-            yield family
+    return (family for family in (4, 6) if "nat" in list_tables(family))
 
 
 def _find_chained() -> Iterator[int]:

@@ -126,14 +126,18 @@ class Stage:
         code = (
             f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.e2e.intruder import main; main(*sys.argv[1:])"
         )
-        process = subprocess.Popen(
-            self._enter(sys.executable, "-c", code, *words), stdout=subprocess.PIPE, text=True
-        )  # fmt: skip
-        try:
+        with self.running(sys.executable, "-c", code, *words) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "begun\n"
             yield
             assert process.poll() is None, "who exchanges names has ended"
+
+    @contextmanager
+    def running(self, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
+        """A command that runs meanwhile, as root; it is killed in the end."""
+        process = subprocess.Popen(self._enter(*words), stdout=subprocess.PIPE, text=True)
+        try:
+            yield process
         finally:
             process.kill()
             process.wait(10)

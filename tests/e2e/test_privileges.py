@@ -59,6 +59,7 @@ def test_it_has_two_capabilities_and_can_have_no_others(lab: Lab, gateway: Gatew
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {TWO}
     assert status["NoNewPrivs"] == "1"
     assert set(status["Uid"].split()) == {str(pwd.getpwnam(USER).pw_uid)}
+    assert set(status["Groups"].split()) == {str(pwd.getpwnam(USER).pw_gid)}
 
 
 def test_nothing_listens(lab: Lab, gateway: Gateway) -> None:
@@ -94,6 +95,29 @@ def test_what_takes_more_than_that_is_an_error_that_says_so(gateway: Gateway) ->
     state, message = gateway.state(rule)
     assert state is State.ERROR
     assert "it has not CAP_BPF and CAP_SYS_ADMIN" in message
+
+
+def test_one_from_whom_the_kernel_hides_its_tables_says_so_and_goes_on_when_it_may_see_them(
+    lab: Lab, gateway: Gateway
+) -> None:
+    """As when their module is loaded anew. Nothing is taken for gone meanwhile, and nobody has to start it again."""
+    gateway.put({"target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"})
+    before = list_tables(lab)
+    lab.gateway.run("chown", "root", "/proc/net/ip6_tables_names")
+    gateway.wait(lambda: "only root may read" in (gateway.store.hosts()[0].last_error or ""), "it to be told")
+    assert "/proc/net/ip6_tables_names at this moment; `netlimit prepare`" in gateway.log.read_text()
+    assert list_tables(lab) == before
+    inside = ("nsenter", "--target", str(lab.gateway.started[0].pid), "--mount")
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": f"{gateway.log.parent}/controller"}
+    command = (*inside, sys.executable, *COMMAND, "prepare", "--user", USER)
+    lab.gateway.run(*command, env=settings, cwd=ROOT)
+    gateway.put({"target": SERVER, "action": "block", "protocol": "tcp"})
+
+
+def list_tables(lab: Lab) -> list[str]:
+    """What stands in the tables, without what has been counted."""
+    tools = ("iptables-legacy-save", "ip6tables-legacy-save")
+    return [line for tool in tools for line in lab.gateway.run(tool).stdout.splitlines() if line.startswith("-A")]
 
 
 def test_what_it_has_put_there_stays_where_what_root_has_found_is_gone(lab: Lab, gateway: Gateway) -> None:

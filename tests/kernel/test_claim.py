@@ -271,6 +271,35 @@ def test_who_is_not_root_ends_nobody_else(namespace: str) -> None:
         assert first.poll() is None
 
 
+AS_CONTROLLER = """
+import ctypes, pwd
+import netlimit.kernel.linux
+from netlimit.cli.privileges import NETWORK, become
+become(pwd.getpwnam("nobody"), NETWORK)
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, as execve(2) does it
+"""
+
+
+def test_the_guard_of_a_controller_without_root_ends_that_one_where_root_lets_it_see_who_writes(namespace: str) -> None:
+    within = ("ip", "netns", "exec", namespace, sys.executable, "-c")
+    let = "from netlimit.kernel import proc_files; proc_files.let_read(proc_files.holders.LOGS, 65534)"
+    with started(*within, AS_CONTROLLER + HOLD, "exclusive") as first:
+        assert say(first) == "held"
+        first.send_signal(signal.SIGSTOP)
+        blind = subprocess.run(
+            [*within, f"{AS_CONTROLLER}import logging\nlogging.basicConfig()\n{WATCH}", "0.1", "1", "0.1"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert blind.stdout == "None\n"
+        assert blind.stderr.count("only root may read /proc/thread-self/net/netfilter/nfnetlink_log") == 1
+        subprocess.run([*within, let], check=True)
+        seeing = subprocess.run(
+            [*within, AS_CONTROLLER + WATCH, "0.3", "60", NEVER], capture_output=True, text=True, check=True
+        )
+        assert f"Process {first.pid} (" in seeing.stdout
+        assert first.wait(60) == -signal.SIGKILL
+
+
 def test_a_stranger_who_holds_nothing_is_left_alone(namespace: str) -> None:
     with started(*hold(namespace, "sole")) as controller:
         assert say(controller) == "held"

@@ -116,7 +116,7 @@ def test_it_is_told_where_nothing_says_on_which_port_sshd_listens(lab: Lab) -> N
         ports, notes = read(lab)
         assert ports == []
         assert "sshd runs" in notes
-        assert "sshd_config" in notes
+        assert "`netlimit prepare`, as root, while sshd listens" in notes
 
 
 def test_who_may_look_into_sshd_is_told_nothing(lab: Lab) -> None:

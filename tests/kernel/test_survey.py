@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,37 @@ def test_files_that_load_rules_are_found(root: None, tmp_path: Path, path: str) 
     (finding,) = looked_round(tmp_path)
     assert finding.name == name
     assert is_serious(finding) == (name == "saved rules")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that anybody may pass, unlike pytest's own."""
+    made = Path(tempfile.mkdtemp(prefix="netlimit-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_a_file_that_cannot_be_read_is_told(root: None, place: Path) -> None:
+    """As saved rules of Debian (0640) for a controller that is not root."""
+    for path, mode in (("etc/nftables.conf", 0o644), ("etc/iptables/rules.v4", 0o640)):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(FILES[path][0])
+        (place / path).chmod(mode)
+    code = f"""
+import pwd
+from pathlib import Path
+from netlimit.cli.privileges import NETWORK, become
+from netlimit.kernel.survey import look_round
+become(pwd.getpwnam("nobody"), NETWORK)
+report = look_round(250, {{}}, Path({str(place)!r}), thorough=False)
+print(report.flushing, report.saved, report.unknown)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("('/etc/nftables.conf',) () ")
+    assert (
+        "saved rules (/etc/iptables/rules.v4: Permission denied; `netlimit doctor`, as root, reads it)" in done.stdout
+    )
 
 
 def test_which_multicast_groups_there_are_is_asked_for_who_is_told(linux: RemoteKernel) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CUSTODY = ROOT / "netlimit/custody.py"
-CHANGES = re.compile("(l|f)?ch(own|mod)")
+CHANGES = re.compile("(l|f)?ch(own|mod)|(set|remove)xattr")
 COMMANDS = re.compile(r"(?:^|[\s;&|(`])(?:ch(?:own|mod|grp)|install\s[^\n]*\s-[a-z]*[og])\s[^\n]*")
 """In a shell: also `install` with an owner or a group."""
 SOURCES = [path for folder in ("netlimit", "api") for path in sorted((ROOT / folder).rglob("*.py")) if path != CUSTODY]
@@ -40,7 +40,7 @@ def test_no_module_but_one_changes_owners_or_modes() -> None:
 @pytest.mark.parametrize(
     "text",
     ["os.chown(path, 0, 0)", "path.chmod(0o600)", "os.fchmod(1, 2)", "change = os.lchown", "from os import fchown",
-     "getattr(os, 'chmod')(path, 1)", "subprocess.run(['chown', 'a', path])"],
+     "getattr(os, 'chmod')(path, 1)", "os.setxattr(1, 'x', b'')", "subprocess.run(['chown', 'a', path])"],
 )  # fmt: skip
 def test_who_does_is_found(text: str) -> None:
     assert list(find_changes(text))
