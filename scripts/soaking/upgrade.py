@@ -68,8 +68,8 @@ KERNEL = {
 }
 RESTORE = {
     "sets": ("ipset", "restore"),
-    "tables4": ("iptables-legacy-restore",),
-    "tables6": ("ip6tables-legacy-restore",),
+    "tables4": ("iptables-legacy-restore", "-w"),
+    "tables6": ("ip6tables-legacy-restore", "-w"),
 }
 DATABASE = "database.sql"
 

@@ -24,6 +24,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Self
 
 from scripts.testbed.errors import LabError
+from scripts.testbed.lock import wait_for_lock
 
 CLIENT, CLIENT6 = "10.1.0.2", "fd00:1::2"
 LAN, LAN6 = "10.1.0.1", "fd00:1::1"
@@ -64,8 +65,8 @@ class Namespace:
     started: list[subprocess.Popen[str]] = field(default_factory=list, repr=False, compare=False)
 
     def argv(self, *argv: str) -> list[str]:
-        """The command that runs `argv` in here."""
-        return ["ip", "netns", "exec", self.name, *argv]
+        """The command that runs `argv` in here; what takes the lock of iptables waits for it."""
+        return ["ip", "netns", "exec", self.name, *wait_for_lock(argv)]
 
     def run(
         self,

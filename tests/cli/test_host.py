@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.store import Store, open_replica
+from scripts.testbed.lock import wait_for_lock
 from tests.cli.running import Netlimit, until
 
 _SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save")
@@ -32,7 +33,11 @@ _LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc fil
 def look(gateway: Netlimit, *command: str) -> str:
     """What a tool prints in the gateway."""
     done = subprocess.run(
-        gateway.within(*command), capture_output=True, text=True, check=True, env=dict(gateway.environment)
+        gateway.within(*wait_for_lock(command)),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(gateway.environment),
     )
     return done.stdout
 

@@ -143,7 +143,7 @@ def test_another_namespace_that_root_leads_to_is_reached(root: None, gateway: Ne
         for place, device, address in ((name, "out", "192.0.2.1/24"), (inside, "in", "192.0.2.2/24")):
             run("ip", "-n", place, "address", "add", address, "dev", device)
             run("ip", "-n", place, "link", "set", device, "up")
-        led = f"iptables-legacy -t nat -A OUTPUT -d 192.0.2.1 -p tcp --dport {port} -j DNAT --to 192.0.2.2:{port}"
+        led = f"iptables-legacy -w -t nat -A OUTPUT -d 192.0.2.1 -p tcp --dport {port} -j DNAT --to 192.0.2.2:{port}"
         run("ip", "netns", "exec", name, *led.split())
         with stranger(replace(gateway, namespace=inside), "192.0.2.2") as there:
             gateway.run("rule", "list", NETLIMIT_URL=f"http://192.0.2.1:{port}", NETLIMIT_TOKEN=TOKEN)

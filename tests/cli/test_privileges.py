@@ -34,7 +34,7 @@ def test_the_api_has_no_capabilities_and_can_have_none(root: None, netlimit: Net
     [
         ("ip", "link", "add", "type", "dummy"),
         ("ipset", "create", "nl-none", "hash:ip"),
-        ("iptables-legacy", "-A", "OUTPUT", "-j", "RETURN"),
+        ("iptables-legacy", "-w", "-A", "OUTPUT", "-j", "RETURN"),
         ("tc", "qdisc", "add", "dev", "lo", "root", "pfifo"),
     ],
 )

@@ -43,7 +43,7 @@ DAMAGES: dict[str, tuple[str, str]] = {
     "the sets are destroyed": (
         "sets",
         "for t in raw mangle filter security; do for o in -F -X; do for p in iptables ip6tables; do "
-        "$p-legacy -t $t $o; done; done; done; ipset destroy",
+        "$p-legacy -w -t $t $o; done; done; done; ipset destroy",
     ),
     "an entry is deleted": ("entries", "ipset del {dropping} 10.1.120.1"),
     "an entry has another mark": ("entries", "ipset -exist add {dropping} 10.1.120.1 skbmark 0xff000000/0xff000000"),

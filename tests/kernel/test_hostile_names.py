@@ -60,7 +60,7 @@ def test_no_name_of_a_process_disturbs_a_look_round(linux: RemoteKernel, name: b
 def test_comments_in_rules_of_others_are_shown_and_end_nothing(linux: RemoteKernel) -> None:
     comment = b"\xff\x1b[2J\xe2\x80\xae"
     for program in ("iptables-legacy", "ip6tables-legacy"):
-        command = [program, "-t", "mangle", "-A", "OUTPUT", "-m", "comment", "--comment", comment, "-j", "ACCEPT"]
+        command = [program, "-w", "-t", "mangle", "-A", "OUTPUT", "-m", "comment", "--comment", comment, "-j", "ACCEPT"]
         subprocess.run(["ip", "netns", "exec", linux.namespace, *command], check=True)
     ruleset = b'table inet odd {\n chain c {\n type filter hook input priority 0\n counter comment "\xff\x1b"\n }\n}\n'
     subprocess.run(["ip", "netns", "exec", linux.namespace, "nft", "-f", "-"], input=ruleset, check=True)

@@ -16,6 +16,7 @@ from netlimit.marks import Bits, MarkUse, Write
 from netlimit.plan import diff
 from netlimit.rules import parse_rule
 from netlimit.state import State
+from scripts.testbed.lock import wait_for_lock
 from tests.kernel.worker import RemoteKernel
 from tests.unit.strategies import NOW
 
@@ -231,7 +232,8 @@ def find_extensions() -> Path:
 
 def add_rule(linux: RemoteKernel, *words: str) -> bool:
     """Whether this host has such rules."""
-    done = subprocess.run(["ip", "netns", "exec", linux.namespace, *words], capture_output=True, check=False)
+    command = ["ip", "netns", "exec", linux.namespace, *wait_for_lock(words)]
+    done = subprocess.run(command, capture_output=True, check=False)
     return not done.returncode
 
 

@@ -21,6 +21,7 @@ from netlimit.plan import Step
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
+from scripts.testbed.lock import wait_for_lock
 from tests import warm
 
 MODULE = "tests.kernel.worker"
@@ -58,10 +59,9 @@ class RemoteKernel:
         self._answers.close()
 
     def run(self, *argv: str, stdin: str | None = None) -> str:
-        """Run a command in the namespace."""
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.namespace, *argv], input=stdin, capture_output=True, text=True, check=False
-        )
+        """Run a command in the namespace; what takes the lock of iptables waits for it."""
+        command = ["ip", "netns", "exec", self.namespace, *wait_for_lock(argv)]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 

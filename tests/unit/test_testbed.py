@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from netlimit.kernel.iptables import LOCK as LOCK_PATH
 from scripts.testbed import streams
 from scripts.testbed.chart import Sample, draw
 from scripts.testbed.errors import LabError
@@ -23,6 +26,7 @@ from scripts.testbed.reports import MeterReport, ReceiveReport, TransferReport
 from scripts.testbed.transfers import transferring
 
 ROOT = Path(__file__).resolve().parents[2]
+LOCK = Path(LOCK_PATH)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
 
@@ -143,6 +147,25 @@ def test_what_cannot_start_says_why(lab: Lab) -> None:
             streams.receive(lab.server, 5000)
     with pytest.raises(LabError, match=r"`false` in gateway ended with 1"):
         lab.gateway.run("false")
+
+
+@needs_root
+def test_who_uses_iptables_waits_until_others_have_let_go_of_its_lock(lab: Lab) -> None:
+    """It is one for all namespaces, and so for all tests that run side by side."""
+    rules = "*filter\n-A OUTPUT -p udp --dport 9 -j RETURN\nCOMMIT\n"
+    with LOCK.open("a") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = [
+            pool.submit(lab.gateway.run, *command.split(), input=rules)
+            for command in ("ip6tables-legacy -S OUTPUT", "true", "iptables-legacy-restore")
+        ]
+        time.sleep(1)
+        ended = [each.done() for each in waiting]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        listed, _, _ = [each.result() for each in waiting]
+    assert ended == [False, True, False]
+    assert "-P OUTPUT ACCEPT" in listed.stdout
+    assert "--dport 9" in lab.gateway.run("iptables-legacy-save").stdout
 
 
 @needs_root
