@@ -263,8 +263,7 @@ def open_replica(directory: Path, host: str) -> Replica:
         log.warning("%s It is a copy, and begun anew.", error)
         replica.close()
         _remove(path)
-        replica = Replica(path, host)
-        replica.upgrade()
+        replica = _begin(path, host)
     except StoreError as error:
         try:
             with closing(Replica(path, host, _SHORT_SECONDS)) as read:  # who is busy was waited for already
@@ -273,6 +272,16 @@ def open_replica(directory: Path, host: str) -> Replica:
             replica.close()
             raise
         log.warning("%s The copy is taken as it is.", error)
+    return replica
+
+
+def _begin(path: Path, host: str) -> Replica:
+    replica = Replica(path, host)
+    try:
+        replica.upgrade()
+    except StoreError:
+        replica.close()
+        raise
     return replica
 
 

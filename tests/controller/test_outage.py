@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +40,7 @@ class Away:
         self.directory = directory / "controller"
         self.replica = open_replica(self.directory, "gw")
         self.failure_seconds = 60.0
+        self.others = ExitStack()
         self.controller = self.restart()
 
     def restart(self) -> Controller:
@@ -46,6 +48,16 @@ class Away:
         setup = Setup("gw", "fake", failure_seconds=self.failure_seconds)
         self.controller = Controller(self.site.store, self.site.kernel, setup, self.site.clock, self.replica)
         return self.controller
+
+    def keep_in(self, directory: Path) -> None:
+        """Have the copy in another directory, or opened anew where it is."""
+        self.replica.close()
+        self.directory = directory
+        self.replica = open_replica(directory, "gw")
+
+    def read_copy(self) -> Replica:
+        """The copy as others see it, until the end of a test."""
+        return self.others.enter_context(closing(open_replica(self.directory, "gw")))
 
     def take_away(self) -> None:
         self.site.store.close()  # else the latest changes would stay behind, in the log beside the file
@@ -75,6 +87,7 @@ def away(sqlite_url: str, tmp_path: Path) -> Iterator[Away]:
     store = Store(sqlite_url)
     away = Away(Site(store), tmp_path)
     yield away
+    away.others.close()
     away.replica.close()
     store.close()
 
@@ -120,7 +133,7 @@ def test_who_was_safe_is_so_for_a_controller_that_starts_without_its_database(aw
     away.run()
     assert away.site.send("198.51.100.7") == ["accept"]
     assert away.site.send("198.51.100.8") == ["drop"]
-    assert "198.51.100.7" in open_replica(away.directory, "gw").hosts()[0].safe_reasons
+    assert "198.51.100.7" in away.read_copy().hosts()[0].safe_reasons
 
 
 def test_what_was_lifted_stays_so_for_a_controller_that_starts_meanwhile(away: Away) -> None:
@@ -458,8 +471,7 @@ def find_on_copy(away: Away) -> list[str]:
 def test_a_copy_that_is_behind_is_told_until_it_is_written_again(root: None, away: Away) -> None:
     """Else a boot brings back rules that were removed, and nobody has known."""
     with small_disk(away.directory.with_name("disk")) as disk:
-        away.directory = disk / "controller"
-        away.replica = open_replica(away.directory, "gw")
+        away.keep_in(disk / "controller")
         away.restart()
         removed = away.site.add(target="10.0.0.1", action="block")
         away.controller.sync()
@@ -486,7 +498,7 @@ def test_a_copy_that_is_behind_is_told_until_it_is_written_again(root: None, awa
 def test_a_copy_that_does_not_hear_of_a_pause_is_told(root: None, away: Away) -> None:
     """Else a boot puts back what somebody has torn down."""
     with small_disk(away.directory.with_name("disk")) as disk:
-        away.replica = open_replica(disk / "controller", "gw")
+        away.keep_in(disk / "controller")
         away.restart()
         away.site.add(target="10.0.0.1", action="block")
         away.controller.sync()
@@ -532,7 +544,7 @@ def test_a_copy_that_could_not_be_opened_is_told_and_opened_later(away: Away) ->
     assert len(find_on_copy(away)) == 1
     away.directory.unlink()
     assert notes_on_copy(away) == []
-    assert _rules(open_replica(away.directory, "gw")) == _rules(away.site.store)
+    assert _rules(away.read_copy()) == _rules(away.site.store)
     away.controller._copying.close()
 
 
@@ -552,8 +564,18 @@ def test_a_copy_whose_file_is_gone_or_damaged_is_begun_anew(away: Away, harm: st
     away.controller.sync()
     notes_on_copy(away)
     assert notes_on_copy(away) == []
-    assert _rules(open_replica(away.directory, "gw")) == _rules(away.site.store)
+    assert _rules(away.read_copy()) == _rules(away.site.store)
     away.controller._copying.close()
+
+
+def test_a_damaged_copy_that_cannot_be_begun_anew_is_let_go(root: None, tmp_path: Path) -> None:
+    """It is tried again every few seconds: what stays open each time would run out."""
+    with small_disk(tmp_path / "disk") as disk:
+        (disk / "applied.db").write_bytes(bytes(5000))
+        with filled(disk), pytest.raises(StoreError, match="full"):
+            open_replica(disk, "gw")
+        held = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert not [each for each in held if each.startswith(str(disk))]
 
 
 def test_a_copy_that_commands_alone_have_left_behind_is_told(away: Away) -> None:
@@ -575,15 +597,14 @@ def test_a_copy_on_a_full_disk_is_there(root: None, away: Away) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "netlimit-test", disk], check=True)
     try:
-        away.replica.close()
-        away.replica = open_replica(disk / "controller", "gw")
+        away.keep_in(disk / "controller")
         away.site.add(target="10.0.0.1", rate="5 packets/s")
         away.restart().sync()
         away.replica.close()
         with suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
             while filling.write(bytes(4096)):
                 pass
-        away.replica = open_replica(disk / "controller", "gw")
+        away.keep_in(disk / "controller")
         assert _rules(away.replica) == _rules(away.site.store) != {}
         away.replica.close()
     finally:
