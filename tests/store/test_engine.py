@@ -6,7 +6,8 @@ import grp
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Store:
+def store(path: Path) -> Iterator[Store]:
     """A store over SQLite that is not made yet."""
-    return Store(f"sqlite:///{path}")
+    with closing(Store(f"sqlite:///{path}")) as store:
+        yield store
 
 
 def test_file_and_directory_are_for_netlimit_only(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +129,7 @@ def test_a_damaged_database_is_said(store: Store, path: Path) -> None:
         file.seek(4096)
         file.write(b"\xff" * (path.stat().st_size - 4096))
     with pytest.raises(StoreError, match="is damaged"):
-        Store(f"sqlite:///{path}").revision()
+        store.revision()
 
 
 def test_a_database_that_is_moved_away_is_missed_and_found_again(store: Store, path: Path) -> None:
