@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha1
 
 MARK = b"X-Mark"
 """The field by which a request is known again."""
 _MARK = re.compile(rb"^x-mark:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+_UPGRADE = re.compile(rb"^upgrade:[ \t]*([^\r,]+)", re.IGNORECASE | re.MULTILINE)
+_KEY = re.compile(rb"^sec-websocket-key:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class Recorder:
-    """Whatever begins like a request is one."""
+    """Whatever begins like a request is one. An application that `switches` speaks whatever protocol a client wants
+    (101), and takes what comes by it for requests all the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, switches: bool = False) -> None:
+        self._switches = switches
         self.reached: dict[str, bytes] = {}
         """By mark the first line of what has come."""
         self.unmarked = 0
@@ -46,13 +53,24 @@ class Recorder:
                     self.unmarked += 1
                 length = re.search(rb"^content-length:[ \t]*(\d+)", head, re.IGNORECASE | re.MULTILINE)
                 await reader.readexactly(int(length[1]) if length else 0)
-                writer.write(_ANSWER)
+                writer.write(self._answer(head))
                 if b"chunked" in head.lower():
                     await reader.readuntil(b"0\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass
         finally:
             writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        if self._switches and head.startswith(b"CONNECT "):
+            return b"HTTP/1.1 200 OK\r\n\r\n"
+        wanted, key = _UPGRADE.search(head), _KEY.search(head)
+        if not self._switches or wanted is None:
+            return _ANSWER
+        fields = b"Connection: Upgrade\r\nUpgrade: " + wanted[1]
+        if key is not None:
+            fields += b"\r\nSec-WebSocket-Accept: " + b64encode(sha1(key[1] + _MAGIC, usedforsecurity=False).digest())
+        return b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n\r\n"
 
     def wait(self) -> None:
         assert self._started.wait(30)
@@ -62,8 +80,8 @@ class Recorder:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
-    recorder = Recorder()
+def recording(switches: bool = False) -> Iterator[Recorder]:
+    recorder = Recorder(switches)
     thread = threading.Thread(target=recorder.run)
     thread.start()
     recorder.wait()

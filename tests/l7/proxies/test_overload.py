@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -155,3 +156,27 @@ def test_a_limiter_that_hangs_holds_nobody_up(site: Site, request: pytest.Fixtur
 
 
 assert BURSTS.keys() == MAKERS.keys()
+
+
+def test_no_other_process_takes_the_places_of_what_haproxy_asks(directory: Path) -> None:
+    """The frontend by which the script asks is open to all of this host: dear and half sent questions that come by it
+    keep none of the script's from an answer."""
+    questions = (
+        b"POST /v1/decide HTTP/1.1\r\nHost: netlimit\r\nContent-Length: 60000\r\n\r\nhalf",
+        b"GET /v1/auth?domain=web&key=remote_address HTTP/1.1\r\nHost: netlimit\r\nContent-Length: 100\r\n\r\nhalf",
+        b"GET /metrics HTTP/1.1\r\nHost: netlimit\r\n\r\n",
+        b"GET /v1/a",
+    )
+    with running_site("haproxy", directory) as site, ExitStack() as stack:
+        address = f"\0netlimit{site.place}".encode().ljust(108, b"\0")
+        for question in [questions[0]] * 2400 + [*questions[1:]] * 100:
+            taking = stack.enter_context(socket.socket(socket.AF_UNIX))
+            taking.settimeout(10)
+            taking.connect(address)
+            with suppress(OSError):
+                taking.sendall(question)
+        began = time.monotonic()
+        statuses = asyncio.run(site.ask_all(5, "innocent", OTHER))
+        took = time.monotonic() - began
+        assert (statuses, site.count("innocent")) == ({"200": 5}, 5)
+        assert took < 4, took

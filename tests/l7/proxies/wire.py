@@ -10,7 +10,7 @@ from contextlib import suppress
 PATIENCE = 5.0
 """Seconds for an answer; some of these requests get none, and no connection of them is closed."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEADERS, _RST, _SETTINGS, _GOAWAY, _CONTINUATION = 1, 3, 4, 7, 9
+_DATA, _HEADERS, _RST, _SETTINGS, _GOAWAY, _CONTINUATION = 0, 1, 3, 4, 7, 9
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _FRAME = 16384
 _STATIC = {8: 200, 9: 204, 10: 206, 11: 304, 12: 400, 13: 404, 14: 500}
@@ -47,19 +47,24 @@ async def send_plainly(place: str, source: str, request: bytes, patience: float 
     return lines[-1].split()[1].decode() if lines else "nothing"
 
 
-async def send_in_frames(place: str, source: str, fields: Pairs) -> str:
-    """Send the fields of a request over HTTP/2; the status of the answer, or "reset", "closed" or "nothing"."""
+async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: bytes = b"") -> str:
+    """Send the fields of a request over HTTP/2; the status of the answer, or "reset", "closed" or "nothing". What is
+    `tunnelled` follows that answer, on a stream that stays open."""
     reader, writer = await connect(place, source)
     block = b"".join(b"\0" + _write_text(name) + _write_text(value) for name, value in fields)
     parts = [block[start : start + _FRAME] for start in range(0, len(block), _FRAME)] or [b""]
     frames = _PREFACE + _frame(_SETTINGS, 0, 0, b"")
     for number, part in enumerate(parts):
-        flags = (0 if number else _END_STREAM) | (_END_HEADERS if part is parts[-1] else 0)
+        flags = (0 if number or tunnelled else _END_STREAM) | (_END_HEADERS if part is parts[-1] else 0)
         frames += _frame(_CONTINUATION if number else _HEADERS, flags, 1, part)
     try:
         async with asyncio.timeout(PATIENCE):
             writer.write(frames)
-            return await _read_status(reader, writer)
+            status = await _read_status(reader, writer)
+            if tunnelled:
+                writer.write(_frame(_DATA, 0, 1, tunnelled))
+                await asyncio.sleep(0.3)
+            return status
     except (asyncio.IncompleteReadError, OSError):
         return "closed"
     except TimeoutError:
