@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from netlimit.errors import NetlimitError
+from netlimit.l7.deferral.clock import Now
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 
 
@@ -54,6 +55,11 @@ class Backlog(Protocol):
     lease, so that the requests of a worker that died are tried again: each request is tried at least once. Every method
     raises BacklogUnavailable.
     """
+
+    @property
+    def now(self) -> Now:
+        """The clock by which requests wait."""
+        ...
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""

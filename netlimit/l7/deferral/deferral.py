@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -182,7 +181,7 @@ class Deferral:
         hits: int,
         address: str | None,
     ) -> Deferred:
-        identity, now = make_id(), time.time()
+        identity, now = make_id(), self._backlog.now()
         raw = _find_raw(scope)
         query: bytes = scope.get("query_string", b"")
         client = scope.get("client")

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.clock import open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _GROUP = "replay"
@@ -69,6 +70,7 @@ class RedisBacklog:
     def __init__(self, url: str, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self._redis: Any = Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
+        self.now = open_clock()
         self._worker = secrets.token_hex(8)
         self._stream, self._keys, self._bytes, self._lock = (
             f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "lock")

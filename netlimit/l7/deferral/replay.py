@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
@@ -38,13 +36,12 @@ class Replayer:
         limiter: Limiter,
         upstream: Upstream,
         tries: int = TRIES,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._backlog = backlog
         self._limiter = limiter
         self._upstream = upstream
         self._tries = tries
-        self._clock = clock
+        self._clock = backlog.now
         self._stirred = asyncio.Event()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._trying: set[asyncio.Task[None]] = set()

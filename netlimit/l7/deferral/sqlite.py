@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from netlimit.custody import give
 from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
 _T = TypeVar("_T")
@@ -36,6 +38,7 @@ CREATE TABLE IF NOT EXISTS deferred (
 );
 CREATE INDEX IF NOT EXISTS deferred_waiting ON deferred (key, number, size) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_ended ON deferred (ended) WHERE state <> 'waiting';
+CREATE TABLE IF NOT EXISTS clock (boot TEXT NOT NULL, origin REAL NOT NULL);  -- one row: when that boot was
 """
 _PUT = """
 INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body)
@@ -77,6 +80,7 @@ class SqliteBacklog:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.executescript(_SCHEMA)
+        self.now = self._open_clock()
         self._thread = ThreadPoolExecutor(1, "deferred")
 
     async def put(self, request: Deferred) -> None:
@@ -125,6 +129,29 @@ class SqliteBacklog:
         """Close the file."""
         await self._run(self._connection.close)
         self._thread.shutdown()
+
+    def _open_clock(self) -> Now:
+        """The clock of all processes that have the file open since the machine has booted; each new boot has a new one,
+        by the time of day at its first opening. Who had claimed something before is dead."""
+        boot = find_boot()
+        if boot is None:
+            return open_clock()
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            known: dict[str, float] = dict(connection.execute("SELECT boot, origin FROM clock"))
+            if boot not in known:
+                if known:
+                    connection.execute("DELETE FROM clock")
+                    connection.execute("UPDATE deferred SET due = 0 WHERE state = 'waiting'")
+                known[boot] = time.time() - count_uptime()
+                connection.execute("INSERT INTO clock (boot, origin) VALUES (?, ?)", (boot, known[boot]))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        origin = known[boot]
+        return lambda: origin + count_uptime()
 
     def _put(self, request: Deferred) -> None:
         connection = self._connection

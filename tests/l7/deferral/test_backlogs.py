@@ -128,3 +128,41 @@ async def test_a_redis_that_comes_back_empty_begins_anew(mortal: Server) -> None
     assert await backlog.claim(time.time()) == (request, 1)
     mortal.kill()
     await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_processes_of_a_host_have_one_clock_whenever_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim is nobody else's, though the time of day has been set between the start of the one and of the other."""
+    told = time.time
+    elder = SqliteBacklog(tmp_path / "deferred.db")
+    request = make_request()
+    await elder.put(request)
+    assert await elder.claim(elder.now()) == (request, 1)
+    for seconds in (3600.0, -3600.0):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: told() + seconds)
+        younger = SqliteBacklog(tmp_path / "deferred.db")
+        assert await younger.claim(younger.now()) is None
+        assert await younger.claim(younger.now() + 121) is not None
+        await younger.postpone(request, younger.now() + 120, tried=False)
+        await younger.aclose()
+    await elder.aclose()
+
+
+@pytest.mark.anyio
+async def test_what_was_claimed_before_the_machine_has_booted_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = time.time
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    request = make_request()
+    await backlog.put(request)
+    assert await backlog.claim(backlog.now()) == (request, 1)
+    await backlog.aclose()
+    monkeypatch.setattr("netlimit.l7.deferral.sqlite.find_boot", lambda: "another")
+    monkeypatch.setattr(time, "time", lambda: told() - 3600)
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    assert backlog.now() == pytest.approx(time.time(), abs=5)
+    assert await backlog.claim(backlog.now()) == (request, 2)
+    await backlog.aclose()

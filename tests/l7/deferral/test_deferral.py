@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +26,7 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
 from netlimit.l7.rules import OnLimit, Rule, RuleSet
+from scripts.testbed.streams import ROOT
 from tests.l7.asking import Answer, ask, begin
 from tests.l7.deferral.backlogs import make_request
 from tests.l7.redis.servers import Server
@@ -213,6 +216,13 @@ async def test_what_waits_too_long_expires_and_is_never_sent(make_app: Callable[
         end = await await_end(app, await post(app, b"1"))
     assert end["state"] == "expired"
     assert len(recorder.served) == 1
+
+
+@pytest.mark.parametrize("seconds", [-3600, 7 * 86_400])
+def test_a_clock_that_is_set_holds_nothing_up_and_loses_nothing(tmp_path: Path, seconds: int) -> None:
+    command = [sys.executable, "-m", "tests.l7.deferral.setting", f"sqlite://{tmp_path}/deferred.db", str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1", "done", "2", "done"], done.stderr
 
 
 async def test_it_is_bounded(make_app: Callable[..., RateLimit]) -> None:
