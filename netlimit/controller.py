@@ -11,7 +11,7 @@ import logging
 import resource
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +26,7 @@ from netlimit.copying import SAFE_SECONDS, Copying
 from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
 from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
+from netlimit.endings import Endings, Leaving
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
 from netlimit.escalating import LABEL
@@ -219,6 +220,7 @@ class Controller:
         self._inspection = Inspection(kernel)
         self._open = OpenConnections(kernel, setup.keepers)
         self._presence = Presence(setup.idle)
+        self._endings = Endings(_spent)
         self._questions = Questions()
         self._errands = Errands()
         self._applied = self._applied_before = 0
@@ -343,6 +345,7 @@ class Controller:
         self._mishaps.survive(self._probe_again, _GOES_ON)
         self._follow()
         self._mishaps.survive(self._greet, _GOES_ON)
+        self._mishaps.survive(self._look_ahead, _GOES_ON)
         self.sync()
         self._check_drift()
         self._mishaps.survive(self._follow_marks, _GOES_ON)
@@ -497,8 +500,12 @@ class Controller:
         if self._roster.lifted is not None:
             return
         lifted = self._roster.lift(self._compiled.__contains__)
+        shaped = self._find_shaped(lifted)
         for rule_id in lifted:
+            self._note_leaving(rule_id)
             self._compiled.drop(rule_id)
+        if shaped:
+            self._endings.read(partial(self._count_classes, shaped))
         if lifted:
             log.warning(
                 "%s has been away for %.0f s: %d rules with on_failure=open are out of force until it is back.",
@@ -514,9 +521,11 @@ class Controller:
         moved = 0.0 if self._clock_offset is None else offset - self._clock_offset
         if abs(moved) > CLOCK_SLACK and self._compilation is not None:  # whoever is paused begins anew anyway
             log.warning("The clock was set by %+.0f s: the ends of rules are looked at again.", moved)
-            for rule in self._roster.ending:
-                self._put(rule)
-            self._in_step = self._in_step and not self._roster.ending
+            if self._in_step:
+                self._count(rule.id for rule in self._roster.temporary)  # what is written anew counts from nothing
+            for rule in self._roster.temporary:
+                self._put_anew(rule)
+            self._in_step = self._in_step and not self._roster.temporary
         self._clock_offset = offset
 
     # -- loading and compiling
@@ -607,6 +616,7 @@ class Controller:
             self._fallback.forget(rule_id)
             self._roster.forget(rule_id)
             self._tally.forget(rule_id)
+            self._endings.forget(rule_id)
             self._unreadable.pop(rule_id, None)
             self._led_to.pop(rule_id, None)
         self._untold.update(rule.id for rule in changes.rules if rule.id in self._exceptional)
@@ -661,7 +671,7 @@ class Controller:
             return
         for rule in list(self._led_to.values()):
             if self._unreadable.get(rule.id) != spared.refuse(rule, around):
-                self._put(rule)
+                self._put_anew(rule)
         self._around = around
 
     def _put_in(self, rule: Rule) -> None:
@@ -673,14 +683,49 @@ class Controller:
         elif self._compiled.put(admitted) is not None and rule.action is not Action.SHAPE:
             self._fallback.note(rule, self._compiled.facts)
 
+    def _put_anew(self, rule: Rule) -> None:
+        """Take in a rule that nobody has changed, and that may have another place now, or none: what the kernel has
+        counted for it is read once more before it goes."""
+        before = self._compiled.fragments.get(rule.id)
+        self._note_leaving(rule.id)
+        self._put(rule)
+        if before == self._compiled.fragments.get(rule.id) and self._compiled.sets_of(rule.id):
+            self._endings.forget(rule.id)
+
+    def _note_leaving(self, rule_id: int) -> None:
+        if self._in_step:
+            self._endings.note(rule_id, self._compiled.fragments.get(rule_id), self._compiled.sets_of(rule_id))
+
     def _expire(self) -> None:
-        for rule in self._roster.due(self._now()):
-            self._put(rule)
+        due = list(self._roster.due(self._now()))
+        if not due:
+            return
+        shaped = self._find_shaped({rule.id for rule in due})
+        for rule in due:
+            self._put_anew(rule)
+        if shaped:
+            self._endings.read(partial(self._count_classes, shaped))
+
+    def _find_shaped(self, rule_ids: Collection[int]) -> dict[int, list[tuple[str, int]]]:
+        """The classes of those rules that shape, as long as the kernel has them."""
+        shaping = self._compiled.shaping
+        if not self._in_step or not any(rule_id in shaping for rule_id in rule_ids):
+            return {}
+        return {rule_id: held for rule_id, held in shaping.classes().items() if rule_id in rule_ids}
+
+    def _look_ahead(self) -> None:
+        """Read what rules have counted that end in a moment."""
+        if self._compilation is None or not self._in_step or self._endings.rest:
+            return
+        ending = list(self._roster.ending(self._now().timestamp() + self._endings.ahead))
+        limited = [rule_id for rule_id in ending if self._compiled.sets_of(rule_id)]
+        if limited:
+            self._endings.read(partial(self._count_limited, limited, fresh=False))
 
     def _look_again(self, rule_id: int) -> None:
         kept = self._store.find(rule_id)
         if kept is not None:
-            self._put(kept.rule)
+            self._put_anew(kept.rule)
         elif self._outage is None:  # a rule may be newer than the copy
             self._compiled.drop(rule_id)
 
@@ -705,9 +750,9 @@ class Controller:
         if old:
             self._fallback.note_assigned(self._store.assign(self._setup.host, {}, old), {}, old)
 
-    def _find_leaving(self) -> dict[int, tuple[Fragment, tuple[str, ...]]]:
+    def _find_leaving(self) -> Leaving:
         """The rules that the kernel can enforce no more, with the sets in which it may hold them still."""
-        leaving = {}
+        leaving: Leaving = {}
         for rule_id in self._compiled.problems:
             fragment, said = self._compiled.fragments.get(rule_id), self._exceptional.get(rule_id)
             held = said is None or (said.state is not State.ERROR and said.layer is None)
@@ -771,16 +816,17 @@ class Controller:
             plan = self._diff_all()
         self._in_step = False
         self._inspection.forget()
-        leaving = self._find_leaving()
+        leaving, ended = self._find_leaving(), self._endings.take()
         if leaving:
-            held = self._kernel.readings({name for _, names in leaving.values() for name in names})
-            self._store_counts(self._tally.read_leaving(leaving.values(), held, self._now()))
+            self._read_leaving(leaving)
+        if ended:
+            self._endings.read(partial(self._read_leaving, ended))
         self._planned = plan
         self._apply(plan)
         self._planned = None
         # Who was about to connect when the rules began to hold is connected now.
         self._open.follow(compilation.facts, self._premises.doors)
-        self._store_counts(self._tally.zero(leaving))
+        self._store_counts(self._tally.zero({*leaving, *ended}))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
         compilation.settle()
@@ -794,6 +840,11 @@ class Controller:
             log.info("Revision %d is applied: %d changes of the kernel.", self._revision, len(plan.steps), extra=said)
         self._news.clear()
         return plan
+
+    def _read_leaving(self, leaving: Leaving) -> None:
+        """Read the last that rules have counted. What is told of it waits until they have left: it takes time."""
+        held = self._kernel.readings({name for _, names in leaving.values() for name in names})
+        self._telling.count(self._tally.read_leaving(leaving.values(), held, self._now()))
 
     def _was_overtaken(self) -> bool:
         """Whether `netlimit apply` gave out numbers beside this process, or has moved rules to the limiters or from
@@ -1278,13 +1329,18 @@ class Controller:
         rule_ids = list(rule_ids)
         if any(rule_id in compilation.shaping for rule_id in rule_ids):
             self._count_shaped({rule_id for rule_id in rule_ids if rule_id in compilation.shaping})
-        here = [rule_id for rule_id in rule_ids if rule_id in compilation.fragments]
-        names = {name for rule_id in here for name in compilation.sets_of(rule_id)}
+        self._count_limited([rule_id for rule_id in rule_ids if rule_id in compilation.fragments])
+
+    def _count_limited(self, rule_ids: list[int], fresh: bool = True) -> None:
+        compilation = self._compiled
+        names = {name for rule_id in rule_ids for name in compilation.sets_of(rule_id)}
         readings = self._kernel.readings(names)
-        self._store_counts(self._tally.read(compilation, here, readings, self._now(), fresh=True))
+        self._store_counts(self._tally.read(compilation, rule_ids, readings, self._now(), fresh=fresh))
 
     def _count_shaped(self, rule_ids: set[int]) -> None:
-        counted = {i: held for i, held in self._compiled.shaping.classes().items() if i in rule_ids}
+        self._count_classes({i: held for i, held in self._compiled.shaping.classes().items() if i in rule_ids})
+
+    def _count_classes(self, counted: Mapping[int, list[tuple[str, int]]]) -> None:
         devices = {device for held in counted.values() for device, _ in held}
         usages = {device: self._kernel.usages(device) for device in devices}
         self._store_counts(self._tally.read_usages(counted, usages, self._now(), fresh=True))
@@ -1371,6 +1427,9 @@ class Controller:
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()
         if self._roster.next_look is not None:
             wake = min(wake, self._roster.next_look - self._now().timestamp())
+        if self._roster.next_end is not None and self._in_step:
+            ahead = self._roster.next_end - self._endings.ahead - self._now().timestamp()
+            wake = min(wake, max(ahead, self._endings.rest))
         return max(0.0, min(wake, asked, STRUCTURE_SECONDS))
 
     def _wait(self) -> None:

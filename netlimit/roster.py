@@ -20,6 +20,7 @@ class Roster:
     def __init__(self, host: str, lifted: set[int] | None = None) -> None:
         self._host = host
         self._looks: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int]] = []
         self._next: dict[int, float] = {}
         self._ending: dict[int, Rule] = {}
         self._open: set[int] = set()
@@ -27,7 +28,7 @@ class Roster:
         """The rules with `on_failure: open` that are out of force for the time being; None while none is to be."""
 
     @property
-    def ending(self) -> list[Rule]:
+    def temporary(self) -> list[Rule]:
         """The rules that have an end."""
         return list(self._ending.values())
 
@@ -35,6 +36,11 @@ class Roster:
     def next_look(self) -> float | None:
         """When (Unix time) the next rule must be looked at again."""
         return self._looks[0][0] if self._looks else None
+
+    @property
+    def next_end(self) -> float | None:
+        """When (Unix time) the next rule ends of which `ending` has not told."""
+        return self._ends[0][0] if self._ends else None
 
     def admit(self, rule: Rule, now: datetime) -> Rule | None:
         """Take note of a rule. As the kernel can hold it, or None if it is not in force now."""
@@ -65,6 +71,13 @@ class Roster:
             if self._next.get(rule_id) == moment:  # else it has another end, or none any more, or is gone
                 yield self._ending[rule_id]
 
+    def ending(self, until: float) -> Iterator[int]:
+        """The rules that are looked at again before a moment (Unix time), each told once."""
+        while self._ends and self._ends[0][0] <= until:
+            moment, rule_id = heapq.heappop(self._ends)
+            if self._next.get(rule_id) == moment:
+                yield rule_id
+
     def lift(self, in_force: Callable[[int], bool]) -> set[int]:
         """Take those that ask for it out of force, of those that are in it; their ids."""
         self.lifted = {rule_id for rule_id in self._open if in_force(rule_id)}
@@ -77,6 +90,10 @@ class Roster:
         look = end - timedelta(seconds=LONGEST_TIMEOUT) if far else end
         self._next[rule.id] = look.timestamp()
         heapq.heappush(self._looks, (look.timestamp(), rule.id))
-        if len(self._looks) > 2 * len(self._next) + _MOST_STALE:
+        heapq.heappush(self._ends, (look.timestamp(), rule.id))
+        most = 2 * len(self._next) + _MOST_STALE
+        if len(self._looks) > most:
             self._looks = sorted((moment, rule_id) for rule_id, moment in self._next.items())
+        if len(self._ends) > most:
+            self._ends = sorted(each for each in {*self._ends} if self._next.get(each[1]) == each[0])
         return replace(rule, expires_at=None) if far else rule

@@ -339,6 +339,19 @@ def test_counters_go_on_over_a_restart(gateway: Shaper) -> None:
     assert gateway.counted(rule) == 15
 
 
+def test_a_queue_that_ends_or_is_lifted_keeps_what_it_has_counted(gateway: Shaper) -> None:
+    ends = gateway.shape("10.1.0.2", ttl="9s")
+    yields = gateway.shape("10.1.0.3", on_failure="open")
+    gateway.tick()
+    gateway.use("10.1.0.2", 10)
+    gateway.use("10.1.0.3", 7)
+    gateway.clock.pass_by(seconds=9.1)
+    gateway.controller._keep_up()
+    gateway.controller.relax()
+    found = {rule.id: gateway.store.counters(rule.id)["gw"].total.matched_packets for rule in (ends, yields)}
+    assert found == {ends.id: 10, yields.id: 7}
+
+
 def test_an_exception_for_a_host_begins_to_count_with_its_rule(gateway: Shaper) -> None:
     wide = gateway.shape("10.1.0.0/24", per="host")
     gateway.tick()

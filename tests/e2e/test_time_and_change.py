@@ -41,6 +41,40 @@ def test_a_rule_that_ends_leaves_nothing_behind(gateway: Gateway, lab: Lab) -> N
     assert "NL-" not in lab.gateway.run("iptables-legacy-save").stdout
 
 
+def test_rules_that_end_keep_what_they_have_counted(gateway: Gateway, lab: Lab) -> None:
+    """Beside 60 kinds of others, whose counters are read in turns; many at once, and one that is soon over."""
+    busy, hosts = "10.1.68.1", [f"10.1.69.{number}" for number in range(1, 21)]
+    lab.add_client_addresses(busy, *hosts)
+    others = [
+        {"target": f"10.9.{n}.1", "protocol": "udp", "ports": str(10_000 + 3 * n), "rate": f"{100 + n} packets/s"}
+        for n in range(60)
+    ]
+    gateway.put(*others)
+    (short,) = gateway.put({"target": busy, "action": "block", "ttl": "2s"})
+    streams.send(lab.client, SERVER, rate=None, count=30, sources=[busy])
+    kinds = ({"rate": "5 packets/s"}, {"action": "block"}, {"rate": "7 packets/s", "action": "observe"})
+    rules = gateway.put(*({"target": host, "ttl": "5s", **kinds[n % 3]} for n, host in enumerate(hosts)))
+    more = [{"target": f"10.8.{n}.1", "action": "block", "ttl": "5s"} for n in range(200)]
+    gateway.add(*more)
+    streams.send(lab.client, SERVER, rate=2000, count=400, sources=hosts)
+    gateway.wait(lambda: not any(f"{busy} " in line for line in _blocked(lab)), "the first rule to end")
+    assert gateway.count(short).matched_packets == 30
+    gateway.wait(lambda: not any("10.8.199.1 " in line for line in _blocked(lab)), "the others to end")
+    counted = [gateway.count(rule).matched_packets for rule in rules]
+    assert counted == [20] * len(rules)
+
+
+def test_a_queue_that_ends_keeps_what_it_has_counted(gateway: Gateway, lab: Lab) -> None:
+    (rule,) = gateway.put({"target": CLIENT, "rate": "5 Mbit/s", "action": "shape", "interface": "wan", "ttl": "4s"})
+    streams.send(lab.client, SERVER, rate=None, count=50)
+    gateway.wait(lambda: not gateway.class_of(CLIENT) and not gateway.classes("wan"), "the rule to end")
+    assert gateway.count(rule).matched_packets == 50
+
+
+def _blocked(lab: Lab) -> list[str]:
+    return lab.gateway.run("ipset", "save").stdout.splitlines()
+
+
 def test_one_flooder_does_not_eat_the_budget_of_all(gateway: Gateway, lab: Lab) -> None:
     """Hosts are asked first: what is over a host's limit takes nothing from the shared one."""
     flooder, modest = "10.1.60.1", "10.1.60.2"

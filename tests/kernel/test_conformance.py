@@ -240,6 +240,17 @@ def test_sets_that_do_not_exist_are_left_out(kernel: Kernel) -> None:
     assert kernel.readings(["nl-x", "nl-y"]) == {"nl-x": {}}
 
 
+def test_many_sets_are_read_as_each_by_itself(kernel: Kernel) -> None:
+    sets = [IpSet(f"nl-{n}", (4, 6)[n % 2], marks=n % 3 == 0) for n in range(9)]
+    held = {each.name: {("10.0.0.0/8", "fd00::1")[each.family == 6]: Entry()} for each in sets[:-1]}
+    large = {f"10.{n >> 8}.{n & 255}.1": Entry() for n in range(5000)}
+    kernel.apply(WriteSets(create=(*sets, IpSet("nl-x", 4)), add={**held, "nl-x": large}))
+    names = [*(each.name for each in sets), "nl-x"]
+    found = kernel.readings([*names, "nl-y"])
+    assert found == {name: kernel.readings([name])[name] for name in names}
+    assert [len(found[name]) for name in names] == [1] * 8 + [0, 5000]
+
+
 def test_a_set_of_another_kind_under_our_name_is_replaced_with_its_entries(kernel: Kernel) -> None:
     """Also while a chain names it."""
     compilation = compiled(RULES["packets"], {"target": "10.1.0.0/24", "action": "block"})
