@@ -50,6 +50,7 @@ def stage(root: None) -> Iterator[Stage]:
     stage = Stage()
     try:
         stage.shell("iptables-legacy -t mangle -S && ip6tables-legacy -t raw -S")
+        prepare(stage)
         yield stage
     finally:
         stage.close()
