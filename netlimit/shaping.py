@@ -393,7 +393,7 @@ class Shaping:
             for lane, traffic in list(device.lanes.items()):
                 traffic.arrange()
                 for target in traffic.changed:
-                    for part in target.subnets() if target.prefixlen == 0 else (target,):
+                    for part in traffic.list_parts(target):
                         yield lane.name, set_keys(part)[0], self._entry(lane, traffic.find_place(part))
                 traffic.changed.clear()
                 if not traffic.places:
@@ -421,8 +421,8 @@ class Shaping:
     def _entry(self, lane: Lane, place: Place | None) -> Entry | None:
         if place is None:
             return None
-        rule, facts = place.rule, self.facts
-        ends = rule.expires_at if not lane.incoming else None
+        facts = self.facts
+        ends = place.ends if not lane.incoming else None
         expires = math.ceil(ends.timestamp()) if ends else 0
         if not place.learns:
             return Entry(expires=expires, prio=place.number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from ipaddress import ip_network
 from typing import NamedTuple
 
@@ -30,11 +31,14 @@ _LEVEL_MINORS = range(FIRST_BUDGET, LAST_BUDGET, RANKS)
 
 class Place(NamedTuple):
     """Where a target's packets go: a class, the rule that it is for, and, for those in it that shall get a class of
-    their own, their prefix length (0: none)."""
+    their own, their prefix length (0: none). They go there until the class is for no rule any more (`ends`; None: for
+    good), and from then on, by themselves, to `after`: the class of a budget for the same target that lasts longer."""
 
     number: int
     rule: Rule
     learns: int = 0
+    ends: datetime | None = None
+    after: Place | None = None
 
 
 class _Want(NamedTuple):
@@ -57,7 +61,7 @@ class Traffic:
     `inner` the budgets around others with their branches, `present` who has appeared. `places` is what it comes to,
     after `arrange`; `changed` are the targets whose place is another since it was last emptied. `held` is who has which
     class in the kernel already, until the first `arrange`. `lengths` counts the rules by the prefix length of what has
-    a class of its own (0: budgets)."""
+    a class of its own (0: budgets). `split` are the targets that stand in the set as their halves, too."""
 
     def __init__(self, lane: Lane, branches: Branches, numbers: Numbers) -> None:
         self.lane = lane
@@ -68,6 +72,7 @@ class Traffic:
         self.present: set[Target] = set()
         self.places: dict[Target, Place] = {}
         self.changed: set[Target] = set()
+        self.split: set[Target] = set()
         self.held: Mapping[str, int] = {}
         self.lengths: Counter[int] = Counter()
         self._branches = branches
@@ -164,8 +169,27 @@ class Traffic:
         self.present -= gone
         self._pending |= gone
 
-    def find_place(self, target: Target) -> Place | None:
-        """The place of a target, or, for half of everything, that of everything: a set keeps that as its halves."""
+    def list_parts(self, target: Target) -> Iterator[Target]:
+        """The parts of a target that the set has, or had, for it. It keeps everything as its halves. Of a place that
+        another comes after it has halves beside the whole: of what knows a packet the longest prefix counts, and when
+        the halves have ended, the whole leads to what comes after."""
+        parts: list[Target] = list(target.subnets()) if target.prefixlen == 0 else [target]
+        place = self.places.get(target)
+        splits = place is not None and place.after is not None
+        halves = [half for part in parts for half in part.subnets()] if splits or target in self.split else []
+        (self.split.add if splits else self.split.discard)(target)
+        yield from (*parts, *halves)
+
+    def find_place(self, part: Target) -> Place | None:
+        """Where the set leads a part of a target."""
+        place = self._find_whole(part)
+        if place is not None:
+            return place.after or place
+        whole = self._find_whole(part.supernet()) if part.prefixlen else None
+        return whole if whole is not None and whole.after is not None else None
+
+    def _find_whole(self, target: Target) -> Place | None:
+        """The place of a target, or, for half of everything, that of everything."""
         place = self.places.get(target)
         return self.places.get(target.supernet()) if place is None and target.prefixlen == 1 else place
 
@@ -233,15 +257,46 @@ class Traffic:
     def _arrange(self, target: Target) -> None:
         """Give a target the class that it shall have, or none."""
         want, before = self._find_want(target), self.places.get(target)
-        place = None if want is None else Place(self._seat(target, want, before), want.rule, want.learns)
+        place = None if want is None else self._find_place_for(target, want, before)
         if before is not None and (place is None or place.number != before.number):
             self._vacate(before.number)
+        former, after = _number_after(before), _number_after(place)
+        if former and former != after:
+            self._cut(former)
         if place is None:
             self.places.pop(target, None)
         else:
             self.places[target] = place
         if place != before:
             self.changed.add(target)
+
+    def _find_place_for(self, target: Target, want: _Want, before: Place | None) -> Place:
+        """A class, and what comes when the rule that it is for ends and nobody is there to arrange things anew: a
+        budget for the same target that lasts longer must not end with it."""
+        place = Place(self._seat(target, want, before), want.rule, want.learns, want.rule.expires_at)
+        budget = self.budgets.get(target)
+        if budget is None or not _outlasts(budget, want.rule) or self.lane.incoming:
+            return place
+        next_one, wish, single = self._find_next(target, want.rule, budget), _wish(budget), _is_single(target)
+        if want.wish.ceil >= wish.ceil and (next_one is None or single):
+            return place._replace(ends=budget.expires_at)  # it lies in the budget, and holds nobody further down
+        if single:
+            return place
+        under = self.inner[target]
+        number = self._minor("after", target, under, _LEVEL_MINORS)
+        kept = Wish(None, wish.ceil, wish.burst) if next_one is None else _wish(next_one)
+        self._branches.branch(number, under, kept, leaf=True)
+        return place._replace(after=Place(number, next_one or budget, ends=budget.expires_at))
+
+    def _find_next(self, target: Target, rule: Rule, budget: Rule) -> Rule | None:
+        """The rule for many hosts around a target that holds once another has ended, for as long as a budget; none if
+        it holds nobody further down than that."""
+        for length in range(target.prefixlen, -1, -1):
+            other = self.wide.get(target.supernet(new_prefix=length))
+            if other is not None and _outlasts(other, rule):
+                lasts = not _outlasts(budget, other)
+                return other if lasts and _wish(other).ceil < _wish(budget).ceil else None
+        return None
 
     def _find_want(self, target: Target) -> _Want | None:
         under = self._branch_around(target)
@@ -345,6 +400,20 @@ def smallest_around(known: Mapping[Target, object], block: Target) -> Target | N
         if around_it in known:
             return around_it
     return None
+
+
+def _number_after(place: Place | None) -> int:
+    """The class that comes after a place; 0: none."""
+    return place.after.number if place is not None and place.after is not None else 0
+
+
+def _is_single(target: Target) -> bool:
+    return target.prefixlen == int(target.max_prefixlen)
+
+
+def _outlasts(rule: Rule, other: Rule) -> bool:
+    """Whether a rule is in force for longer than another."""
+    return other.expires_at is not None and (rule.expires_at is None or rule.expires_at > other.expires_at)
 
 
 def _wish(rule: Rule) -> Wish:

@@ -57,6 +57,7 @@ def shaping_rules(draw: Callable[..., object]) -> Rule:
     fields["direction"] = draw(st.sampled_from(["to", "to", "to", "from"]))
     fields.update(draw(st.sampled_from(SELECTORS)))  # type: ignore[call-overload]
     fields.update(draw(st.sampled_from([{}, {}, {"ceil": "10 Mbit/s"}, {"burst": "50 kB"}])))  # type: ignore[call-overload]
+    fields.update(draw(st.sampled_from([{}, {}, {}, {"ttl": "1h"}, {"ttl": "2h"}])))  # type: ignore[call-overload]
     forced_by = draw(st.sampled_from([None, None, "root"]))
     for per in draw(st.permutations(["host", "target", "/24", "/31", "/1"])):  # type: ignore[attr-defined]
         try:
@@ -239,6 +240,8 @@ class Gateway:
             lane = traffic.lane.name
             labels |= {number: f"{lane} {target} around others" for target, number in traffic.inner.items()}
             labels |= {place.number: f"{lane} {target}" for target, place in traffic.places.items()}
+            after = {target: place.after for target, place in traffic.places.items() if place.after}
+            labels |= {place.number: f"{lane} {target} afterwards" for target, place in after.items()}
         for traffic in device.lanes.values():
             for under, shards in traffic._shards.items():
                 for place, shard in enumerate(shards):
