@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -153,6 +154,22 @@ def test_a_limiter_that_hangs_holds_nobody_up(site: Site, request: pytest.Fixtur
         process.send_signal(signal.SIGCONT)
     refused = "502" if name == "nginx-defer" else "429"  # nobody is there who would keep it
     until(lambda: asyncio.run(site.ask("back")) == refused)
+
+
+def test_envoy_waits_for_a_limiter_that_answers_late(directory: Path) -> None:
+    """Whether it hangs is for health checks to say. (Here they are patient: a busy Envoy hears those in another
+    thread, and the answers to its pings seconds late.)"""
+    with running_site("envoy", directory, lambda text: text.replace("_threshold: 2", "_threshold: 100")) as site:
+        asyncio.run(site.ask_all(21, "used"))
+        process = site.limiter.server.process
+        process.send_signal(signal.SIGSTOP)
+        late = threading.Timer(1.5, process.send_signal, [signal.SIGCONT])
+        late.start()
+        try:
+            statuses = asyncio.run(site.ask_all(5, "late"))
+        finally:
+            late.join()
+        assert (statuses, site.count("late")) == ({"429": 5}, 0)
 
 
 assert BURSTS.keys() == MAKERS.keys()
