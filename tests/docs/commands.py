@@ -55,7 +55,7 @@ def check_tests() -> str:
     ran = {folder for line in runs for folder in re.findall(r"tests/(\w+)(?= |$)", line)}
     assert ran == {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} - {"debian"}  # by scripts/vm
     # What is left out in one place is run in another.
-    for variable, left_out in re.findall(r"^(\w+)=\(?(tests/\S+?\.py)\)?$", text, re.MULTILINE):
+    for variable, left_out in re.findall(r"^(\w+)\+?=\(?(tests/\S+?\.py)\)?$", text, re.MULTILINE):
         uses = [line for line in runs if f'"${variable}"' in line or f'"${{{variable}[@]' in line]
         ignored = [f'--ignore "${variable}"' in line or f"${{{variable}[@]/#/--ignore=}}" in line for line in uses]
         assert sorted(ignored) == [False, True], left_out

@@ -6,7 +6,7 @@ import pytest
 
 from netlimit.records import State
 from scripts.testbed import streams
-from scripts.testbed.namespaces import Lab
+from scripts.testbed.namespaces import LAN, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import Passed, add_server_addresses, megabits, offer, shape
 
@@ -19,9 +19,10 @@ def addresses(lab: Lab) -> None:
     add_server_addresses(lab, SERVICE)
 
 
-def deliver(lab: Lab) -> Passed:
-    """Megabits a second that pass from the host to the service."""
-    with streams.receive(lab.server) as receiver, offer(lab.client, SERVICE, HOST, megabits=3, seconds=2) as sender:
+def deliver(lab: Lab, destination: str = SERVICE) -> Passed:
+    """Megabits a second that pass from the host to the service, or to the gateway itself."""
+    there = lab.gateway if destination == LAN else lab.server
+    with streams.receive(there) as receiver, offer(lab.client, destination, HOST, megabits=3, seconds=2) as sender:
         sender.report()
     return megabits(receiver.report(), HOST, after=0.4, during=1.5)
 
@@ -90,3 +91,24 @@ def test_a_class_that_somebody_else_gives_its_packets_is_told(gateway: Gateway, 
     gateway.launch()
     gateway.wait_for_state(shaped, State.APPLIED)
     assert deliver(lab).is_about(1)
+
+
+def test_a_filter_before_ours_on_the_ingress_is_told(gateway: Gateway, lab: Lab) -> None:
+    client, server = gateway.put(shape(HOST), shape(SERVICE))
+    assert deliver(lab, LAN).is_about(1)
+    ingress = ("dev", "lan", "ingress", "pref", "10")
+    match = ("protocol", "all", "u32", "match", "u32", "0", "0", "flowid", "1:1")
+    lab.gateway.run("tc", "filter", "add", *ingress, *match)
+    try:
+        gateway.stop()
+        gateway.launch()  # it looks round at once
+        assert "lan (u32, pref 10)" in gateway.wait_for_state(client, State.DEGRADED)
+        assert gateway.state(server) == (State.APPLIED, ""), "it comes in by another device"
+        assert "lan (u32, pref 10)" in gateway.attempt("doctor").stdout
+        assert deliver(lab, LAN).megabits > 2
+    finally:
+        lab.gateway.run("tc", "filter", "del", *ingress)
+    gateway.stop()
+    gateway.launch()
+    gateway.wait_for_state(client, State.APPLIED)
+    assert deliver(lab, LAN).is_about(1)

@@ -12,11 +12,10 @@ from subprocess import PIPE
 import pytest
 
 from netlimit.records import State
-from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, WAN, Lab
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
-from tests.e2e.loads import Passed, megabits, offer, shape
+from tests.e2e.loads import shape
 
 TEE = ("-i", "wan", "-j", "TEE", "--gateway", "10.66.0.9")
 PROXY = ("-i", "wan", "-p", "tcp", "-m", "conntrack", "--ctstate", "UNTRACKED", "-j", "SYNPROXY", "--mss", "1460")
@@ -43,23 +42,6 @@ def test_rates_that_count_packets_twice_say_so(gateway: Gateway, lab: Lab, name:
         lab.gateway.run("iptables-legacy", *end)
     with looked_again(gateway):
         gateway.wait_for_state(sent, State.APPLIED)
-
-
-def test_a_filter_before_ours_on_the_ingress_is_told(gateway: Gateway, lab: Lab) -> None:
-    client, server = gateway.put(shape(CLIENT), shape(SERVER))
-    assert deliver(lab).is_about(1)
-    lab.gateway.run("tc", *FILTER, "flowid", "1:1")
-    try:
-        with looked_again(gateway):
-            assert "lan (u32, pref 10)" in gateway.wait_for_state(client, State.DEGRADED)
-        assert gateway.state(server) == (State.APPLIED, ""), "it comes in by another device"
-        assert "lan (u32, pref 10)" in gateway.attempt("doctor").stdout
-        assert deliver(lab).megabits > 2
-    finally:
-        lab.gateway.run("tc", "filter", "del", "dev", "lan", "ingress", "pref", "10")
-    with looked_again(gateway):
-        gateway.wait_for_state(client, State.APPLIED)
-    assert deliver(lab).is_about(1)
 
 
 FORWARDED = """table netdev t {
@@ -476,13 +458,6 @@ def looked_again(gateway: Gateway) -> Iterator[None]:
     gateway.stop()
     gateway.launch()
     yield
-
-
-def deliver(lab: Lab) -> Passed:
-    """Megabits a second that pass from the client to the gateway itself."""
-    with streams.receive(lab.gateway) as receiver, offer(lab.client, LAN, CLIENT, megabits=3, seconds=2) as sender:
-        sender.report()
-    return megabits(receiver.report(), CLIENT, after=0.4, during=1.5)
 
 
 def test_fragments_that_nobody_puts_together_are_told_where_a_rule_has_ports(gateway: Gateway, lab: Lab) -> None:
