@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import resource
 import secrets
 import time
@@ -25,11 +26,12 @@ from netlimit.copying import PREFIX as COPY
 from netlimit.copying import SAFE_SECONDS, Copying
 from netlimit.counting import Tally
 from netlimit.disputes import Disputes, find_concerned
-from netlimit.drift import PLACES, Histogram, Repairs, describe, find_kinds, find_lost
+from netlimit.drift import CALM_SECONDS, PLACES, Histogram, Repairs, describe, find_kinds, find_lost
 from netlimit.endings import Endings, Leaving
 from netlimit.errands import Errands
-from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, StoreError
+from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, Slow, StoreError
 from netlimit.escalating import LABEL
+from netlimit.exchange import Exchange, Ledger, News, renumber
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Door, Kernel, observe, read_entries
@@ -38,7 +40,7 @@ from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
 from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.outage import Outage
-from netlimit.overdue import Overdue
+from netlimit.overdue import Overdue, read_clock
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
@@ -65,6 +67,14 @@ WINDOW_SECONDS = 1.0
 STRUCTURE_SECONDS = 0.85
 BLIND_SECONDS = 5.0
 """How long passes fail before rules are told of that hold no more for sure."""
+WAIT_SECONDS = 2.5
+"""How long the database is waited for, all answers together, from one look at the kernel to the next."""
+LOAD_WAIT_SECONDS = 10.0
+"""The same while everything is loaded: that takes many answers."""
+BESIDE_SECONDS = 30.0
+"""How often a slow database is told the counters, and asked who has spoken to the API."""
+SLOW_SECONDS, LONGEST_SLOW_SECONDS = 10.0, 300.0
+"""A database that was slow again within a minute counts as slow for so long at least, and then for twice as long."""
 SURVEY_SECONDS = 30.0
 """How often the host is looked over for what gets in the way of limits."""
 SWEEP_SECONDS = 50.0
@@ -107,6 +117,7 @@ _TASKS = (
     "marks",
     "safe",
     "states",
+    "beside",
 )
 _GOES_ON = "The pass goes on without that part."
 _MOST_RETRIED = 100
@@ -176,6 +187,14 @@ class Controller:
         self._quiet = False
         """Whether nobody has written to the database since it was last asked."""
         self._outage: Outage | None = None
+        self._ledger = Ledger()
+        self._newer: dict[int, Rule | None] = {}
+        """What a slow database has told of rules, and the copy may lack; None for those that are gone."""
+        self._borrows = False
+        """Whether what is known was loaded from the copy, which knows less than the database."""
+        self._clients: list[str] | None = None
+        self._returned = -math.inf
+        self._slowness = 0.0
         self._undone: Window | None = None
         self._overdue = Overdue(setup.host)
         self._moving: int | None = None
@@ -238,6 +257,7 @@ class Controller:
             began = time.monotonic()
             try:
                 if self._watch is None and self._outage is None:
+                    self._allow()
                     self._watch = self._database.watch()
                 self.tick()
                 retry = _FIRST_RETRY
@@ -310,15 +330,18 @@ class Controller:
 
     def tick(self) -> None:
         """Do what is due: changes, expiries, questions, drift, counters, heartbeat. Raises StoreError, KernelError."""
+        self._look_between()
         if self._outage is not None:
             self._look_for_database(self._outage)
         elif self._telling.waits:
             self._tell()
+            self._look_between()
         self._heed_clock()
         if self._is_due("survey", SURVEY_SECONDS):
             self._survey()
         if self._is_due("window", WINDOW_SECONDS):
             self._look_at_window()
+            self._look_between()
         try:
             self._keep_up()
         except KernelError:
@@ -326,6 +349,7 @@ class Controller:
             raise
         self._answer_question()
         if self._is_due("heartbeat", HEARTBEAT_SECONDS):
+            self._look_between()
             self._protect()
             self._mishaps.survive(self._spare, _GOES_ON)
             self._follow_connections()
@@ -334,6 +358,28 @@ class Controller:
             self._doubt_states()
             self._report()
             self._tell_of_copy(self._copy, self._copy_safe)
+
+    def _look_between(self) -> None:
+        """See to the kernel before the database is waited for again."""
+        if self._outage is not None:
+            return
+        if self._compilation is not None and self._in_step and not self._paused:
+            self._check_drift()
+        self._allow()
+
+    def _allow(self, seconds: float = WAIT_SECONDS) -> None:
+        """Bound how long the database is waited for until the kernel is looked at again; not where there is nothing to
+        look at, or nothing to go on with. Longer, and it counts as away, but for what it tells beside."""
+        begins = self._compilation is None and self._revision < 0
+        idle = self._paused or self._setup.backend == "l7" or (self._compilation is None and not begins)
+        goes_on = self._replica is not None and (not begins or self._holds_copy())
+        self._database.allow(None if idle or not goes_on else LOAD_WAIT_SECONDS if begins else seconds)
+
+    def _holds_copy(self) -> bool:
+        try:
+            return self._replica is not None and self._replica.revision() > 0
+        except StoreError:
+            return False
 
     def _keep_up(self) -> None:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
@@ -447,11 +493,71 @@ class Controller:
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
-        self._outage = Outage(self._database.revision, self._try_database, lasted)
+        self._borrows, self._ledger, self._clients = False, Ledger(), None
+        lasts = self._find_slowness() if isinstance(error, Slow) else 0.0
+        self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
         self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
         self._try_report(last_error=str(error))
         return True
+
+    def _find_slowness(self) -> float:
+        """For how long the database counts as slow at least."""
+        again = time.monotonic() - self._returned < CALM_SECONDS
+        self._slowness = min(max(SLOW_SECONDS, 2 * self._slowness), LONGEST_SLOW_SECONDS) if again else 0.0
+        return self._slowness
+
+    def _begin_exchange(self) -> Exchange:
+        """What is asked and told beside. Whoever knows nothing yet asks nothing; and what was counted from nothing, for
+        it was loaded from the copy, is not told."""
+        repairs, counts = self._telling.untold
+        since = (self._revision, self._stamp) if self._compilation is not None else None
+        return Exchange(
+            self._database,
+            self._status,
+            since,
+            self._overdue.watches,
+            self._copying.lacks,
+            self._is_due("beside", BESIDE_SECONDS),
+            dict(self._exceptional),
+            dict(self._numbered),
+            repairs,
+            {} if self._borrows else counts,
+            self._ledger,
+        )
+
+    def _end_exchange(self, exchange: Exchange) -> None:
+        self._telling.note_told(exchange.told_repairs, exchange.told_counts)
+        if exchange.clients is not None:
+            self._clients = exchange.clients
+
+    def _take_news(self, news: News) -> None:
+        """Take in what a slow database has told. What was read in a window of confirmation that is over since, or after
+        another revision than that is known now, is asked for anew."""
+        self._overdue.hear(news.window, news.end)
+        if read_clock() >= news.end or news.since != (self._revision, self._stamp):
+            return
+        changes = renumber(news.changes, self._list_known()) if news.whole else news.changes
+        if news.window is None or news.window.outcome is not None:
+            lacks = self._copying.lacks
+            if lacks is None:
+                self._copying.keep(self._revision, changes)
+            elif news.missed is not None:
+                self._copying.keep(lacks[0], news.missed)
+        self._newer |= {rule.id: rule for rule in changes.rules} | dict.fromkeys(changes.removed)
+        self._take(changes)
+
+    def _list_known(self) -> set[int]:
+        compiled = self._compiled
+        ending = (rule.id for rule in self._roster.temporary)
+        return {
+            *compiled.fragments,
+            *compiled.shaping.ids,
+            *compiled.problems,
+            *self._unreadable,
+            *self._led_to,
+            *ending,
+        }
 
     def _try_database(self) -> None:
         """See whether the database does its part, with what is told by now: a controller that has just begun knows of
@@ -462,13 +568,30 @@ class Controller:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
         if outage.over():
             log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
-            self._outage, self._store = None, self._database
-            self._return()
+            self._end_outage(outage)
+            self._return(outage)
+        elif outage.is_slow and self._paused:
+            self._end_outage(outage)  # nothing waits for it, and only the database tells when the pause is over
         elif self._compilation is not None and outage.unread >= self._setup.failure_seconds:
             self._lift("The database")
 
-    def _return(self) -> None:
-        """Load everything from the database: what was marked and counted without it, it does not know."""
+    def _end_outage(self, outage: Outage) -> None:
+        self._outage, self._store = None, self._database
+        self._status = replace(self._status, last_error=None)
+        self._returned = time.monotonic()
+        outage.close()
+        self._allow()
+
+    def _return(self, outage: Outage) -> None:
+        """Load everything from the database: what was marked and counted without it, it does not know. Unless it was
+        slow, and was told beside."""
+        if outage.is_slow and self._compilation is not None and not self._borrows and self._roster.lifted is None:
+            ledger = self._ledger
+            if ledger.marks is not None and ledger.numbers is not None:
+                self._exceptional, self._numbered = ledger.marks, ledger.numbers
+                self._due["window"] = 0.0
+                return
+        self._telling.drop_counts()
         before = self._roster
         back, before.lifted = before.lifted, None
         try:
@@ -477,7 +600,6 @@ class Controller:
         except StoreError:  # it has gone again
             before.lifted = back
             raise
-        self._status = replace(self._status, last_error=None)
         self._due["window"] = 0.0  # one that is over must not come into force again
         if back is not None:
             log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
@@ -541,6 +663,8 @@ class Controller:
         if self._compilation is not None and self._outage is not None:
             if self._was_undone():
                 self._load_all()
+            elif (news := self._outage.take_news()) is not None:
+                self._take_news(news)
             return self._revision
         if self._compilation is not None:
             if self._quiet and self._in_step:
@@ -565,6 +689,8 @@ class Controller:
         """Take in everything. If that cannot be had, what is known stays: the copy may be older."""
         known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
         fallback, stamp = self._fallback, self._stamp
+        if self._outage is None:
+            self._allow(LOAD_WAIT_SECONDS)
         try:
             with self._wholly():
                 self._load_anew()
@@ -592,6 +718,8 @@ class Controller:
         self._rewritten.clear()
         self._unreadable.clear()
         self._led_to.clear()
+        self._newer.clear()
+        self._borrows = self._outage is not None
         self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
         for rule in rules:
             self._put(rule)
@@ -605,7 +733,7 @@ class Controller:
         self._compiled.shaping.adopt({name: read_entries(held) for name, held in found.items()})
 
     def _take(self, changes: Changes) -> None:
-        if changes.revision == self._revision:
+        if (changes.revision, changes.stamp) == (self._revision, self._stamp):
             return
         known = [rule.id for rule in changes.rules if rule.id in self._compiled]
         if known and self._in_step:
@@ -723,6 +851,11 @@ class Controller:
             self._endings.read(partial(self._count_limited, limited, fresh=False))
 
     def _look_again(self, rule_id: int) -> None:
+        if self._outage is not None and rule_id in self._newer:
+            newer = self._newer[rule_id]
+            if newer is not None:
+                self._put(newer)
+            return
         kept = self._store.find(rule_id)
         if kept is not None:
             self._put_anew(kept.rule)
@@ -907,6 +1040,7 @@ class Controller:
 
     def _settle(self) -> None:
         """Record what stands now: problems rule by rule, then the revision."""
+        self._allow()  # the kernel was looked at just now
         exceptional = self._mark()
         self._take_back()
         self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
@@ -945,6 +1079,8 @@ class Controller:
 
     def _copy(self) -> None:
         if self._outage is None:
+            if self._copying.is_behind:
+                self._allow(2 * WAIT_SECONDS)  # it takes many answers
             self._copying.follow(self._database)
 
     def _copy_safe(self) -> None:
@@ -1152,7 +1288,10 @@ class Controller:
 
     def _find_safe(self) -> set[str] | None:
         now = self._now()
-        clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
+        if self._outage is not None and self._clients is not None:
+            clients = self._clients
+        else:
+            clients = self._store.clients(self._setup.host, now - timedelta(seconds=REMEMBERED_SECONDS))
         hosts = self._store.hosts() if self._store.tells_of_others else None
         reached = self._database.reached()
         return self._premises.find_safe(clients, now.timestamp(), hosts, reached)
@@ -1421,7 +1560,7 @@ class Controller:
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
         if self._compilation is None:  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
-        idle = {"probe", "marks", "window", "safe", "states"} | (
+        idle = {"probe", "marks", "window", "safe", "states", "beside"} | (
             set() if self._compilation.shaping.seen_sets else {"newcomers"}
         )
         wake = min(due for what, due in self._due.items() if what not in idle) - time.monotonic()

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from netlimit.errors import StoreError
-from netlimit.records import HostStatus
+from netlimit.errors import Slow, StoreError
+from netlimit.records import Changes, HostStatus
 
 if TYPE_CHECKING:  # for the types alone: the copy is handed over
     from netlimit.store import Replica, Store
@@ -64,10 +64,33 @@ class Copying:
             return
         try:
             self._behind = not self.replica.follow(source)
+        except Slow:  # that is none of the copy's faults
+            raise
         except StoreError as error:
             self._rules_fault = self._tell(error, self._rules_fault)
         else:
             self._rules_fault = self._rules_fault if self._behind else None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something else is applied than the copy has."""
+        return self._behind
+
+    @property
+    def lacks(self) -> tuple[int, int] | None:
+        """Since which revision, with its stamp, the copy lacks what is applied; None if it lacks nothing, or nobody
+        knows."""
+        return self.replica.copied if self._behind and self.replica is not None else None
+
+    def keep(self, since: int, changes: Changes) -> None:
+        """Have the copy follow what was read from a database that is too slow for `follow`. One that cannot stays
+        behind."""
+        self._behind = True
+        try:
+            if self.replica is not None:
+                self._behind = not self.replica.keep(since, changes)
+        except StoreError as error:
+            self._rules_fault = self._tell(error, self._rules_fault)
 
     def keep_safe(self, status: HostStatus, is_due: bool) -> None:
         """Have the copy know who is safe, and the other gateways, where they are others than it knows or it `is_due`:

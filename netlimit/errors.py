@@ -86,6 +86,10 @@ class Busy(StoreError):
     """Somebody else holds a lock on the database for longer than it was waited for; it can be tried again."""
 
 
+class Slow(StoreError):
+    """The server answers, but has kept who asks waiting for longer, in all, than he may wait."""
+
+
 class SettingsError(NetlimitError):
     """A setting that cannot be used: `setting` is its name as an environment variable."""
 

@@ -75,6 +75,20 @@ class Overdue:
         )
         return True
 
+    @property
+    def watches(self) -> bool:
+        """Whether a window is known to be open, or to be overdue."""
+        return self._window is not None
+
+    def hear(self, last: Window | None, end: float) -> None:
+        """The last window is this, and ends then by `read_clock`: so another has heard, who does not ask here."""
+        if last is not None and last.outcome is None:
+            if self._window is None or self._window.opened_at != last.opened_at:
+                self._end, self._copied = end, False
+            self._window = last
+        elif self._window is not None:
+            self._end_with(last)
+
     def _follow(self, window: Window, store: Store) -> None:
         if self._window is None or self._window.opened_at != window.opened_at:
             self._end, self._copied = self._clock() + window.left(store.now()), False

@@ -88,17 +88,32 @@ class Telling:
         self._status = None
 
     def tell_copy(self, copy: Store) -> None:
-        """Tell a copy, in place of a database that is away: that one hears of repairs later."""
+        """Tell a copy, in place of a database that is away or slow: that one hears of repairs and counters later."""
         if self._status is not None:
             copy.report(self._status)
         self._status = None
-        self._counts.clear()  # it is asked for all of them when it is back
+
+    @property
+    def untold(self) -> tuple[list[Repair], dict[int, RuleCounters]]:
+        """The repairs and the counters that were not told yet."""
+        return list(self._repairs), dict(self._counts)
+
+    def note_told(self, repairs: Iterable[Repair], counts: Iterable[RuleCounters]) -> None:
+        """These were told in another way."""
+        told = set(map(id, repairs))
+        self._repairs = deque((each for each in self._repairs if id(each) not in told), MOST_REPAIRS)
+        for each in counts:
+            if self._counts.get(each.rule_id) is each:
+                del self._counts[each.rule_id]
+
+    def drop_counts(self) -> None:
+        """What was counted is asked for anew."""
+        self._counts.clear()
 
     def _tell_all(self, store: Store) -> None:
-        while self._repairs:
-            first = self._repairs[0]
-            store.repaired(self._host, first.kind, first.found, first.took, first.at)
-            self._repairs.popleft()
+        if self._repairs:
+            store.note_repairs(self._host, list(self._repairs))
+            self._repairs.clear()
         if self._counts:
             store.count(self._host, list(self._counts.values()))
             self._counts.clear()

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, or_, select
 
 from netlimit.records import Changes
 from netlimit.rules import Rule
-from netlimit.store.clock import revision, stamp
+from netlimit.store import clock
 from netlimit.store.rows import RULE_COLUMNS, from_row
 from netlimit.store.tables import revisions, rule_hosts, rules
 from netlimit.store.tombstones import removed_since
@@ -26,7 +26,7 @@ def stream(connection: Connection, host: str) -> Iterator[Rule]:
 def changes(connection: Connection, since: int, host: str, known: int | None = None) -> Changes | None:
     """What changed after `since`; None when that is not known any more, or lies in the future (a restored backup), or
     was another revision than the one with the stamp `known` (a server that lagged has taken another's place)."""
-    now, mark = revision(connection), stamp(connection)
+    now, mark = clock.read(connection)
     if known is not None and known != (mark if since == now else _stamp_of(connection, since)):
         return None
     if since == now:

@@ -21,6 +21,12 @@ def stamp(connection: Connection) -> int:
     return number
 
 
+def read(connection: Connection) -> tuple[int, int]:
+    """The revision, with its stamp."""
+    number, mark = connection.execute(select(clock.c.revision, clock.c.stamp)).one()
+    return number, mark
+
+
 def make_stamp() -> int:
     """A stamp that no other change has."""
     return randbits(62) + 1

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from netlimit.errors import Busy, StoreError
+from netlimit.errors import Busy, Slow, StoreError
 from netlimit.store import files
 from netlimit.store.connection import connect
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
@@ -105,9 +105,15 @@ class Database:
         self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
-        self.engine = (
-            _open_sqlite(self.path, self._patience) if self.path else _open_postgres(self.url, patience, silence)
-        )
+        self.allow: Callable[[float | None], None] = lambda seconds: None
+        """How long the calling thread may wait for a server from now on, in seconds, for all answers together (None:
+        without end). Then its connection is given up, and it hears Slow. Of who is not impatient, nobody asks."""
+        if self.path:
+            self.engine = _open_sqlite(self.path, self._patience)
+        else:
+            self.engine = _open_postgres(self.url, patience)
+            if silence is not None or patience is not None:
+                self.allow = _be_impatient(self.engine, self.url, silence or SHORT_SILENCE, patience is not None)
         self.reached = Reached()
         if not self.is_sqlite:
             event.listen(self.engine, "connect", self.reached.note)
@@ -291,16 +297,20 @@ class Database:
         finally:
             self._turn.release()
 
+    def _doubt(self, error: BaseException) -> StoreError:
+        """What an error means. After any but that of a slow server, the schema is looked at again."""
+        said = self.explain(error)
+        self._checked = self._checked and isinstance(said, Slow)
+        return said
+
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:
-            self._checked = False
-            raise self.explain(error.orig or error) from error
+            raise self._doubt(error.orig or error) from error
         except self.driver_error as error:
-            self._checked = False
-            raise self.explain(error) from error
+            raise self._doubt(error) from error
         except PoolTimeout as error:
             raise StoreError(
                 f"All connections to the database {self} that this process may have were in use for "
@@ -371,7 +381,7 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _open_postgres(url: URL, patience: float | None, silence: float | None) -> Engine:
+def _open_postgres(url: URL, patience: float | None) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
     defaults["client_encoding"] = _ENCODING  # whatever the URL, the environment or the database say
@@ -382,28 +392,37 @@ def _open_postgres(url: URL, patience: float | None, silence: float | None) -> E
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
-    if silence is not None or patience is not None:
-        names = Names(() if patience is None else find_servers(url))
-        event.listen(engine, "do_connect", _choose_impatience(silence or SHORT_SILENCE, names))
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
     event.listen(engine, "connect", partial(_prepare_postgres, wait))
     event.listen(engine, "handle_error", _close_lost_cursor)
     return engine
 
 
-def _choose_impatience(silence: float, names: Names) -> Callable[..., Any]:
+def _be_impatient(engine: Engine, url: URL, silence: float, looks_up: bool) -> Callable[[float | None], None]:
+    """Have connections be given up when the server says nothing for so long, or answers too slowly for what the
+    returned function grants; `looks_up`: nor are the names of servers waited for."""
     from psycopg import OperationalError  # the driver is not everywhere
 
-    from netlimit.store.silence import ImpatientConnection
+    from netlimit.store.silence import Allowance, ImpatientConnection
+
+    names, allowance = Names(find_servers(url) if looks_up else ()), Allowance()
 
     def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
+        allowance.spend(0.0)  # who has nothing left need not begin
+        began = time.monotonic()
         if not names.are_answered(LOOK_UP_SECONDS):
             raise OperationalError(f"the resolver has not answered for {LOOK_UP_SECONDS:g} seconds")
         connection = ImpatientConnection.connect(*where, **how)
-        connection.silence = silence
+        try:
+            allowance.spend(time.monotonic() - began)
+        except OperationalError:
+            connection.close()
+            raise
+        connection.silence, connection.allowance = silence, allowance
         return connection
 
-    return connect
+    event.listen(engine, "do_connect", connect)
+    return allowance.grant
 
 
 def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:

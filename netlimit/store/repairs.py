@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection, delete, insert, select
 
 from netlimit.records import Repair
@@ -13,8 +15,13 @@ MOST = 200
 
 def note(connection: Connection, host: str, repair: Repair) -> None:
     """Keep a repair, and forget those of its gateway that are too many."""
-    row = {"host": host, "at": repair.at, "kind": repair.kind, "found": repair.found, "took": repair.took}
-    connection.execute(insert(repairs), [row])
+    note_all(connection, host, [repair])
+
+
+def note_all(connection: Connection, host: str, made: Sequence[Repair]) -> None:
+    """The same with several, in their order."""
+    rows = [{"host": host, "at": r.at, "kind": r.kind, "found": r.found, "took": r.took} for r in made]
+    connection.execute(insert(repairs), rows)
     here = repairs.c.host == host
     newest = select(repairs.c.id).where(here).order_by(repairs.c.id.desc()).limit(1).offset(MOST)
     connection.execute(delete(repairs).where(here, repairs.c.id <= newest.scalar_subquery()))

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from netlimit.custody import acting_for
 from netlimit.errors import StoreError
-from netlimit.records import Exceptional, HostStatus, Reception, Request, RuleCounters, Window
+from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
 from netlimit.store.faults import Damaged, TooNew
@@ -116,6 +116,23 @@ class Replica(Store):
             hosts.pause(connection, self._host, paused)
             self._sign(connection)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
+        return True
+
+    @property
+    def copied(self) -> tuple[int, int] | None:
+        """The revision that was copied last, with its stamp; None if that is not known."""
+        return (self._copied, self._stamp) if self._copied >= 0 else None
+
+    def keep(self, since: int, changes: Changes) -> bool:
+        """Take over what somebody else has read, if this holds the revision `since`; whether it did. Raises
+        StoreError."""
+        if self._copied != since or self.revision() != since:
+            return False
+        with self._database.writing() as connection:
+            rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
+            self._write(connection, changes.rules)
+            connection.execute(update(tables.clock).values(revision=changes.revision, pruned=changes.revision))
+        self._copied, self._stamp = changes.revision, changes.stamp
         return True
 
     def is_lost(self) -> bool:

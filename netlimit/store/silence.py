@@ -1,8 +1,10 @@
 """A connection to PostgreSQL that is given up when the server says nothing: one that has stopped, not gone, would be
-waited for without end, for its kernel goes on answering for it."""
+waited for without end, for its kernel goes on answering for it. Or when each answer comes, but all of them together
+take too long."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator
 from typing import Any
@@ -13,11 +15,41 @@ _LONGEST_LOOK = 0.5
 """Seconds of silence that one look counts at most: who has been suspended himself must not blame the server."""
 
 
+class TooSlow(psycopg.OperationalError):
+    """All that a thread was `allowed` to wait, in seconds, was waited."""
+
+    def __init__(self, allowed: float) -> None:
+        super().__init__(f"the connection was given up: its answers have taken {allowed:g} seconds in all")
+        self.allowed = allowed
+
+
+class Allowance:
+    """How long one thread may still wait for a server, however many answers that are. Without a word, for ever."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._seconds: float | None = None
+        self._spent = 0.0
+
+    def grant(self, seconds: float | None) -> None:
+        """Let the calling thread, and no other, wait for so long from now on (None: for ever)."""
+        self._thread, self._seconds, self._spent = threading.get_ident(), seconds, 0.0
+
+    def spend(self, seconds: float) -> None:
+        """So long has been waited. Raises TooSlow."""
+        if self._seconds is None or threading.get_ident() != self._thread:
+            return
+        self._spent += seconds
+        if self._spent > self._seconds:
+            raise TooSlow(self._seconds)
+
+
 class ImpatientConnection(psycopg.Connection[Any]):
     """Is closed, with psycopg.OperationalError, when nothing comes of the server for longer than `silence`, in
-    seconds, while it is asked."""
+    seconds, while it is asked; or when what the asking thread may wait is used up."""
 
     silence = 2.0
+    allowance = Allowance()
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
         """Wait for an answer."""
@@ -31,7 +63,13 @@ class ImpatientConnection(psycopg.Connection[Any]):
             while True:
                 ready = yield wanted
                 looked, before = time.monotonic(), looked
-                silent = 0.0 if ready else silent + min(looked - before, _LONGEST_LOOK)
+                waited = min(looked - before, _LONGEST_LOOK)
+                silent = 0.0 if ready else silent + waited
+                try:
+                    self.allowance.spend(waited)
+                except TooSlow:
+                    self.pgconn.finish()
+                    raise
                 if silent > self.silence:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(

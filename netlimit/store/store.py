@@ -116,6 +116,11 @@ class Store:
         """Close every connection."""
         self._database.close()
 
+    def allow(self, seconds: float | None) -> None:
+        """Let the calling thread wait for a server for so long in all, from now on; then it hears Slow. None: for as
+        long as it takes."""
+        self._database.allow(seconds)
+
     def reached(self) -> tuple[str, ...]:
         """The addresses of the hosts where it was found, whatever the URL calls them."""
         return self._database.reached.addresses()
@@ -382,6 +387,13 @@ class Store:
         with self._database.reading() as connection:
             return windows.last(connection)
 
+    def window_left(self) -> tuple[Window | None, float]:
+        """The same, and for how many seconds it is open yet, by the database's clock: 0 if it is over."""
+        with self._database.reading() as connection:
+            window = windows.last(connection)
+            is_open = window is not None and window.outcome is None
+            return window, window.left(moments.read(connection)) if window is not None and is_open else 0.0
+
     def warn_of_window(self, undone: str) -> list[str]:
         """What somebody should know whose doing (`undone`, in words) an open window of confirmation undoes."""
         window = self.window()
@@ -582,6 +594,11 @@ class Store:
         """The rules that name a gateway, by id: at most so many, the oldest ones."""
         with self._database.reading() as connection:
             return gateways.find_naming(connection, host, most)
+
+    def note_repairs(self, host: str, made: Sequence[Repair]) -> None:
+        """Keep several repairs of a gateway, in their order."""
+        with self._database.writing(wake=False) as connection:
+            repairs.note_all(connection, host, made)
 
     def repaired(self, host: str, kind: str, found: str, took: float, now: datetime) -> None:
         """Keep what a gateway's controller found changed and put right, in `took` seconds: its newest 200."""
