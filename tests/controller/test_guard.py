@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,9 +88,8 @@ class Guarded:
 
     @contextmanager
     def copy(self) -> Iterator[Replica]:
-        replica = open_replica(self.directory / "controller", "gw")
-        yield replica
-        replica.close()
+        with closing(open_replica(self.directory / "controller", "gw")) as replica:
+            yield replica
 
     def cut(self, paused: Sequence[str] = ()) -> None:
         """Open a window, see it guarded, and cut the client off."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,12 +123,13 @@ def test_a_paused_gateway_says_so(site: Site) -> None:
 
 @contextmanager
 def _new_site(fresh_file: Path) -> Iterator[Site]:
-    with TemporaryDirectory() as directory:
-        store = Store(f"sqlite:///{shutil.copy(fresh_file, directory)}")
+    with (
+        TemporaryDirectory() as directory,
+        closing(Store(f"sqlite:///{shutil.copy(fresh_file, directory)}")) as store,  # also where Hypothesis gives up
+    ):
         site = Site(store)
         site.kernel.routes = ROUTES
         yield site
-        store.close()
 
 
 @settings(max_examples=25)
