@@ -363,7 +363,8 @@ class Controller:
         """See to the kernel before the database is waited for again."""
         if self._outage is not None:
             return
-        if self._compilation is not None and self._in_step and not self._paused:
+        stands = self._compilation is not None and self._in_step and not self._compilation.changed
+        if stands and not self._paused and not self._premises.has_moved():  # what has moved is followed first
             self._check_drift()
         self._allow()
 
