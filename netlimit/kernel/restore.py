@@ -112,11 +112,14 @@ def _explain(number: int, lines: list[str], reason: str) -> str:
 
 @contextmanager
 def _started(family: int) -> Iterator[Dialogue]:
-    """A running restore."""
-    with _another_lock() as lock:
-        words = (find_tool(family, "restore"), "--noflush", "--wait", "1")
-        with Dialogue(*words, patience=_SECONDS, kept=lock, XTABLES_LOCKFILE=f"/proc/self/fd/{lock}") as child:
-            yield child
+    """A running restore. It is not told to wait for its lock (`--wait`): for that it sets an alarm, which it leaves on
+    when it has the lock, and then takes a pause of a second for the end of what it is told."""
+    tool = find_tool(family, "restore")
+    with (
+        _another_lock() as lock,
+        Dialogue(tool, "--noflush", patience=_SECONDS, kept=lock, XTABLES_LOCKFILE=f"/proc/self/fd/{lock}") as child,
+    ):
+        yield child
 
 
 @contextmanager

@@ -118,9 +118,11 @@ class Database:
         if not self.is_sqlite:
             event.listen(self.engine, "connect", self.reached.note)
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        # Whatever the server's own level: writers wait for each other, and under a stricter one they would be refused.
+        waiting = {} if self.is_sqlite else {"isolation_level": "READ COMMITTED"}
         self.driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         self._reader = self.engine.execution_options(**snapshot)
-        self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"}, **waiting)
         self._checked = False
         self._place: files.Place | None = None
         self._turn = threading.Lock()

@@ -61,6 +61,18 @@ rules = {"NL-T": (chain_rule(Verdict("DROP")),)}
 iptables.switch_table(SwitchTable(4, "mangle", rules, (), {"FORWARD": (chain_rule(Jump("NL-T")),)}), restore)
 print(moments)
 """
+PAUSED = """
+import time
+from netlimit.kernel import iptables, restore
+from netlimit.plan import SwitchTable
+from netlimit.state import Verdict, chain_rule
+digest = restore.digest_tables
+def read_slowly(*words):
+    time.sleep(1.5)  # a table of ten thousands of rules, or a host that is busy
+    return digest(*words)
+restore.digest_tables = read_slowly
+iptables.switch_table(SwitchTable(4, "mangle", {"NL-T": (chain_rule(Verdict("DROP")),)}, (), {}), restore)
+"""
 MODULAR = """
 import errno, sys
 from netlimit.kernel import iptables, libiptc, restore, tables
@@ -211,6 +223,11 @@ def test_what_another_changes_meanwhile_is_not_lost(untouched: RemoteKernel) -> 
         "-A FORWARD -s 192.0.2.2/32 -j DROP",
         "-A FORWARD -s 192.0.2.1/32 -j DROP",
     ]
+
+
+def test_a_pause_before_the_rest_is_told_is_not_taken_for_its_end(untouched: RemoteKernel) -> None:
+    untouched.run(sys.executable, "-c", PAUSED)
+    assert untouched.run("iptables-legacy", "-t", "mangle", "-S", "NL-T").splitlines()[1:] == ["-A NL-T -j DROP"]
 
 
 def test_a_table_that_nobody_has_asked_for_since_the_machine_started_is_loaded(untouched: RemoteKernel) -> None:

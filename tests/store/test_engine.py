@@ -11,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from netlimit.errors import StoreError
 from netlimit.store import Store, files
+from tests.databases import Postgres
 from tests.store.examples import NOW, keep, rule
 
 
@@ -263,3 +264,18 @@ def test_a_closed_store_opens_again(url: str, use: Callable[[Store], object]) ->
     store.close()
     store.add([], "test", NOW)
     store.close()
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_writers_wait_for_each_other_whatever_level_the_server_has(
+    postgres: Postgres, postgres_url: str, level: str
+) -> None:
+    """Under a stricter one the second of two is refused."""
+    name = make_url(postgres_url).database
+    postgres.run("postgres", f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+    store = Store(postgres_url)
+    try:
+        with store._database.writing() as connection:
+            assert connection.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "read committed"
+    finally:
+        store.close()

@@ -52,6 +52,61 @@ def test_what_is_too_much_is_refused_and_there_is_room_again(what: str, monkeypa
     assert compilation.put(rules[21]) is not None
 
 
+SCATTERED: dict[str, tuple[Callable[[int], dict[str, object]], int]] = {
+    "ports in a list": (lambda n: {**PORT, "ports": [1000 + n, 3000 + n, 5000 + n, 7000 + n]}, 5),
+    "a range that fits no block": (lambda n: {**PORT, "ports": f"{1001 + 64 * n}-{1014 + 64 * n}"}, 3),
+    "ports on both sides": (
+        lambda n: {**PORT, "ports": [53, 1000 + n], "source_ports": [53, 1000 + n]},
+        5,
+    ),
+}
+"""What takes several places in the trees of ports, and how many of such there may be in 20."""
+
+
+@pytest.mark.parametrize("what", SCATTERED)
+def test_many_ports_are_too_much_with_few_kinds_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3,900 kinds of 15 ports each took 137,000 rules, and each change a quarter of a minute."""
+    monkeypatch.setattr(crowding, "MOST_PLACES", 20)
+    make, room = SCATTERED[what]
+    rules = number(make, room + 2)
+    compilation = Compilation(Facts())
+    problems = [compilation.put(rule) for rule in rules]
+    assert problems[:room] == [None] * room
+    for problem in (*problems[room:], find_crowd(rules)):
+        assert problem is not None
+        assert "ports that can be told apart" in problem
+    assert find_crowd(rules[:room]) is None
+    assert "20 places of ports" in (compilation.kinds.warning or "")
+    compilation.drop(1)
+    assert compilation.put(rules[room]) is None
+    assert compilation.put(rules[room + 1]) is not None
+
+
+def test_a_block_of_ports_takes_one_place() -> None:
+    """Such as each customer's behind a shared address."""
+    rules = number(lambda n: {**PORT, "ports": f"{1024 + 64 * (n % 1000)}-{1024 + 64 * (n % 1000) + 63}"}, 1000)
+    assert find_crowd(rules) is None
+    assert sum(crowding.count_places(rule.selector) for rule in rules) == 1000
+
+
+@pytest.mark.parametrize("low", [0, 1, 7, 1024, 65_535])
+@pytest.mark.parametrize("high", [0, 1, 6, 7, 1087, 32_767, 65_535])
+def test_places_are_those_of_the_tree(low: int, high: int) -> None:
+    if low <= high:
+        selector = parse_rule({**PORT, "ports": f"{max(low, 1)}-{max(high, 1)}"}, NOW).selector
+        assert crowding.count_places(selector) == len(split(max(low, 1), max(high, 1)))
+
+
+def split(low: int, high: int, first: int = 0, last: int = 65_535) -> list[tuple[int, int]]:
+    """The halves of halves that a range is made of."""
+    if low <= first and last <= high:
+        return [(first, last)]
+    if last < low or high < first:
+        return []
+    middle = (first + last) // 2
+    return split(low, high, first, middle) + split(low, high, middle + 1, last)
+
+
 def test_targets_and_rates_of_one_kind_are_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowding, "MOST_KINDS", 2)
     many = number(lambda n: {**PORT, "target": f"10.9.0.{n}", "rate": f"{n + 5} packets/s", "ports": 53}, 100)
