@@ -220,7 +220,7 @@ class Controller:
         """The rules of which the database may have forgotten how they stand: whoever removes one forgets that, too."""
         self._fallback = Fallback(setup.host)
         self._in_step = False
-        self._paused = False
+        self._paused = self._is_paused_there = False
         self._mishaps = Mishaps()
         self._disputes = Disputes()
         self._planned: Plan | None = None
@@ -385,7 +385,8 @@ class Controller:
     def _keep_up(self) -> None:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
         if not self._quiet:
-            self._paused = self._store.paused(self._setup.host)
+            self._is_paused_there = self._store.paused(self._setup.host)
+        self._paused = self._is_paused_there or self._kernel.is_put_off()
         if self._paused:
             self._pause()
             return
@@ -433,7 +434,7 @@ class Controller:
                 self._settle()
             return
         with self._kernel.exclusive():
-            if self._store.paused(self._setup.host):
+            if self._is_to_keep_off():
                 return
             began = time.monotonic()
             plan = self._enforce()
@@ -1193,7 +1194,7 @@ class Controller:
         self._in_step = False
         self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
         with self._kernel.exclusive():
-            if self._store.paused(self._setup.host):
+            if self._is_to_keep_off():
                 self._refused_drift = {}
                 return
             plan = self._enforce()
@@ -1329,10 +1330,14 @@ class Controller:
         """Spare the connections that have opened since, and those that are gone no more."""
         if self._compilation is not None and self._in_step:
             with self._kernel.exclusive():
-                if not self._store.paused(self._setup.host):
+                if not self._is_to_keep_off():
                     self._open.follow(self._compiled.facts, self._premises.doors)
 
     # -- pause
+
+    def _is_to_keep_off(self) -> bool:
+        """Asked by who holds the kernel for himself: a teardown has it either before, and was heard, or afterwards."""
+        return self._store.paused(self._setup.host) or self._kernel.is_put_off()
 
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""

@@ -78,6 +78,7 @@ class Guard:
         self._pauses = False
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
+        self._unbeaten = ""
         self._complaint = ""
         self._untold: frozenset[int] = frozenset()
         self._mishaps = Mishaps()
@@ -240,7 +241,7 @@ class Guard:
         KernelError."""
         if revision is None:
             return
-        if self._store.paused(self._host):
+        if self._is_torn_down():
             restore_nothing(self._store, self._make_kernel(), self._host)
             return
         end = _now() + CONTROLLER_SECONDS
@@ -254,8 +255,11 @@ class Guard:
     def _take_back(self) -> None:
         """It was confirmed in the last moment, as the database tells now that the kernel was put back."""
         log.warning("The window of confirmation was confirmed after all.")
-        if not self._store.paused(self._host):
+        if not self._is_torn_down():
             self._make_controller(self._store, self._make_kernel()).sync()
+
+    def _is_torn_down(self) -> bool:
+        return self._store.paused(self._host) or self._make_kernel().is_put_off()
 
     def _applied(self, revision: int) -> bool:
         return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())
@@ -285,7 +289,7 @@ class Guard:
 
     def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window) -> None:
         copy.hold(snapshot, ended)
-        if snapshot.paused:
+        if snapshot.paused or self._make_kernel().is_put_off():
             restore_nothing(copy, self._make_kernel(), self._host)
         else:
             self._make_controller(copy, self._make_kernel()).sync()
@@ -312,7 +316,8 @@ class Guard:
     def _relax(self, kernel: Kernel) -> None:
         try:
             with self._open_copy() as copy:
-                if copy is not None and copy.revision() and not copy.paused(self._host):
+                torn_down = copy is None or copy.paused(self._host) or kernel.is_put_off()
+                if copy is not None and copy.revision() and not torn_down:
                     self._try(partial(self._renew, copy))
                     self._untold = self._make_controller(copy, kernel).relax()
         except Exception as error:
@@ -336,9 +341,19 @@ class Guard:
     # -- the database
 
     def _beat(self) -> None:
-        if _now() >= self._beat_at:
+        """Say that there is a guard. A database that takes no writes may tell of windows all the same."""
+        if _now() < self._beat_at:
+            return
+        self._beat_at = _now() + HEARTBEAT_SECONDS
+        try:
             self._store.guarded(self._host)
-            self._beat_at = _now() + HEARTBEAT_SECONDS
+        except StoreError as error:
+            self._beat_at = _now() + LOOK_SECONDS
+            if str(error) != self._unbeaten:
+                log.error("%s", error)
+            self._unbeaten = str(error)
+        else:
+            self._unbeaten = ""
 
     def _try(self, ask: Callable[[], T]) -> T | None:
         """Ask the database; None if it does not answer, and a line in the log the first time. A guard that ends over an

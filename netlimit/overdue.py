@@ -62,11 +62,14 @@ class Overdue:
         to be taken for what holds now. Raises KernelError, StoreError."""
         if self._window is None or self._copied or not self._is_late():
             return False
-        window, self._copied = self._window, True  # the window is kept: once it is back, the database is told at once
+        window = self._window  # it is kept: once it is back, the database is told at once
         if self._host in window.paused:
             restore_nothing(copy, kernel, self._host)
+            self._copied = True
             return False
-        if copy.revision() != window.base:
+        revision = copy.revision()
+        self._copied = True
+        if revision != window.base:
             log.error("The window of confirmation is over, but the copy lacks revision %d, which is to come back.",
                       window.base)  # fmt: skip
             return False

@@ -117,7 +117,8 @@ def ensure_guard(settings: Settings, config: Path | None) -> None:
 
 
 def _find_lock(settings: Settings) -> str:
-    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not settings.state.is_dir():  # a disk that is frozen lets even that hang
+        settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     return str(settings.state / "guard.lock")
 
 

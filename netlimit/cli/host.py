@@ -14,6 +14,7 @@ from netlimit.cli.controllers import TEARDOWN, refuse_stranger
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
+from netlimit.cli.pausing import put_off, wait_until_told
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length
@@ -32,6 +33,11 @@ CHANGES = "every change of rules in it"
 """What a window undoes that was opened by somebody else."""
 LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
 """What is said of a teardown that the kernel refuses."""
+WAITS = (
+    "Going on; the controller that runs keeps its hands off, and the database is told once it answers. Who starts this "
+    "machine, or a controller, before brings the limits back."
+)
+DEAF = "Going on; but a controller that runs may not hear of it, so stop it first."
 TakeOver = Annotated[
     list[str] | None,
     typer.Option(
@@ -88,6 +94,7 @@ def apply(
             "puts it back."
         )
     with open_store(settings) as store, ExitStack() as window:
+        wait_until_told(kernel)
         refuse_stranger("apply", settings, kernel, store)
         seconds = parse_length(confirm) if confirm else None
         if seconds is not None:
@@ -133,7 +140,7 @@ def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
             return say(json, {"steps": [], "revision": None}, "Nothing was applied here yet that could come back.")
         # At boot the machine may not have its name yet, by which rules and the pause are kept.
         settings = settings.model_copy(update={"host": replica.owner or settings.host})
-        if replica.paused(settings.host):
+        if replica.paused(settings.host) or kernel.is_put_off():
             return say(json, {"steps": [], "revision": revision}, "Paused by teardown, until `netlimit apply`.")
         controller = make_controller(settings, replica, kernel)
         steps = controller.plan()
@@ -181,7 +188,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
             return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
     except StoreError as error:
         complain(error)
-        complain(CommandError("Going on; but a controller that runs may not hear of it, so stop it first."))
+        complain(CommandError(WAITS if put_off(settings) else DEAF))
         pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
         return None, []
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from netlimit.cli.disks import try_disk
 from netlimit.cli.errors import CommandError
 from netlimit.cli.privileges import USER, find_keepers, may_change_network
 from netlimit.contacts import Contacts
@@ -43,10 +44,13 @@ SILENCE = 25.0
 @contextmanager
 def open_store(settings: Settings, patience: float | None = None, silence: float | None = None) -> Iterator[Store]:
     """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer, and with
-    `silence` a server that says nothing."""
+    `silence` a server that says nothing. Without either, for a command, it is seen first that its disk does not hang.
+    Raises StoreError."""
     from netlimit.store import Store
 
     store = Store(settings.database_url, settings.audit_length, settings.revisions, patience=patience, silence=silence)
+    if store.path is not None and patience is None and silence is None:
+        try_disk(store.path)
     try:
         yield store
     finally:
@@ -87,23 +91,29 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
     applied = any(each.host == host and each.applied_revision == revision for each in store.hosts())
     if not applied and not store.paused(host):
         return
-    with open_copy(settings) as replica:
-        try:
+    from netlimit.store.replica import FILE
+
+    try:
+        try_disk(settings.state / FILE)
+        with open_copy(settings) as replica:
             if replica is not None:
                 replica.follow(store)
-        except StoreError as error:
-            log.error("%s The copy of the applied rules stays as it was.", error)
+    except StoreError as error:
+        log.error("%s The copy of the applied rules stays as it was.", error)
 
 
 def pause_copy(settings: Settings) -> None:
     """Say in the copy that a teardown has paused this gateway: a controller may go by it for half a minute after the
     database answers again."""
-    with open_copy(settings) as replica:
-        try:
+    from netlimit.store.replica import FILE
+
+    try:
+        try_disk(settings.state / FILE)
+        with open_copy(settings) as replica:
             if replica is not None:
                 replica.follow_pause(True)
-        except StoreError as error:
-            log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", error)
+    except StoreError as error:
+        log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", error)
 
 
 def make_kernel(settings: Settings) -> Kernel:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable
 from enum import IntEnum
 
+from netlimit import stalls
 from netlimit.cli.errors import CommandError
 from netlimit.plain import read_text
 
@@ -79,6 +80,7 @@ def find_keepers(api_user: str) -> frozenset[int]:
 def become(user: pwd.struct_passwd, keeping: Iterable[Capability] = ()) -> None:
     """Give up root for good, but for some capabilities, which programs that this process starts have too. What
     `end_with_parent` has promised still holds."""
+    stalls.dismiss()  # the kernel gives each thread rights of its own
     kept = sorted(set(keeping))
     dies_by = ctypes.c_int()
     _prctl(_PR_GET_PDEATHSIG, ctypes.byref(dies_by))

@@ -142,6 +142,15 @@ class Kernel(Protocol):
         """Whether some process is the controller of this kernel now."""
         ...
 
+    def put_off(self) -> AbstractContextManager[None]:
+        """Have every controller keep its hands off meanwhile, whatever its database says. Raises KernelError when
+        somebody else does so."""
+        ...
+
+    def is_put_off(self) -> bool:
+        """Whether somebody does so now. Raises KernelError."""
+        ...
+
     def end_hanging_writer(self) -> str | None:
         """End the process that hangs in `exclusive`, if there is one that this one may end; the sentence that tells it.
         To be asked every second or so: it takes several looks to know. Never raises."""

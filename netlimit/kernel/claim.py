@@ -1,4 +1,4 @@
-"""Claims on a network namespace: to be its one controller, and to be the one who writes now.
+"""Claims on a network namespace: to be its one controller, to be the one who writes now, and to have it left alone.
 
 A claim is an NFLOG group to which nobody ever logs. A group belongs to the netlink socket that has bound it
 (nfulnl_recv_config in net/netfilter/nfnetlink_log.c), the kernel lets only those speak of groups who have CAP_NET_ADMIN
@@ -45,6 +45,7 @@ class Claim(IntEnum):
 
     CONTROLLER = 0x6E6C
     WRITER = 0x6E6D
+    PAUSE = 0x6E6E
 
 
 @contextmanager

@@ -201,6 +201,14 @@ class FakeKernel:
         """Nobody but this process knows of it."""
         return False
 
+    def put_off(self) -> AbstractContextManager[None]:
+        """There is no other process."""
+        return nullcontext()
+
+    def is_put_off(self) -> bool:
+        """Nobody can."""
+        return False
+
     def end_hanging_writer(self) -> str | None:
         """Nobody else writes."""
         return None

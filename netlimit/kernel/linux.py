@@ -128,6 +128,16 @@ class LinuxKernel:
         """Whether some process is the controller of this network namespace now."""
         return is_claimed(Claim.CONTROLLER, "look for the controller")
 
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Have every controller of this network namespace keep its hands off meanwhile."""
+        with claimed(Claim.PAUSE, "put off the controller", _MOMENT, "another process does so already"):
+            yield
+
+    def is_put_off(self) -> bool:
+        """Whether somebody does so now."""
+        return is_claimed(Claim.PAUSE, "look whether it is put off")
+
     def end_hanging_writer(self) -> str | None:
         """End the process that hangs while it is the one who writes; the sentence that tells it."""
         return self._writers.end_hanging()

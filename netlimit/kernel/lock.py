@@ -71,10 +71,16 @@ def _open(path: Path) -> int:
     that one, too, who may put there what he likes: no link is followed, and only a plain file is taken."""
     with opened(path.parent, directory=True) as directory:
         # Nobody else may open it: whoever can, can keep it.
-        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path.name, flags, 0o600, dir_fd=directory)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            descriptor = os.open(path.name, flags, dir_fd=directory)
+        except FileNotFoundError:  # only now is it made: a disk that is frozen lets even the wish hang
+            descriptor = os.open(path.name, flags | os.O_CREAT, 0o600, dir_fd=directory)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "It is no plain file")
             owner = os.fstat(directory).st_uid
             if os.geteuid() == 0 and owner not in (0, os.fstat(descriptor).st_uid):

@@ -84,6 +84,14 @@ class NoKernel:
         """Whether some process is that controller now."""
         return is_locked(self._find_lock(), "look for the controller")
 
+    def put_off(self) -> AbstractContextManager[None]:
+        """Nothing is written anyway."""
+        return nullcontext()
+
+    def is_put_off(self) -> bool:
+        """Nobody needs to."""
+        return False
+
     def end_hanging_writer(self) -> str | None:
         """Nobody writes."""
         return None

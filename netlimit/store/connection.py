@@ -1,42 +1,56 @@
 """A connection of SQLite. What root opens by name others may have exchanged for a link, so each call is made with the
-rights of those who could have: SQLite opens its log, and what else it puts beside a file, whenever it needs them."""
+rights of those who could have: SQLite opens its log, and what else it puts beside a file, whenever it needs them. And
+each call may meet a disk that hangs: then it is given up, and the connection with it."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from collections.abc import Callable
-from functools import wraps
+from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from netlimit.custody import Rights, find_rights, is_exchangeable, opened, opening_as
+from netlimit.stalls import Disk, Stalled, find_disk
 from netlimit.store import vfs
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
 Result = TypeVar("Result")
 
+READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
+"""They begin a transaction: one that reads first, which calls no disk yet, and one that writes."""
 
-def connect(path: Path, patience: float) -> sqlite3.Connection:
+
+def connect(path: Path, patience: float) -> DiskConnection:
     """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. Raises sqlite3.Error, also
-    where it cannot be looked at, or the rights of others cannot be had."""
+    where it cannot be looked at, the rights of others cannot be had, or its disk hangs."""
     # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
     address = f"file:{quote(str(path))}?mode=rw"
+
+    def open_file() -> DiskConnection:
+        with opening_as(rights):
+            return sqlite3.connect(
+                address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
+                cached_statements=64, factory=DiskConnection,
+            )  # fmt: skip
+
     try:
         vfs.install()
-        rights = _judge(path)
-        with opening_as(rights):
-            connection = sqlite3.connect(
-                address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
-                cached_statements=64, factory=sqlite3.Connection if rights is None else _Connection,
-            )  # fmt: skip
+        rights, disk = _judge(path), find_disk(path.parent)
+        connection = disk.call(open_file, _close_late)
     except OSError as error:
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
-    if isinstance(connection, _Connection):
-        connection.rights = rights
+    connection.place(path, disk, rights)
     return connection
+
+
+def _close_late(connection: DiskConnection | None) -> None:
+    if connection is not None:
+        sqlite3.Connection.close(connection)
 
 
 def _judge(path: Path) -> Rights | None:
@@ -53,33 +67,116 @@ def _judge(path: Path) -> Rights | None:
     return rights
 
 
-def _with_rights(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
+def _on_disk(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
     @wraps(method)
     def call(self: Owner, /, *arguments: P.args, **named: P.kwargs) -> Result:
         connection = self.connection if isinstance(self, sqlite3.Cursor) else self
-        with opening_as(getattr(connection, "rights", None)):
-            return method(self, *arguments, **named)
+        assert isinstance(connection, DiskConnection)
+        return connection.call(partial(method, self, *arguments, **named))
 
     return call
 
 
-class _Connection(sqlite3.Connection):
-    rights: Rights | None = None
+class DiskConnection(sqlite3.Connection):
+    """One whose calls may hang. After the first it is lost: every other raises Stalled, and what was under way is
+    undone as soon as the disk answers, unless it was being committed."""
+
+    _path: Path
+    _disk: Disk
+    _rights: Rights | None = None
+    _is_lost = _writes = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call hangs, or has hung."""
+        return self._is_lost
+
+    def place(self, path: Path, disk: Disk, rights: Rights | None) -> None:
+        """Say of which file it is, where that lies, and with whose rights calls are made."""
+        self._path, self._disk, self._rights = path, disk, rights
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives. Raises Stalled."""
+        if self._is_lost:
+            raise Stalled
+        try:
+            return self._disk.call(partial(self._act, work), lambda _: self._act(partial(_close_late, self)))
+        except Stalled:
+            self._is_lost = True
+            raise
+
+    def try_disk(self) -> None:
+        """See that the disk takes writes before a transaction takes the lock, which others would wait for in vain; and
+        once more before it is committed. Where it does not, the connection is not lost, and can be read by. Raises
+        Stalled."""
+        if self._disk.hangs or self._is_lost:
+            raise Stalled
+        self._disk.call(partial(self._act, self._touch))
+
+    def begin_writing(self) -> None:
+        """Say that what follows writes. Raises Stalled."""
+        self.try_disk()
+        self._writes = True
 
     def cursor(self, *arguments: Any, **named: Any) -> Any:
+        """One whose calls may hang, too."""
         return super().cursor(*(arguments or (_Cursor,)), **named)
 
-    execute = _with_rights(sqlite3.Connection.execute)
-    commit = _with_rights(sqlite3.Connection.commit)
-    rollback = _with_rights(sqlite3.Connection.rollback)
-    close = _with_rights(sqlite3.Connection.close)
+    def commit(self) -> None:
+        """Raises Stalled; where that comes of the commit itself, it may come about later."""
+        if not self._writes:
+            return self._unlock(super().commit)
+        self.try_disk()
+        self._writes = False
+        return self.call(super().commit)
+
+    def rollback(self) -> None:
+        """Raises Stalled; what was lost before is undone anyway."""
+        writes, self._writes = self._writes, False
+        if not self._is_lost:
+            (self.call if writes else self._unlock)(super().rollback)
+
+    def close(self) -> None:
+        """Where the disk hangs, that is done once it answers."""
+        if not self._is_lost:
+            with suppress(Stalled):
+                self.call(super().close)
+
+    def _unlock(self, end: Callable[[], None]) -> None:
+        """End a transaction that has written nothing: that calls no disk. Raises Stalled."""
+        if self._is_lost:
+            raise Stalled
+        end()
+
+    def _act(self, work: Callable[[], Result]) -> Result:
+        with opening_as(self._rights):
+            return work()
+
+    def _touch(self) -> None:
+        with suppress(OSError):  # where it may only be read, say; what follows tells
+            os.utime(self._path, follow_symlinks=False)
+
+    execute = _on_disk(sqlite3.Connection.execute)
 
 
 class _Cursor(sqlite3.Cursor):
-    execute = _with_rights(sqlite3.Cursor.execute)
-    executemany = _with_rights(sqlite3.Cursor.executemany)
-    executescript = _with_rights(sqlite3.Cursor.executescript)
-    fetchone = _with_rights(sqlite3.Cursor.fetchone)
-    fetchmany = _with_rights(sqlite3.Cursor.fetchmany)
-    fetchall = _with_rights(sqlite3.Cursor.fetchall)
-    close = _with_rights(sqlite3.Cursor.close)
+    _execute = _on_disk(sqlite3.Cursor.execute)
+    executemany = _on_disk(sqlite3.Cursor.executemany)
+    executescript = _on_disk(sqlite3.Cursor.executescript)
+    fetchone = _on_disk(sqlite3.Cursor.fetchone)
+    fetchmany = _on_disk(sqlite3.Cursor.fetchmany)
+    fetchall = _on_disk(sqlite3.Cursor.fetchall)
+
+    def execute(self, sql: str, *arguments: Any) -> Any:
+        """Raises Stalled."""
+        if sql == READ:
+            return super().execute(sql, *arguments)
+        if sql == WRITE and isinstance(self.connection, DiskConnection):
+            self.connection.begin_writing()
+        return self._execute(sql, *arguments)
+
+    def close(self) -> None:
+        """Not where a call of it hangs."""
+        connection = self.connection
+        if not (isinstance(connection, DiskConnection) and connection.is_lost):
+            super().close()

@@ -19,8 +19,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from netlimit.errors import Busy, Slow, StoreError
+from netlimit.stalls import Stalled, find_disk
 from netlimit.store import files
-from netlimit.store.connection import connect
+from netlimit.store.connection import READ, WRITE, DiskConnection, connect
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
 from netlimit.store.servers import Names, Reached, find_servers
 from netlimit.store.tables import SCHEMA
@@ -122,7 +123,7 @@ class Database:
         waiting = {} if self.is_sqlite else {"isolation_level": "READ COMMITTED"}
         self.driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         self._reader = self.engine.execution_options(**snapshot)
-        self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"}, **waiting)
+        self._writer = self.engine.execution_options(**{_BEGIN: WRITE}, **waiting)
         self._checked = False
         self._place: files.Place | None = None
         self._turn = threading.Lock()
@@ -160,7 +161,7 @@ class Database:
         One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
         """
         if self.path:
-            files.make_file(self.path)
+            self._make_file(self.path)
             files.check_file(self.path)
             files.check_beside(self.path)
         self._checked = False
@@ -178,6 +179,13 @@ class Database:
                     # Changes of rules begin with the clock: so do we, for else each could wait for the other.
                     connection.execute(text("LOCK TABLE clock IN ACCESS EXCLUSIVE MODE"))
                 yield connection
+
+    def _make_file(self, path: Path) -> None:
+        """Make it, where it is missing. Raises StoreError."""
+        if path.is_file():
+            return
+        with self._in_words():
+            find_disk(path.parent).call(partial(files.make_file, path))
 
     def check_pages(self) -> None:
         """Look through a SQLite file for damage, as far as that goes in some seconds. Raises Damaged."""
@@ -362,7 +370,15 @@ def _open_sqlite(path: Path, patience: float) -> Engine:
     engine = create_engine("sqlite://", creator=partial(connect, path, patience), hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "handle_error", _leave_stalled)
     return engine
+
+
+def _leave_stalled(context: ExceptionContext) -> None:
+    """A connection whose call hangs is of no use any more; the others are."""
+    used = context.connection.connection.driver_connection if context.connection is not None else None
+    if isinstance(context.original_exception, Stalled) and isinstance(used, DiskConnection) and used.is_lost:
+        context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
 
 
 def _describe_damage(found: str) -> sqlite3.DatabaseError:
@@ -378,7 +394,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry)
 
 def _begin_sqlite(connection: Connection) -> None:
     """Begin as we want it: the driver is told (isolation_level=None) to begin nothing by itself."""
-    begin = connection.get_execution_options().get(_BEGIN, "BEGIN")
+    begin = connection.get_execution_options().get(_BEGIN, READ)
     if begin:
         connection.exec_driver_sql(begin)
 

@@ -18,6 +18,7 @@ from netlimit.custody import acting_for
 from netlimit.errors import StoreError
 from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
+from netlimit.stalls import Stalled, find_disk
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
 from netlimit.store.faults import Damaged, TooNew
 from netlimit.store.rows import Kept
@@ -26,7 +27,8 @@ from netlimit.tree import SavedRoot
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 5000
-_FILE = "applied.db"
+FILE = "applied.db"
+"""The name of the copy in its directory."""
 _SHORT_SECONDS = 1.0
 T = TypeVar("T")
 
@@ -263,12 +265,14 @@ def open_replica(directory: Path, host: str) -> Replica:
     """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of a newer version, is
     begun anew: it is a copy. One that cannot be written (the disk is full, or it is busy) is taken as it is. Raises
     StoreError."""
-    path = directory / _FILE
+    path = directory / FILE
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+        if not directory.is_dir():
+            find_disk(directory).call(partial(directory.mkdir, mode=0o700, parents=True, exist_ok=True))
+    except (OSError, Stalled) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"The copy of the applied rules cannot be kept in {directory}: {error.strerror}. "
+            f"The copy of the applied rules cannot be kept in {directory}: {reason}. "
             "Set NETLIMIT_STATE_DIRECTORY to a directory of the controller's own."
         ) from error
     if path.is_symlink():  # root must not write where the controller's user has led it
@@ -304,7 +308,7 @@ def _begin(path: Path, host: str) -> Replica:
 
 def read_revision(directory: Path) -> int | None:
     """The revision of which a directory has the copy; None where there is none that tells. Changes nothing."""
-    path = directory / _FILE
+    path = directory / FILE
     if path.is_symlink() or not path.is_file():
         return None
     with closing(Replica(path, "")) as replica:
@@ -314,7 +318,7 @@ def read_revision(directory: Path) -> int | None:
 def read_owner(directory: Path) -> str | None:
     """The name of the gateway whose copy is in a directory; None where there is none, or none that says so. Changes
     nothing."""
-    path = directory / _FILE
+    path = directory / FILE
     if path.is_symlink() or not path.is_file():
         return None
     with closing(Replica(path, "")) as replica:

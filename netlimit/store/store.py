@@ -109,6 +109,11 @@ class Store:
         self._audit_length = audit_length
         self._revisions = revisions
 
+    @property
+    def path(self) -> Path | None:
+        """Where the file is; None for a server."""
+        return self._database.path
+
     def __repr__(self) -> str:
         return f"Store({str(self._database)!r})"
 

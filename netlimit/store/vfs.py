@@ -15,6 +15,7 @@ import ctypes
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 _PLACES: dict[bytes, int] = {}
@@ -76,13 +77,22 @@ def hold(directory: Path, descriptor: int) -> None:
         os.dup2(descriptor, held, inheritable=False)  # in one step: another thread may be opening there
 
 
+def _open_found(path: bytes, flags: int, mode: int, place: int | None) -> int:
+    """What is there is not to be made: a disk that is frozen lets even that wish hang, and nobody could read by a log
+    that is there."""
+    if flags & os.O_CREAT and not flags & os.O_EXCL:
+        with suppress(FileNotFoundError):
+            return os.open(path, flags & ~os.O_CREAT, mode, dir_fd=place)
+    return os.open(path, flags, mode, dir_fd=place)
+
+
 def _open(path: bytes, flags: int, mode: int) -> int:
     """open(2), but what is no plain file, directory or device is refused, and nothing waited for."""
     try:
         directory, _, name = path.rpartition(b"/")
         place = _PLACES.get(directory)
         flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        descriptor = os.open(path if place is None else name, flags, mode, dir_fd=place)
+        descriptor = _open_found(path if place is None else name, flags, mode, place)
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISREG(kind) or stat.S_ISDIR(kind) or path.startswith(_DEVICES):
             return descriptor
