@@ -53,7 +53,7 @@ class Table(NamedTuple):
     """The routes of a family in the order of their first addresses and lengths (`ordered`; `starts` are those alone),
     and where those to a prefix begin there (`places`); the lengths that there are, the longest first; the routing rules
     that lead to any of them; their devices, and those of default routes; whether `every` route is one for all packets
-    to its prefix."""
+    to its prefix, and none has another table asked; those that do, by table (`throws`)."""
 
     ordered: list[Parsed]
     starts: list[tuple[int, int]]
@@ -63,6 +63,7 @@ class Table(NamedTuple):
     devices: tuple[str, ...]
     default: tuple[str, ...]
     every: bool
+    throws: dict[int, list[Parsed]]
 
     def find(self, first: int, length: int) -> list[Parsed]:
         """The routes to a prefix."""
@@ -78,19 +79,22 @@ class Table(NamedTuple):
 @lru_cache(maxsize=4)
 def read_table(topology: Topology, family: int) -> Table:
     """The routes of a family, put in order once for each reading."""
-    ordered = sorted(_parse(topology, family), key=_find_place)
+    ordered = sorted(_parse(topology.routes, family), key=_find_place)
+    throws: dict[int, list[Parsed]] = {}
+    for each in _parse(topology.throws, family):
+        throws.setdefault(each.route.table, []).append(each)
     starts = list(map(_find_place, ordered))
     places = dict(zip(reversed(starts), reversed(range(len(starts))), strict=True))
     lengths = sorted({each.length for each in ordered}, reverse=True)
     lookups = tuple(_find_lookups(topology, family, {each.route.table for each in ordered}))
     default = devices_of(each for each in ordered if each.length == 0)
-    every = not any(each.route.partial for each in ordered)
-    return Table(ordered, starts, places, lengths, lookups, devices_of(ordered), default, every)
+    every = not throws and not any(each.route.partial for each in ordered)
+    return Table(ordered, starts, places, lengths, lookups, devices_of(ordered), default, every, throws)
 
 
-def _parse(topology: Topology, family: int) -> Iterator[Parsed]:
+def _parse(routes: Iterable[Route], family: int) -> Iterator[Parsed]:
     kind, masks = _FAMILIES[family], _MASKS[family]
-    for route in topology.routes:
+    for route in routes:
         if (":" in route.prefix) == (family == 6):
             address, _, bits = route.prefix.partition("/")
             first, length = int.from_bytes(socket.inet_pton(kind, address)), int(bits)
@@ -145,11 +149,26 @@ def find_best(target: Target, topology: Topology) -> list[Parsed]:
     found: list[Parsed] = []
     for lookup in lookups:
         best = [each for each in _take_longest(tables.get(lookup.table, ())) if each.length > lookup.suppressed]
-        found += best
-        if lookup.always and any(not each.route.partial for each in best):
+        around, passes = _find_thrown(target, table.throws.get(lookup.table, ()))
+        found += [each for each in best if each.length >= around]
+        if lookup.always and not passes and any(not each.route.partial and each.length > around for each in best):
             break
     attached = any(each.route.attached for each in found)
     return [each for each in found if each.length or not attached]
+
+
+def _find_thrown(target: Target, throws: Iterable[Parsed]) -> tuple[int, bool]:
+    """The length from which on routes of a table still count for a target, for shorter ones are behind a route that has
+    the next table asked (-1: all do), and whether that is so of a part of it. One for some packets alone hides nothing
+    from the others."""
+    first, last = int(target.network_address), int(target.broadcast_address)
+    around, passes = -1, False
+    for each in throws:
+        if each.first <= first and last <= each.last and not each.route.partial:
+            around = max(around, each.length)
+        elif each.first <= last and first <= each.last:
+            passes = True
+    return around, passes
 
 
 def _take_longest(routes: Iterable[Parsed]) -> Iterator[Parsed]:

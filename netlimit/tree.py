@@ -224,7 +224,8 @@ class Topology:
     are taken out of their tunnel by the route itself (seg6local), `diversions` those of which they are put into one
     before they are forwarded; `lookups` are the routing rules in the order in which they are asked (none: not known).
     `unspeakable` are devices whose name no tool can be told so that it means them alone: they are none of `devices`,
-    and nothing is written for them, but routes may lead there. One reading of them: compared by identity."""
+    and nothing is written for them, but routes may lead there. `throws` are routes without devices: what goes to their
+    prefixes is looked for in the tables that are asked after theirs. One reading of them: compared by identity."""
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
@@ -235,6 +236,7 @@ class Topology:
     diversions: tuple[Diversion, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     unspeakable: Mapping[str, Device] = field(default_factory=dict)
+    throws: tuple[Route, ...] = ()
 
     @property
     def every(self) -> Mapping[str, Device]:

@@ -33,7 +33,7 @@ _UP = 0x1
 _DEAD = 0x1
 """RTNH_F_DEAD: no packet goes there. So says the kernel of one whose carrier is away (RTNH_F_LINKDOWN) only where it is
 told to heed that (ignore_routes_with_linkdown): else it goes on leading packets there, which pass once it is back."""
-_UNICAST = 1
+_UNICAST, _THROW = 1, 9
 _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
 _LOCAL_TABLE = 255
@@ -132,10 +132,13 @@ def read_topology() -> Topology:
     led = sorted({Diversion(_write_prefix(way, at), tunnel) for at, way in found for tunnel in way.tunnels})
     segments = tuple(each.prefix for each in led if each.encapsulation == SEG6LOCAL)
     diversions = tuple(each for each in led if each.encapsulation != SEG6LOCAL)
-    routes = tuple(_read_routes(found, names))
+    throws = tuple(_read_routes([each for each in found if each[1].throws], names))
+    routes = tuple(_read_routes([each for each in found if not each[1].throws] if throws else found, names))
     ends = tuple(dict.fromkeys(prefix for prefix, _ in local))
     ending = _find_ending(local, lookups)
-    return Topology(links.devices, routes, gateways, ends, ending, segments, diversions, lookups, links.unspeakable)
+    return Topology(
+        links.devices, routes, gateways, ends, ending, segments, diversions, lookups, links.unspeakable, throws
+    )
 
 
 class _Links(NamedTuple):
@@ -204,7 +207,8 @@ _Hops = Sequence[tuple[int, _Hop]]
 class _Way(NamedTuple):
     """What is wanted of a unicast route, but for its prefix: a full table has a million, and few ways. `hops` are those
     that packets can go by, `gateways` those of all, `tunnels` the encapsulations that take what comes in. `attached`:
-    the kernel made it, for an address. `partial`: it asks for more, a TOS or a source."""
+    the kernel made it, for an address. `partial`: it asks for more, a TOS or a source. `throws`: it has the next table
+    asked."""
 
     family: int
     length: int
@@ -214,6 +218,7 @@ class _Way(NamedTuple):
     gateways: tuple[str, ...]
     tunnels: tuple[str, ...] = ()
     partial: bool = False
+    throws: bool = False
 
 
 def _take_apart(bodies: Iterable[bytes], objects: Callable[[], Mapping[int, _Hops]]) -> Iterator[tuple[bytes, _Way]]:
@@ -242,7 +247,7 @@ def _read_way(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Way |
     """None for what drops or stays here, and for what the kernel has only noted of one address (RTM_F_CLONED), as
     whoever answers it may have it do."""
     family, length, of_source, tos, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
-    if kind != _UNICAST or flags & _CLONED:
+    if kind not in (_UNICAST, _THROW) or flags & _CLONED:
         return None
     said = rtnetlink.decode(body, _ROUTE.size)
     hops: _Hops
@@ -258,7 +263,7 @@ def _read_way(body: bytes, objects: Callable[[], Mapping[int, _Hops]]) -> _Way |
     gateways = tuple(hop.gateway for _, hop in hops if hop.gateway is not None)
     tunnels = tuple(hop.tunnel for _, hop in hops if hop.tunnel)
     attached, partial = protocol == _MADE_BY_KERNEL, bool(of_source or tos)
-    return _Way(family, length, table, attached, usable, gateways, tunnels, partial)
+    return _Way(family, length, table, attached, usable, gateways, tunnels, partial, kind == _THROW)
 
 
 def _split_hops(data: bytes) -> Iterator[tuple[int, _Hop]]:
@@ -342,10 +347,12 @@ def _read_routes(found: Iterable[tuple[bytes, _Way]], names: Mapping[int, str]) 
 def _read_like(way: _Way, names: Mapping[int, str]) -> Route | None:
     """A route that goes such a way, None for one that leads nowhere known."""
     known = tuple(dict.fromkeys(names[hop.device] for hop in way.hops if hop.device in names))
-    if way.table == _LOCAL_TABLE or not known:
+    if way.table == _LOCAL_TABLE or not (known or way.throws):
         return None
     gateways = tuple(dict.fromkeys(hop.gateway for hop in way.hops if hop.gateway))
-    return Route("", known, not gateways, way.attached and not gateways, way.table, gateways, way.partial)
+    return Route(
+        "", known, not gateways and not way.throws, way.attached and not gateways, way.table, gateways, way.partial
+    )
 
 
 def _read_gateways(found: Iterable[tuple[bytes, _Way]]) -> tuple[str, ...]:

@@ -290,6 +290,20 @@ def test_routes_that_put_what_is_forwarded_into_tunnels_lead_nothing_away(kernel
     assert [each.prefix for each in kernel.topology().diversions] == ["10.8.0.0/16"]
 
 
+def test_routes_that_leave_networks_to_the_next_table(kernel: RemoteKernel) -> None:
+    before = kernel.topology()
+    for words in ("throw 10.7.0.0/16 table 7", "throw 10.8.0.0/16 table 7 tos 0x10", "blackhole 10.9.0.0/16 table 7"):
+        kernel.run("ip", "route", "add", *words.split())
+    kernel.run("ip", "-6", "route", "add", "throw", "fd07::/64", "table", "7")
+    found = kernel.topology()
+    assert found.routes == before.routes
+    assert {*found.throws} == {
+        Route("10.7.0.0/16", (), table=7),
+        Route("10.8.0.0/16", (), table=7, partial=True),
+        Route("fd07::/64", (), table=7),
+    }
+
+
 def test_the_bridge_that_a_device_belongs_to(kernel: RemoteKernel) -> None:
     kernel.run("ip", "link", "add", "name", "upper", "index", "30", "type", "bridge")
     before = kernel.topology()

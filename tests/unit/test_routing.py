@@ -134,6 +134,39 @@ def test_a_route_for_some_packets_alone_leaves_the_others_to_the_next() -> None:
     assert way("203.0.113.5", routed(*SITES[:4], wider)).devices == ("net",)
 
 
+@pytest.mark.parametrize(
+    ("thrown", "target", "devices"),
+    [
+        ("203.0.113.0/24", "203.0.113.5", ("net",)),
+        ("203.0.113.0/24", "203.0.113.0/24", ("net",)),
+        ("203.0.113.5/32", "203.0.113.0/24", ("net", "wan")),  # the rest is led away by the table that is asked first
+        ("203.0.0.0/16", "203.0.113.5", ("net",)),
+        ("0.0.0.0/0", "203.0.113.5", ("net", "wan")),  # beside the route of the same length: one of both
+        ("198.51.100.0/24", "203.0.113.5", ("wan",)),
+        ("203.0.112.0/24", "203.0.113.5", ("wan",)),
+    ],
+)
+def test_a_table_may_leave_networks_to_the_next(thrown: str, target: str, devices: tuple[str, ...]) -> None:
+    """`ip route add throw …`, as VPNs do in a table of their own."""
+    tables = led(Lookup(4, GUESTS, always=True), Lookup(4, MAIN, always=True))
+    topology = replace(tables, throws=(Route(thrown, (), table=GUESTS),))
+    assert way(target, tables).devices == ("wan",)
+    assert way(target, topology).devices == devices
+    assert leads_towards(ip_network(target), ("net",), topology) == ("net" in devices)
+
+
+def test_one_that_is_left_to_the_next_for_some_packets_alone_is_led_by_both() -> None:
+    tables = led(Lookup(4, GUESTS, always=True), Lookup(4, MAIN, always=True))
+    topology = replace(tables, throws=(Route("203.0.113.0/24", (), table=GUESTS, partial=True),))
+    assert way("203.0.113.5", topology).devices == ("net", "wan")
+
+
+def test_what_another_table_leaves_to_the_next_is_not_left_by_this() -> None:
+    tables = led(Lookup(4, GUESTS, always=True), Lookup(4, MAIN, always=True))
+    topology = replace(tables, throws=(Route("203.0.113.0/24", (), table=7),))
+    assert way("203.0.113.5", topology).devices == ("wan",)
+
+
 def test_parts_of_a_network_behind_another_device_have_no_home_there() -> None:
     """What one part sends another leaves by that device."""
     topology = routed(Route("10.0.0.0/8", ("lan",)), Route("10.9.0.0/16", ("wan",)), Route("10.8.0.0/16", ("dmz",)))
