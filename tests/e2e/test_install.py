@@ -76,6 +76,22 @@ def test_uninstalling_leaves_what_the_operator_has_written(staged: Path) -> None
     assert set(list_files(staged)) == KEPT
 
 
+def test_uninstalling_names_what_still_runs(staged: Path) -> None:
+    program = staged / "opt/netlimit/sleep"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as running:
+        try:
+            said = run("scripts/uninstall", "--root", staged)
+        finally:
+            running.kill()
+    assert f"It still runs (process {running.pid})" in said
+    assert set(list_files(staged)) == KEPT
+
+
+def test_uninstalling_names_nothing_where_nothing_runs(staged: Path) -> None:
+    assert "still runs" not in run("scripts/uninstall", "--root", staged)
+
+
 def test_purging_leaves_nothing(staged: Path) -> None:
     run("scripts/uninstall", "--root", staged, "--purge")
     assert list_files(staged) == {}
