@@ -11,6 +11,11 @@ fail() {
     exit 1
 }
 
+fail_packages() {
+    fail "the Python packages could not be installed. Look at pip's first lines: where there is no network, its last ones" \
+        "speak of versions that are missing."
+}
+
 # Whether a Python is new enough, can make environments with pip in them, and has the headers to build against.
 usable() {
     "$1" - >/dev/null 2>&1 <<'PYTHON'

@@ -115,6 +115,22 @@ def test_an_installation_that_cannot_be_made_leaves_the_former(staged: Path, tmp
     assert (staged / "opt/netlimit/bin/netlimit").exists()
 
 
+def test_packages_that_cannot_be_fetched_are_told_of_and_leave_the_former(staged: Path) -> None:
+    before = list_files(staged)
+    nowhere = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    done = subprocess.run(
+        ["scripts/install", "--root", staged],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | nowhere,
+    )
+    assert done.returncode == 1
+    assert "scripts/install: the Python packages could not be installed." in done.stderr.splitlines()[-1]
+    assert set(list_files(staged)) == set(before)
+
+
 def test_nothing_is_uninstalled_where_nothing_is(root: None, tmp_path: Path) -> None:
     done = subprocess.run(
         ["scripts/uninstall", "--root", tmp_path], capture_output=True, text=True, check=False, cwd=ROOT
