@@ -147,6 +147,7 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
         if is_root():
             _drop_root(config, store, user)
         store.revision()
+        log.info("Answering at %s.", settings.listen)
         uvicorn.Server(config).run(sockets=[door])
 
 

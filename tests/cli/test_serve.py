@@ -112,7 +112,9 @@ def test_a_place_that_is_taken_keeps_nobody_but_the_api_from_running(root: None,
         assert not server.ended, server.said()
         assert f"cannot listen at {netlimit.environment['NETLIMIT_LISTEN']}: Address already in use" in server.said()
         assert list(server.children.values()) == [0, 0]
+        assert "Answering at" not in server.said()
     until(lambda: server.ended or not netlimit.run("status").returncode, server.said)
+    assert f"Answering at {netlimit.environment['NETLIMIT_LISTEN']}." in server.said()
     assert sorted(server.children.values()) == [0, 0, pwd.getpwnam("nobody").pw_uid]
     assert server.end() == 0
     assert "Traceback" not in server.said()
