@@ -47,9 +47,9 @@ def serve(
     log_to_stderr("serve", settings)
     check_parts(settings, api_user)
     prepare_database(settings, api_user)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # `_watch` hears them, also those that come until then
     place = _Place(settings)
     place.take()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     controller = _start("controller", _apart(place, lambda: run_controller(settings, api_user=api_user)))
     guard = _start("guard", _apart(place, lambda: _run_guard(settings)))
     parts = [controller, guard]
