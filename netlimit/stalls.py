@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import sqlite3
 import threading
 import time
@@ -147,7 +148,12 @@ class _Worker:
         self._given = _thread.allocate_lock()
         self._given.acquire()
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
-        self._thread.start()
+        # A thread that took a signal for a process which waits for it (`sigwait`) would end that instead.
+        heeded = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heeded)
 
     def give(self, call: _Call[T]) -> None:
         """Have it make a call."""
