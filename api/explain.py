@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -72,7 +74,8 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
     enforced = [rule for rule in rules if rule.id not in refused]
     management = {port for host in hosts for port in host.management}
     local = {network for host in hosts for network in host.local}
-    explanation = explain(enforced, packet, own, _merge_safe(hosts), management, others - own, local)
+    beside = _find_beside(store, packet, query.host, hosts)
+    explanation = explain(enforced, packet, own, _merge_safe(hosts), management, others - own, local, beside)
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)
@@ -81,16 +84,36 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
 
 def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:
     """The rules in force that one of the packet's ends is a target of, and those for all that leaves by a device."""
-    now = datetime.now(UTC)
     found: dict[int, Rule] = {}
-    wanted: list[dict[str, Any]] = [{"contains": str(packet.src)}, {"contains": str(packet.dst)}]
-    wanted += [{"target": everything, "action": Action.SHAPE.value} for everything in ("0.0.0.0/0", "::/0")]
-    for each in wanted:
-        last = 0
-        while chunk := store.select(**each, after=last, limit=_AT_ONCE)[0]:
-            last = chunk[-1].rule.id
-            found.update((kept.rule.id, kept.rule) for kept in chunk if kept.rule.in_force(now, host))
+    pages = [_select(store, host, contains=str(end)) for end in (packet.src, packet.dst)]
+    pages += [_select(store, host, target=every, action=Action.SHAPE) for every in ("0.0.0.0/0", "::/0")]
+    for rules in chain.from_iterable(pages):
+        found.update((rule.id, rule) for rule in rules)
     return [found[number] for number in sorted(found)]
+
+
+def _find_beside(store: Store, packet: Packet, host: str | None, hosts: list[HostStatus]) -> Iterator[Rule]:
+    """The rules in force, whomever they are for, because of which a packet may be asked about later."""
+    for action in (Action.ALLOW, Action.REJECT):
+        for rules in _select(store, host, action=action):
+            here = [rule for rule in rules if rule.family == packet.src.version]
+            refused, _ = _find_exceptional(store, here, hosts)
+            yield from (rule for rule in here if rule.id not in refused)
+
+
+def _select(
+    store: Store,
+    host: str | None,
+    *,
+    contains: str | None = None,
+    target: str | None = None,
+    action: Action | None = None,
+) -> Iterator[list[Rule]]:
+    """The rules in force that match everything given, a page at a time."""
+    now, last = datetime.now(UTC), 0
+    while page := store.select(contains=contains, target=target, action=action, after=last, limit=_AT_ONCE)[0]:
+        last = page[-1].rule.id
+        yield [kept.rule for kept in page if kept.rule.in_force(now, host)]
 
 
 def _find_exceptional(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> tuple[dict[int, str], set[int]]:

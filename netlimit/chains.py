@@ -42,6 +42,7 @@ from netlimit.packet import Side
 from netlimit.peers import block_of, find_peer_slots, fit_peer_bucket, peer_set
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, Selector
+from netlimit.sequence import Sequence, find_longest_exemption, precedence
 from netlimit.state import (
     CHAIN_PREFIX,
     OFFENDER_PREFIX,
@@ -308,7 +309,7 @@ class _Family:
         is this host's own; and what SRv6 takes out of tunnels passes no PREROUTING."""
         blocks = (block for block in self.verdicts if block.action is Action.BLOCK)
         # Whoever may translate by now: he may go, and mangle is switched before raw is.
-        longest = self._find_longest_exemption(answered=True)
+        longest = find_longest_exemption(self.verdicts, answered=True)
         waiting = any(block.direction is Direction.FROM and block.length <= longest for block in blocks)
         led = self.family == 6 or self.family in self.facts.translated
         return not (waiting or led or self.facts.vrfs or self.facts.topology.segments)
@@ -430,31 +431,23 @@ class _Family:
             return hook != "PREROUTING" and (hook != "INPUT" or group.stands_here)
         if hook == "OUTPUT":
             return group.stands_here
-        lost = group.scope == PEER or group.selector.interface in self.facts.ports_of_vrfs
-        waits = self._waits >= 0 or self._any_rejects or self._is_of_vrf(group)
-        early = table == "mangle" and lost and not waits
-        return hook == "PREROUTING" if early else hook != "PREROUTING"
+        return (hook == "PREROUTING") == self._sequence.is_early(group)
 
-    def _is_of_vrf(self, each: Group | VerdictGroup) -> bool:
+    @cached_property
+    def _sequence(self) -> Sequence:
+        """Where limits are asked."""
+        rejecting = frozenset(group for group in self.limits if self._rejects([group]))
+        return Sequence(self.facts, self._waits >= 0 or self._any_rejects, rejecting)
+
+    def _is_of_vrf(self, block: VerdictGroup) -> bool:
         """Whether it names a VRF, which packets have come in by only once they are routed."""
-        return each.selector.interface in self.facts.vrfs
+        return block.selector.interface in self.facts.vrfs
 
     @cached_property
     def _waits(self) -> int:
         """The longest prefix of an `allow` of which nobody knows before the translation whether it applies; -1 if there
         is none."""
-        return self._find_longest_exemption(answered=self.family in self.facts.translated)
-
-    def _find_longest_exemption(self, answered: bool) -> int:
-        """Of any `allow to`, and where the `answered` come back through a masquerade, and so to other ports, of those
-        `from` with ports."""
-        exempt = (
-            verdict
-            for verdict in self.verdicts
-            if verdict.action is Action.ALLOW
-            and (verdict.direction is Direction.TO or (answered and verdict.selector.ports))
-        )
-        return max((verdict.length for verdict in exempt), default=-1)
+        return find_longest_exemption(self.verdicts, answered=self.family in self.facts.translated)
 
     def _groups_at(self, table: Table, hook: Hook) -> list[Group]:
         """The groups that packets meet here, in order."""
@@ -465,15 +458,8 @@ class _Family:
         """The groups of each table, in order."""
         found: dict[Table, list[Group]] = {}
         for group in sorted(self.limits, key=precedence):
-            found.setdefault(self._table(group), []).append(group)
+            found.setdefault(self._sequence.find_table(group), []).append(group)
         return found
-
-    def _table(self, group: Group) -> Table:
-        """Concurrent connections are counted where little is written, for every commit to a table begins the count
-        anew; but only the filter table can reject."""
-        if group.kind is not Kind.CONCURRENT:
-            return "mangle"
-        return "filter" if self._rejects([group]) else "security"
 
     def _ask(self, groups: list[Group], table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Lead packets to the groups that concern them, and leave no mark behind."""
@@ -559,7 +545,7 @@ class _Family:
 
     def _chains(self) -> Iterator[tuple[Table, str, Iterable[ChainRule]]]:
         for group, profiles in self.limits.items():
-            table, slots = self._table(group), self._slots_of(group)
+            table, slots = self._sequence.find_table(group), self._slots_of(group)
             wide = tuple(self.wide.get(group, _NONE).items())
             about = tuple(profiles.items()), slots, wide, self.facts.mark_mask, self.facts.set_size
             yield from ((table, name, rules) for name, rules in _chains_of(group, *about))
@@ -882,9 +868,3 @@ def keep_rejecting(between: Structure, known: Structure) -> Structure:
         rules = (chain_rule(Jump(f"{CHAIN_PREFIX}REFUSE", goto=True), InSet(*each, quiet=True)) for each in asked)
         kept[where] = tuple(dict.fromkeys((*between.chains.get(where, ()), *rules)))
     return replace(between, chains={**between.chains, **{where: kept[where] for where in kept if kept[where]}})
-
-
-def precedence(group: Group) -> tuple[bool, int, int, int, str]:
-    """Watchers see everything; then hosts and peers, then shared budgets from the smallest to the largest."""
-    rank = {HOST: 0, PEER: 1}.get(group.scope, 2)
-    return not group.watch, rank, -group.bucket_length, -group.target_length, group.key

@@ -5,20 +5,23 @@ Speaks of rules, not of chains: it says what `chains` makes the kernel do, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 
 from netlimit.adverts import find_advert
-from netlimit.chains import precedence
-from netlimit.limits import Facts, Group, Limit, compile_rule, own_addresses, parse_safe
+from netlimit.limits import Facts, Group, Limit, VerdictGroup, compile_rule, own_addresses, parse_safe
 from netlimit.management import find_place
 from netlimit.packet import Packet
 from netlimit.queueing import ask_caps, ask_queues, find_elsewhere, find_exit, is_cap
 from netlimit.rates import Kind
 from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, Rule, Target, format_target
+from netlimit.sequence import Sequence, find_longest_exemption
 from netlimit.tree import INGRESS_DEVICE, Topology
 from netlimit.untouched import NEIGHBOUR_DISCOVERY, NEVER_FORWARDED
+
+_LineUp = Callable[[Collection[Group]], list[Group]]
+"""What puts groups into the order in which they are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,12 @@ def explain(
     management: Iterable[int] = (),
     peers: Iterable[str] = (),
     local: Iterable[str] = (),
+    others: Iterable[Rule] = (),
 ) -> Explanation:
     """Explain what rules in force do to a packet on a host with these own addresses, this safe set (why each network is
     in it), these ports by which it is managed, these addresses of other gateways of the same database (`peers`), and
-    what else ends on it by its routes (`local`).
+    what else ends on it by its routes (`local`). `others` are more rules in force: they do not speak of the packet, but
+    by some that allow or reject limits are asked later. They are not looked at where that makes no difference.
 
     An interface that is None is not known; a rule that names one then does not hit, and says so.
     """
@@ -80,6 +85,7 @@ def explain(
     misses: list[Step] = []
     concerned: list[Rule] = []
     caps: list[Rule] = []
+    rules = tuple(rules)
     for rule in rules:
         if is_cap(rule, device):
             caps.append(rule)
@@ -96,7 +102,7 @@ def explain(
         misses = [Step(None, False, f"It is {advert}, which keeps gateways alive towards each other: never touched.")]
         verdict, steps = "passes", list[Step]()
     else:
-        verdict, steps = _judge(concerned, device, facts)
+        verdict, steps = _judge(concerned, device, facts, lambda groups: _line_up(groups, packet, facts, rules, others))
     # Who has a class of his own on the device waits there, and so under the cap.
     queued = any(step.hits and step.rule is not None and step.rule.action is Action.SHAPE for step in steps)
     beside = None if queued else find_place(packet, facts)
@@ -120,7 +126,7 @@ def _ask_caps(caps: list[Rule], device: str | None, verdict: str, beside: str | 
     return [Step(*finding) for finding in ask_caps(caps, device)]
 
 
-def _judge(rules: list[Rule], device: str | None, facts: Facts) -> tuple[str, list[Step]]:
+def _judge(rules: list[Rule], device: str | None, facts: Facts, line_up: _LineUp) -> tuple[str, list[Step]]:
     """Allow and block by the longest prefix, then the limits, then the queues."""
     allows = sorted((rule for rule in rules if rule.action is Action.ALLOW), key=_length, reverse=True)
     blocks = sorted((rule for rule in rules if rule.action is Action.BLOCK), key=_length, reverse=True)
@@ -137,7 +143,7 @@ def _judge(rules: list[Rule], device: str | None, facts: Facts) -> tuple[str, li
         steps = [Step(first, True, "allowed: limited and blocked by nothing")]
         steps += [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
         return "allowed", [*steps, *(Step(*finding) for finding in ask_queues(named, device, facts))]
-    steps = list(_ask_limits(limits, facts))
+    steps = list(_ask_limits(limits, facts, line_up))
     limited = any(step.hits and step.rule is not None and step.rule.action is not Action.OBSERVE for step in steps)
     return "limited" if limited else "passes", [
         *steps,
@@ -145,13 +151,11 @@ def _judge(rules: list[Rule], device: str | None, facts: Facts) -> tuple[str, li
     ]
 
 
-def _ask_limits(rules: list[Rule], facts: Facts) -> Iterator[Step]:
+def _ask_limits(rules: list[Rule], facts: Facts, line_up: _LineUp) -> Iterator[Step]:
     groups: dict[Group, list[Rule]] = {}
     for rule in rules:
-        purpose = compile_rule(rule, facts).purpose
-        assert isinstance(purpose, Limit)
-        groups.setdefault(purpose.group, []).append(rule)
-    for group in sorted(groups, key=_order):
+        groups.setdefault(_find_group(rule, facts), []).append(rule)
+    for group in line_up(groups):
         first, *others = sorted(groups[group], key=_length, reverse=True)
         yield Step(first, True, _describe(first))
         for rule in others:
@@ -160,9 +164,26 @@ def _ask_limits(rules: list[Rule], facts: Facts) -> Iterator[Step]:
             )
 
 
-def _order(group: Group) -> tuple[object, ...]:
-    """In the order in which a packet meets them: `from` before `to`, connections that exist at last."""
-    return group.kind is Kind.CONCURRENT, group.direction is Direction.TO, precedence(group)
+def _line_up(
+    groups: Collection[Group], packet: Packet, facts: Facts, rules: Iterable[Rule], others: Iterable[Rule]
+) -> list[Group]:
+    """In the order in which the packet meets them. Of peers it depends on whoever is allowed, and of connections at
+    once on what rejects, whether that speaks of the packet or not."""
+    depends = any(group.scope == PEER or group.kind is Kind.CONCURRENT for group in groups)
+    around = [rule for rule in (*rules, *others) if rule.family == packet.src.version] if depends else []
+    allowed = (compile_rule(rule, facts).purpose for rule in around if rule.action is Action.ALLOW)
+    verdicts = (purpose for purpose in allowed if isinstance(purpose, VerdictGroup))
+    waits = find_longest_exemption(verdicts, answered=packet.src.version in facts.translated) >= 0
+    rejecting = {_find_group(rule, facts) for rule in around if rule.action is Action.REJECT}
+    sequence = Sequence(facts, waits or any(group.marked for group in rejecting), rejecting)
+    sent_here = packet.in_interface is None and str(packet.src) in facts.own
+    return sorted(groups, key=lambda group: sequence.rank(group, sent_here))
+
+
+def _find_group(rule: Rule, facts: Facts) -> Group:
+    purpose = compile_rule(rule, facts).purpose
+    assert isinstance(purpose, Limit)
+    return purpose.group
 
 
 def _describe(rule: Rule) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from netlimit.chains import precedence
 from netlimit.fallback import find_obstacle
 from netlimit.l7.gate import Charge
 from netlimit.l7.limit import LARGEST_AMOUNT, Algorithm, Limit
@@ -23,6 +22,7 @@ from netlimit.l7.rules import Rule as LimitRule
 from netlimit.limits import Facts, Group, VerdictGroup, compile_rule, own_addresses, parse_safe
 from netlimit.rates import Kind, Rate
 from netlimit.rules import HOST, PEER, TARGET, Action, Rule
+from netlimit.sequence import precedence
 
 DOMAIN = ""
 """The domain of the counters of IP rules: that of a document is never empty."""

@@ -383,6 +383,23 @@ def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
     assert (safe["verdict"], any(step["hits"] for step in safe["steps"])) == ("passes", False)
 
 
+def test_limits_are_told_in_the_order_in_which_they_are_asked(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "target", "name": "budget"})
+    client.post("/rules", json={"target": "10.2.0.0/16", "rate": "200 packets/s", "per": "host", "direction": "to"})
+    client.post("/rules", json={"target": "10.1.0.0/16", "rate": "9 packets/s", "per": "peer"})
+    store.report(HostStatus(host="gw1", backend="iptables"))
+
+    def ask() -> list[int]:
+        steps = client.get("/explain?src=10.1.2.3&dst=10.2.0.1&in=lan&out=wan").json()["steps"]
+        return [step["rule"] for step in steps]
+
+    assert ask() == [3, 2, 1], "peers are asked for as packets come in"
+    client.post("/rules", json={"target": "2001:db8::1", "direction": "to", "action": "allow"})
+    assert ask() == [3, 2, 1], "of the other family"
+    client.post("/rules", json={"target": "192.0.2.1", "direction": "to", "action": "allow"})
+    assert ask() == [2, 3, 1], "an `allow to` has all wait until it is known who a packet is for"
+
+
 def test_of_a_packet_that_ends_on_a_gateway_by_its_routes_only_who_names_it_is_told(
     client: httpx.Client, store: Store
 ) -> None:

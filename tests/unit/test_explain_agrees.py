@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,9 +21,20 @@ from netlimit.state import ChainId, State, Structure
 from tests.unit.strategies import EXHAUSTING, MARKS, NOW, cases, facts, keep, show_connection
 
 
-def make_kernel(compilation: Compilation, packet: Packet) -> FakeKernel:
+@dataclass
+class Recorder(FakeKernel):
+    """It remembers which entries packets meet, in their order."""
+
+    met: list[int] = field(default_factory=list)
+
+    def _count(self, packet: Packet, element: Any) -> None:
+        self.met.append(id(element))
+        super()._count(packet, element)
+
+
+def make_kernel(compilation: Compilation, packet: Packet) -> Recorder:
     """A kernel that holds it, whose clock stands still: buckets do not fill. It knows the packet's connection."""
-    kernel = FakeKernel(now=lambda: 0.0, where=Addresses(tuple(facts.own), ()))
+    kernel = Recorder(now=lambda: 0.0, where=Addresses(tuple(facts.own), ()))
     compilation.hold_open({packet.src.version: [show_connection(packet)]} if packet.established else {})
     for step in diff(compilation.state, State(), compilation.transition(Structure())).steps:
         kernel.apply(step)
@@ -128,6 +140,67 @@ def test_a_packet_is_dropped_sooner_or_later_if_it_is_limited(case: tuple[Packet
     if explanation.verdict == "passes":
         watched = {r.id for r in limits if r.action is Action.OBSERVE and counts_now(r, packet)}
         assert dropped == watched, "what would be dropped is counted"
+
+
+def list_met(compilation: Compilation, kernel: Recorder) -> list[int]:
+    """The rules whose matched packets were counted, in the order in which the packet met them."""
+    entries = {
+        id(kernel.elements[compilation.sets_of(rule_id)[0]][key]): rule_id
+        for rule_id, fragment in compilation.fragments.items()
+        for key in fragment.keys
+    }
+    return list(dict.fromkeys(entries[each] for each in kernel.met if each in entries))
+
+
+def rows(*wanted: dict[str, object]) -> list[Rule]:
+    """Rules whose buckets hold a packet."""
+    return keep([parse_rule({"rate": "1 packets/min", **fields}, NOW) for fields in wanted])
+
+
+FORWARDED = replace(EXEMPT, protocol="tcp", port=80, source_port=1024, opens=True)
+TO_SERVER, BUDGET = {"target": "10.2.0.2", "direction": "to"}, {"target": "10.1.0.0/24", "per": "target"}
+PEERS = {"target": "10.1.0.0/24", "per": "peer"}
+CONNECTIONS = {"target": "10.1.0.2", "rate": "1 connections"}
+WATCHED = rows({"target": "10.1.0.2"}, {**TO_SERVER, "action": "observe"})
+SHARED = rows(BUDGET, TO_SERVER)
+BOTH_WAYS = rows(BUDGET, {"target": "10.2.0.0/16", "direction": "to", "per": "target"}, {**TO_SERVER, "per": "target"})
+OF_PEERS = rows({"target": "10.1.0.2", "action": "observe"}, TO_SERVER, PEERS)
+OF_PEERS_LATER = rows({"target": "10.1.0.2", "action": "observe"}, TO_SERVER, {**PEERS, "action": "reject"})
+OF_PEERS_WAITING = [
+    *OF_PEERS,
+    replace(parse_rule({"target": "192.0.2.0/24", "direction": "to", "action": "allow"}, NOW), id=9),
+]
+AT_ONCE = rows({**CONNECTIONS, "protocol": "tcp"}, {**CONNECTIONS, "action": "reject"}, BUDGET)
+AT_ONCE_WATCHED = rows({**CONNECTIONS, "action": "reject"}, {**CONNECTIONS, "action": "observe"}, TO_SERVER)
+FORCED = [
+    *rows({**BUDGET, "target": "10.1.0.0/16"}),
+    replace(rows({"target": "10.2.0.1", "direction": "to", "per": "peer"})[0], id=7, forced_by="root"),
+]
+HERE = replace(FORWARDED, dst=ip_address("10.2.0.1"), out_interface=None)
+
+
+@settings(max_examples=400)
+@given(cases())
+@example((FORWARDED, WATCHED))
+@example((FORWARDED, SHARED))
+@example((FORWARDED, BOTH_WAYS))
+@example((FORWARDED, OF_PEERS))
+@example((FORWARDED, OF_PEERS_LATER))
+@example((FORWARDED, OF_PEERS_WAITING))
+@example((FORWARDED, AT_ONCE))
+@example((FORWARDED, AT_ONCE_WATCHED))
+@example((HERE, FORCED))
+def test_rules_are_told_in_the_order_in_which_they_are_asked(case: tuple[Packet, list[Rule]]) -> None:
+    packet, rules = case
+    compilation = compile_all(rules)
+    kernel = make_kernel(compilation, packet)
+    explanation = ask(rules, packet)
+    told = [s.rule for s in explanation.steps if s.hits and s.rule is not None and counts_now(s.rule, packet)]
+
+    verdict = kernel.trace(packet)
+
+    if verdict == "accept" and explanation.verdict != "allowed":
+        assert list_met(compilation, kernel) == [rule.id for rule in told]
 
 
 PLACES = [
