@@ -51,6 +51,7 @@ from netlimit.shaping import Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
 from netlimit.turnover import Told, Turnover
+from netlimit.unforced import Shut, find_shut, may_shut
 from netlimit.untouched import open_set
 
 MOST_FEW = 16
@@ -151,6 +152,7 @@ class Compilation:
         self.fragments: dict[int, Fragment] = {}
         self._problems: dict[int, str] = {}
         self._doubtful: dict[int, Rule] = {}
+        self._closing: dict[int, Rule] = {}
         self.entries: dict[str, dict[str, Entry]] = {}
         self.touched: dict[str, set[str]] = {}
         self.touched_classes: dict[str, set[int]] = {}
@@ -186,8 +188,11 @@ class Compilation:
         before = self._enforced(rule.id)
         self.fragments[rule.id] = fragment
         self._doubtful.pop(rule.id, None)
+        self._closing.pop(rule.id, None)
         if may_miss(rule, self.facts):
             self._doubtful[rule.id] = rule
+        if may_shut(rule, self.facts):
+            self._closing[rule.id] = rule
         if problem is None:
             self._problems.pop(rule.id, None)
             self._add(slot, fragment)
@@ -204,6 +209,7 @@ class Compilation:
         self._problems.pop(rule.id, None)
         self.fragments.pop(rule.id, None)
         self._doubtful.pop(rule.id, None)
+        self._closing.pop(rule.id, None)
         return self.shaping.put(rule)
 
     def drop(self, rule_id: int) -> None:
@@ -213,6 +219,7 @@ class Compilation:
         self._problems.pop(rule_id, None)
         self.fragments.pop(rule_id, None)
         self._doubtful.pop(rule_id, None)
+        self._closing.pop(rule_id, None)
         if before is not None:
             self._remove(before, None)
 
@@ -238,6 +245,14 @@ class Compilation:
         held = ((rule_id, rule) for rule_id, rule in self._doubtful.items() if rule_id not in self._problems)
         found = ((rule_id, find_miss(rule, self.facts)) for rule_id, rule in held)
         return {rule_id: miss for rule_id, miss in found if miss is not None}
+
+    @property
+    def shut(self) -> Shut:
+        """The rules in force that close a port by which the host is managed, though nobody has forced them."""
+        if not self._closing:
+            return {}
+        lost = self._problems.keys() | {i for i, miss in self.misses.items() if not miss.partly}
+        return find_shut((rule for i, rule in self._closing.items() if i not in lost), self.facts)
 
     def sets_of(self, rule_id: int) -> tuple[str, ...]:
         """The sets in which a rule has its keys: first the one that counts what matched, then, for limits, the one that

@@ -55,6 +55,7 @@ from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
 from netlimit.telling import Telling
 from netlimit.tree import INGRESS_DEVICE, SavedRoot
+from netlimit.unforced import tell_host, tell_rule
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
     from netlimit.store import Replica, Store, Watch
@@ -1110,9 +1111,20 @@ class Controller:
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._crowded.items() if i in self._compiled}
         for i, miss in self._compiled.misses.items():
             said[i] = Exceptional(i, State.DEGRADED if miss.partly else State.ERROR, miss.text)
+        for rule, ports in self._compiled.shut.items():
+            text, known = tell_rule(rule, ports), said.get(rule.id)
+            add = Exceptional(rule.id, State.APPLIED, text)
+            said[rule.id] = replace(known, message=f"{known.message} {text}") if known else add
         disputed = {i: each for i, each in self._disputes.judge().items() if i in self._compiled}
         unreadable = {i: Exceptional(i, State.ERROR, reason) for i, reason in self._unreadable.items()}
         return said | disputed | self._fallback.judge(self._compiled.problems) | unreadable
+
+    def _find_closed(self) -> str | None:
+        """What is to be said of rules that close this gateway, though nobody has forced them."""
+        told = tell_host(self._compiled.shut)
+        if told is not None and told not in self._status.notes:
+            log.warning("%s", told)
+        return told
 
     def _doubt_roots(self) -> None:
         """`netlimit apply --take-over` may have put a tree in another's place, and the rule that needs it may have gone
@@ -1519,7 +1531,7 @@ class Controller:
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
-            told = filter(None, (*warnings, *self._telling.warnings))
+            told = filter(None, (*warnings, self._find_closed(), *self._telling.warnings))
             changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))

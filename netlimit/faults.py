@@ -18,6 +18,11 @@ _SHARE = 4
 
 _WRITE_COPY = "Make room on the disk of NETLIMIT_STATE_DIRECTORY, and look whether the controller may write there."
 
+_OPEN_MANAGEMENT = (
+    "Remove such a rule, or give it a protocol or ports that leave management open. If it is meant, an admin can force "
+    "it (`netlimit rule edit ID --enable --force`): then it hits who is safe, too."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
@@ -30,9 +35,10 @@ class ServiceReport:
     this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
     last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
     clock is not the database's, `copy` that its copy of the applied rules is behind, `eviction` that the limiter's
-    Redis throws counters away, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits
-    can come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
-    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
+    Redis throws counters away, `closed` that rules close ports of management and nobody has forced them, `ssh` what is
+    not known of SSH here. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host
+    has (None: unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and whose
+    far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -54,6 +60,7 @@ class ServiceReport:
     skew: str | None = None
     copy: str | None = None
     eviction: str | None = None
+    closed: str | None = None
     ssh: tuple[str, ...] = ()
     buckets: int = 0
     memory: int | None = None
@@ -97,6 +104,8 @@ def _find_controller(report: ServiceReport) -> Iterator[Finding]:
         yield Finding(
             "counters", Severity.WARNING, report.eviction, "`redis-cli config set maxmemory-policy noeviction`"
         )
+    if report.closed:
+        yield Finding("closed to management", Severity.WARNING, report.closed, _OPEN_MANAGEMENT)
     yield from (Finding("SSH", Severity.WARNING, note, "") for note in report.ssh)
     if report.crowd:
         yield Finding("kinds of limits", Severity.WARNING, report.crowd, "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit import copying, crowding, namesakes, skew
+from netlimit import copying, crowding, namesakes, skew, unforced
 from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
@@ -122,6 +122,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
         crowd=_find_note(status, crowding.PREFIX),
         namesake=_find_note(status, namesakes.PREFIX),
         skew=_find_note(status, skew.PREFIX),
+        closed=_find_note(status, unforced.PREFIX),
         copy=_find_note(status, copying.PREFIX) or (None if report.controlled else _look_at_copy(settings, status)),
         ssh=_find_notes_on_ssh(status),
     )

@@ -157,6 +157,15 @@ def test_a_rule_that_was_forced_does_not_come_back_by_itself(client: httpx.Clien
     assert client.post("/revisions/1/rollback").json()["revision"] == 7  # it stays
 
 
+def test_a_rule_that_came_to_close_a_gateway_is_forced_as_its_note_says(client: httpx.Client, store: Store) -> None:
+    """`netlimit rule edit ID --enable --force`, of a rule that nobody had to force when it was made."""
+    store.report(HostStatus(host="gw1", backend="iptables", own=("10.2.0.1",)))
+    assert client.post("/rules", json={"target": "10.2.0.50", "direction": "to", "action": "block"}).status_code == 201
+    store.report(HostStatus(host="gw1", backend="iptables", own=("10.2.0.1", "10.2.0.50")))
+    assert client.patch("/rules/1", json={"enabled": True}).json()["forced_by"] is None
+    assert client.patch("/rules/1?force=true", json={"enabled": True}).json()["forced_by"] == "admin"
+
+
 @pytest.mark.usefixtures("gateway")
 def test_a_rule_keeps_who_has_forced_it_and_only_an_admin_brings_it_in(client: httpx.Client, url: str) -> None:
     forced = client.post("/rules?force=true", json=BLOCK).json()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from netlimit import unforced
 from netlimit.cli import doctor
 from netlimit.faults import find_faults
 from netlimit.kernel import sessions
@@ -67,6 +68,16 @@ def test_what_the_controller_does_not_know_of_ssh_is_told(sqlite_url: str, tmp_p
     told = [str(each) for each in found if each.name == "SSH"]
     assert ["NETLIMIT_SAFE" in each for each in told] == [True, True]
     assert "admin.example and 1 more" in told[1]
+
+
+def test_that_rules_close_a_gateway_is_told_as_the_controller_says_it(sqlite_url: str, tmp_path: Path) -> None:
+    told = f"{unforced.PREFIX} what this host is managed by"
+    store = Store(sqlite_url)
+    store.report(HostStatus(host="gw1", backend="fake", notes=("something else", told)))
+    store.close()
+    settings = Settings(database_url=sqlite_url, host="gw1")
+    found = {each.name: str(each) for each in find_faults(doctor._survey_service(settings, NoKernel(tmp_path)))}
+    assert found["closed to management"].startswith(told)
 
 
 class Unreadable(FakeKernel):

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from netlimit.records import State
+from netlimit.unforced import PREFIX
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab
 from tests.e2e.gateway import HOST, Gateway
@@ -67,6 +69,24 @@ def test_an_open_connection_goes_on_and_nothing_else_passes(
         assert streams.ping(lab.client, LAN6, count=2) == 0
         with Visitor(lab.client, LAN) as late:
             assert not late.connected
+
+
+def test_a_block_that_comes_to_close_the_gateway_for_its_address_has_come_holds_and_is_told(
+    gateway: Gateway, lab: Lab
+) -> None:
+    coming = "10.1.0.99"  # as by DHCP, or VRRP
+    (rule,) = gateway.put({"target": coming, "direction": "to", "action": "block"})
+    assert gateway.state(rule) == (State.APPLIED, "")
+    lab.gateway.ip(f"addr add {coming}/16 dev lan")
+    try:
+        gateway.wait(lambda: "port 22" in gateway.state(rule)[1], "it to be told of the rule")
+        with Visitor(lab.client, coming) as visitor, Visitor(lab.client, LAN) as other:
+            assert (visitor.connected, other.connected) == (False, True)
+        told = " ".join(gateway.attempt("doctor").stdout.split())
+        assert f"{PREFIX} what this host is managed by to all who are not safe: port 22 at {coming}" in told
+    finally:
+        lab.gateway.ip(f"addr del {coming}/16 dev lan")
+    gateway.wait(lambda: gateway.state(rule) == (State.APPLIED, ""), "that to be over")
 
 
 def test_who_has_logged_in_gets_in_again_also_by_a_controller_that_has_not_seen_it(gateway: Gateway, lab: Lab) -> None:

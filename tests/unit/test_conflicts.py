@@ -191,6 +191,7 @@ FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
     (replace(SERVICE, skew="It is ahead."), "clocks apart", Severity.WARNING, "It is ahead."),
     (replace(SERVICE, paused=True), "paused", Severity.SERIOUS, "netlimit apply"),
     (replace(SERVICE, namesake="Two are gw1."), "two of one name", Severity.SERIOUS, "Two are gw1."),
+    (replace(SERVICE, closed="Rule 7 does."), "closed to management", Severity.WARNING, "--enable --force"),
     (replace(SERVICE, trouble="a fight."), "last error", Severity.SERIOUS, "a fight."),
     (replace(SERVICE, errors=((7, "why"), (9, "no"))), "rules in error", Severity.SERIOUS, "2 rules are not enforced"),
     (replace(SERVICE, buckets=2**29), "memory for buckets", Severity.WARNING, "here could come to 512 MB"),
