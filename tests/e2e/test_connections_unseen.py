@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from subprocess import PIPE
 
 import pytest
 
+from netlimit.records import State
 from scripts.testbed.namespaces import CLIENT, CLIENT6, CLIENT_MAC, LAN, LAN_MAC, SERVER, SERVER6, Lab
 from tests import warm
 from tests.e2e.evasion import wire
@@ -130,3 +132,69 @@ def test_nor_does_it_where_the_gateways_address_leads_to_the_server(
 ) -> None:
     gateway.put(limits(CLIENT, SERVER, f"{AT_ONCE} connections")["from"])
     assert dodge(lab, how, CLIENT, LAN) == AT_ONCE
+
+
+ASIDE, FORGOTTEN_SECONDS = "10.1.91.1", 6
+"""Who is answered by another way, and how long connection tracking remembers a connection that it sees unanswered."""
+HOLD = f"""
+import socket, sys
+held = []
+for line in sys.stdin:
+    opened = 0
+    for _ in range({AT_ONCE} + 1 if line == "open\\n" else 0):
+        try:
+            held.append(socket.create_connection(("{SERVER}", {PORT}), 0.5, ("{ASIDE}", 0)))
+            opened += 1
+        except TimeoutError:
+            pass
+    if line == "count\\n":
+        for sock in held:
+            sock.settimeout(5)
+            sock.send(b"x")
+            opened += sock.recv(1) != b""
+    print(opened, flush=True)
+"""
+
+
+@pytest.fixture
+def answered_aside(lab: Lab) -> Iterator[None]:
+    """The server's answers to one address of the client's do not pass the gateway, which forgets soon what it sees
+    unanswered."""
+    lab.add_client_addresses(ASIDE)
+    timeout = "net.netfilter.nf_conntrack_tcp_timeout_syn_sent"
+    usual = lab.gateway.run("sysctl", "-n", timeout).stdout.strip()
+    lab.server.ip(f"link add aside type veth peer name aside netns {lab.client.name}")
+    lab.server.ip("link set aside up")
+    lab.client.ip("link set aside up")
+    lab.server.ip("addr add 10.66.0.1/24 dev aside")
+    lab.client.ip("addr add 10.66.0.2/24 dev aside")
+    lab.server.ip(f"route add {ASIDE} via 10.66.0.2 dev aside")
+    lab.gateway.run("sysctl", "-qw", f"{timeout}={FORGOTTEN_SECONDS}")
+    yield
+    lab.gateway.run("sysctl", "-qw", f"{timeout}={usual}")
+    lab.server.ip("link del aside")
+
+
+@pytest.mark.parametrize(
+    ("rate", "more", "alive"),
+    [(f"{AT_ONCE} connections", AT_ONCE, 2 * AT_ONCE), (f"{AT_ONCE} connections/h", 0, AT_ONCE)],
+)
+def test_where_answers_go_by_another_way_only_a_rate_of_new_connections_holds_for_long(
+    gateway: Gateway, lab: Lab, answered_aside: None, rate: str, more: int, alive: int
+) -> None:
+    """What is silent for as long as a connection may stay unanswered is forgotten, and goes on."""
+    (rule,) = gateway.put({"target": ASIDE, "protocol": "tcp", "rate": rate})
+    client = lab.client.popen(sys.executable, "-c", HOLD, stdin=PIPE, stdout=PIPE)
+
+    def tell(what: str) -> int:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(f"{what}\n")
+        client.stdin.flush()
+        return int(client.stdout.readline())
+
+    assert tell("open") == AT_ONCE
+    time.sleep(FORGOTTEN_SECONDS + 3)
+    assert (tell("open"), tell("count")) == (more, alive)
+    client.communicate(timeout=60)
+    assert gateway.state(rule) == (State.APPLIED, ""), "it does not see that"
