@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from netlimit.l7.memory.counter import SECOND, steady_clock
+from netlimit.plain import read_text
 
 Now = Callable[[], float]
 """Seconds since 1970."""
@@ -25,7 +26,7 @@ def open_clock() -> Now:
 def find_boot() -> str | None:
     """Which boot of the machine this is, from the beginning of which `count_uptime` counts; None where nobody knows."""
     try:
-        return _BOOT.read_text("ascii").strip() if hasattr(time, "CLOCK_BOOTTIME") else None
+        return read_text(_BOOT).strip() if hasattr(time, "CLOCK_BOOTTIME") else None
     except OSError:
         return None
 
