@@ -231,7 +231,12 @@ def _doubt(found: dict[str, str | None]) -> dict[str, str | None]:
     short = _find_shortage() if any(found.values()) else None
     if short is None:
         return found
-    return {name: None if reason is None else Unanswered(f"{reason} ({short})") for name, reason in found.items()}
+    # The library is told to lack only what the host's own tool can, which could not be tried either.
+    known = {name for name, reason in found.items() if reason is None and name != LIBRARY}
+    return {
+        name: None if name in known else Unanswered(f"{reason or 'it could not be tried'} ({short})")
+        for name, reason in found.items()
+    }
 
 
 def _find_shortage() -> str | None:
@@ -255,7 +260,7 @@ def _try_everything() -> dict[str, str | None]:
     lacking = _judge_library()
     writer = iptables.find_writer(lacking)
     found: dict[str, str | None] = {"iptables": _try_tool(4, writer), "ip6tables": _try_tool(6, writer)}
-    found[LIBRARY] = lacking
+    found[LIBRARY] = lacking or next((each for each in found.values() if isinstance(each, Unanswered)), None)
     for family, tool, suffix in ((4, "iptables", ""), (6, "ip6tables", "6")):
         for name, (table, words) in TRIALS.items():
             if name == "ipset":

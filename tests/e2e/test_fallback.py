@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from netlimit.kernel.capabilities import NAMES
+from netlimit.kernel.capabilities import LIBRARY, NAMES, judge_library
 from netlimit.records import L7, Counts
 from netlimit.rules import Rule
 from scripts.testbed.namespaces import CLIENT, LAN, SERVER, Lab
@@ -64,7 +64,7 @@ class Running(Gateway):
 
     def begin(self, lack: str | None) -> None:
         """Start the controller; `lack` is why there is no hashlimit. It has reported all rules on return."""
-        self._findings.write_text(json.dumps(dict.fromkeys(NAMES) | {"hashlimit": lack}))
+        self._findings.write_text(json.dumps(dict.fromkeys(NAMES) | {"hashlimit": lack, LIBRARY: judge_library()}))
         self.launch("-m", "tests.e2e.lacking", "controller")
         self.wait_until_taken_in()
 

@@ -17,7 +17,7 @@ import pytest
 
 from netlimit.kernel import capabilities
 from netlimit.kernel.base import Unanswered
-from netlimit.kernel.capabilities import NAMES
+from netlimit.kernel.capabilities import LIBRARY, NAMES
 from netlimit.records import DISPENSABLE
 from tests.kernel.worker import RemoteKernel
 
@@ -159,6 +159,15 @@ def test_a_shortage_is_no_answer(root: None, descriptors: int, threads: str) -> 
     assert set(found) == set(NAMES)
     missing = {name for name, reason in found.items() if reason and not isinstance(reason, Unanswered)}
     assert missing <= DISPENSABLE, found
+
+
+def test_of_the_library_nothing_is_known_where_the_tools_could_not_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a controller would write through it on a host where it lacks half of what is said."""
+    monkeypatch.setattr(capabilities, "_find_shortage", lambda: "no room")
+    found = capabilities._doubt({"iptables": "it does not start", LIBRARY: None, "raw": None})
+    assert isinstance(found[LIBRARY], Unanswered)
+    assert found["raw"] is None
+    assert capabilities.keep_answers(found, {LIBRARY: "it cannot say hashlimit"})[LIBRARY] == "it cannot say hashlimit"
 
 
 def test_findings_are_read_as_they_were_written() -> None:

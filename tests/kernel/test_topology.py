@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import time
+from ipaddress import ip_network
 
 import pytest
 
@@ -456,7 +457,7 @@ def test_odd_routes_are_read_as_they_are(kernel: RemoteKernel) -> None:
     kernel.run("ip", "route", "add", "10.7.0.0/16", "dev", "right", "table", "70000")
     added = read_routes(kernel) - CONNECTED
     assert added == {
-        Route("::ffff:0:0/96", ("left",), connected=True),
+        Route(str(ip_network("::ffff:0:0/96")), ("left",), connected=True),
         via("fc00::/7", "fd05::8", "fd06::8"),
         Route("10.7.0.0/16", ("right",), connected=True, table=70000),
     }

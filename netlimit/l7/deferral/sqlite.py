@@ -76,7 +76,7 @@ class SqliteBacklog:
             give(file, -1, -1, 0o600, of=(os.geteuid(),))  # SQLite gives the same mode to what it puts beside
         finally:
             os.close(file)
-        self._connection = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.executescript(_SCHEMA)
