@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from netlimit.closure import MANAGED_BY, Part, Site, Way, cut, is_closed, is_on, list_ways, may_close
+from netlimit.closure import MANAGED_BY, Part, Site, Way, cut, is_closed, is_on, may_close
 from netlimit.effort import TooMuchToJudge, bounded
 from netlimit.limits import Facts
-from netlimit.rules import Action, Rule, format_target
+from netlimit.rules import Action, Rule, Target, format_target
 
 PREFIX = "Rules that nobody has forced close"
 """How the note of a gateway begins."""
@@ -32,30 +32,38 @@ def may_shut(rule: Rule, facts: Facts) -> bool:
 def find_shut(rules: Iterable[Rule], facts: Facts) -> Shut:
     """Of rules in force that block addresses of the host's own, those that nobody has forced and that close ports which
     those that were forced leave open. If that takes too long to find out, all that may do so."""
-    rules = [rule for rule in rules if may_shut(rule, facts)]
-    site = Site(facts.host, tuple(sorted({*facts.management, *MANAGED_BY})), frozenset(rule.target for rule in rules))
+    by_address: dict[Target, list[Rule]] = {}
+    for rule in rules:
+        if may_shut(rule, facts):
+            by_address.setdefault(rule.target, []).append(rule)
+    ports = tuple(sorted({*facts.management, *MANAGED_BY}))
+    sites = {address: Site(facts.host, ports, frozenset({address})) for address in by_address}
+    parts = {
+        address: cut([rule for rule in by_address[address] if may_close(rule, site.places)], site, address.version)
+        for address, site in sites.items()
+    }
     found: dict[Rule, list[int]] = {}
-    for family in (4, 6):
-        parts = cut([rule for rule in rules if may_close(rule, site.places)], site, family)
-        for way in list_ways(site, parts):
-            here = [part for part in parts if is_on(part, way)]
-            unforced = [part.rule for part in here if part.rule.forced_by is None]
-            if way.port is None or not unforced:
-                continue
-            if _closes(site, way, here) and not _closes(site, way, [each for each in here if each.rule.forced_by]):
-                for rule in unforced:
-                    found.setdefault(rule, []).append(way.port)
-    return {rule: tuple(ports) for rule, ports in found.items()}
+    with bounded(_MOST_STEPS):
+        for address, site in sites.items():
+            for port in ports:
+                for rule in _find_shutting(site, Way(port, address), parts[address]):
+                    found.setdefault(rule, []).append(port)
+    return {rule: tuple(shut) for rule, shut in found.items()}
+
+
+def _find_shutting(site: Site, way: Way, parts: list[Part]) -> list[Rule]:
+    """The rules that nobody has forced and that close a way which the others leave open."""
+    here = [part for part in parts if is_on(part, way)]
+    unforced = [part.rule for part in here if part.rule.forced_by is None]
+    try:
+        shut = _closes(site, way, here) and not _closes(site, way, [part for part in here if part.rule.forced_by])
+    except TooMuchToJudge:
+        shut = True
+    return unforced if shut else []
 
 
 def _closes(site: Site, way: Way, parts: list[Part]) -> bool:
-    if not parts:
-        return False
-    try:
-        with bounded(_MOST_STEPS):
-            return any(is_closed(parts, way, world) for world in site.worlds[parts[0].rule.family])
-    except TooMuchToJudge:
-        return any(part.rule.forced_by is None for part in parts)
+    return bool(parts) and any(is_closed(parts, way, world) for world in site.worlds[parts[0].rule.family])
 
 
 def tell_rule(rule: Rule, ports: tuple[int, ...]) -> str:

@@ -198,3 +198,23 @@ def test_where_answers_go_by_another_way_only_a_rate_of_new_connections_holds_fo
     assert (tell("open"), tell("count")) == (more, alive)
     client.communicate(timeout=60)
     assert gateway.state(rule) == (State.APPLIED, ""), "it does not see that"
+
+
+@pytest.fixture
+def asking_aside(lab: Lab, answered_aside: None) -> Iterator[None]:
+    """The other way round: the gateway sees nothing but answers."""
+    lab.server.ip(f"route del {ASIDE} via 10.66.0.2 dev aside")
+    lab.client.ip(f"route add {SERVER} via 10.66.0.1 dev aside")
+    yield
+    lab.client.ip(f"route del {SERVER} via 10.66.0.1 dev aside")
+    lab.server.ip(f"route add {ASIDE} via 10.66.0.2 dev aside")
+
+
+@pytest.mark.parametrize("rate", ["1 connections", "1 connections/h"])
+def test_where_only_answers_pass_no_limit_of_connections_holds(
+    gateway: Gateway, lab: Lab, asking_aside: None, rate: str
+) -> None:
+    gateway.put(*({"target": ASIDE, "protocol": "tcp", "rate": rate, "direction": way} for way in ("from", "to")))
+    before = lab.gateway.received_packets("wan")
+    assert lab.client.run(sys.executable, "-c", HOLD, input="open\n", timeout=60).stdout == f"{AT_ONCE + 1}\n"
+    assert lab.gateway.received_packets("wan") > before, "they come by the gateway"
