@@ -32,6 +32,8 @@ _READ, _WRITE, _UNNAMED = 4, 2, 0xFFFFFFFF
 """acl(5), as the kernel takes it (linux/posix_acl_xattr.h)."""
 _NOBODY = 65534
 """A user who owns nothing: what he may do in a directory, its group may."""
+_keeps_groups = False
+"""Whether this process may not give up its groups."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -167,14 +169,24 @@ def opening_as(rights: Rights | None) -> Iterator[None]:
     if rights is None:
         yield
         return
-    if os.getgroups():
-        with suppress(PermissionError):  # some namespaces let nobody change them
-            os.setgroups([])  # root needs none, and what root's group may do is not theirs
+    _leave_groups()
     before = _exchange(rights)
     try:
         yield
     finally:
         _exchange(before)
+
+
+def _leave_groups() -> None:
+    """Root needs none, and what root's group may do is not theirs. Where nobody may change them, as in some namespaces,
+    that is asked once: the C library has every thread do it, and waits for one whose call hangs."""
+    global _keeps_groups
+    if _keeps_groups or not os.getgroups():
+        return
+    try:
+        os.setgroups([])
+    except PermissionError:
+        _keeps_groups = True
 
 
 def acting_for(file: Path) -> AbstractContextManager[None]:

@@ -24,15 +24,13 @@ T = TypeVar("T")
 
 STALL_SECONDS = 3.0
 """How long a call may do nothing. Who waits for a lock, or works much, takes processor time now and then."""
-MOST_HANGING = 8
-"""So many calls of a disk may hang. What only reads may go on while it takes no writes, and is tried."""
 _LOOK_SECONDS = 0.25
 _CODE = "NETLIMIT_STALLED"
 """What stands in the place of SQLite's name of an error."""
 
 _lock = threading.Lock()
-_hanging: Counter[int] = Counter()
-"""How many calls hang, by the device of the disk."""
+_hanging: Counter[int | Path] = Counter()
+"""How many calls hang, by the device of the disk, and by the file that was to be opened or read."""
 _idle: list[_Worker] = []
 
 
@@ -63,12 +61,15 @@ class Disk:
         """Whether a call that this process has made on it does not return."""
         return _hanging[self._device] > 0
 
-    def call(self, work: Callable[[], T], leave: Callable[[T | None], object] = lambda result: None) -> T:
-        """What `work` gives; raises Stalled where the disk keeps it from going on, or too many calls hang already.
-        Whatever comes of it then, `leave` is told of (None for an error), in the thread that made the call."""
-        if _hanging[self._device] >= MOST_HANGING:
+    def call(
+        self, work: Callable[[], T], leave: Callable[[T | None], object] = lambda result: None, file: Path | None = None
+    ) -> T:
+        """What `work` gives; raises Stalled where the disk keeps it from going on. Whatever comes of it then, `leave`
+        is told of (None for an error), in the thread that made the call. Of a `file`, which may still be read while
+        the disk takes no writes, one call hangs at most: nobody waits in vain for what is known."""
+        if file is not None and _hanging[file] > 0:
             raise Stalled
-        call = _Call(work, leave, self._device)
+        call = _Call(work, leave, (self._device,) if file is None else (self._device, file))
         try:
             worker = _idle.pop()
         except IndexError:
@@ -82,8 +83,10 @@ class Disk:
 
 
 class _Call(Generic[T]):
-    def __init__(self, work: Callable[[], T], leave: Callable[[T | None], object], device: int) -> None:
-        self._work, self._leave, self._device = work, leave, device
+    def __init__(
+        self, work: Callable[[], T], leave: Callable[[T | None], object], concerned: tuple[int | Path, ...]
+    ) -> None:
+        self._work, self._leave, self._concerned = work, leave, concerned
         self._done = _thread.allocate_lock()
         self._done.acquire()
         self._results: list[T] = []
@@ -118,7 +121,7 @@ class _Call(Generic[T]):
             self._has_ended = True
             given_up = self._is_given_up
             if given_up:
-                _hanging[self._device] -= 1
+                _hanging.subtract(self._concerned)
         if given_up:
             with suppress(Exception):
                 self._leave(self._results.pop() if self._results else None)
@@ -129,7 +132,7 @@ class _Call(Generic[T]):
         with _lock:
             if not self._has_ended:
                 self._is_given_up = True
-                _hanging[self._device] += 1
+                _hanging.update(self._concerned)
             return self._is_given_up
 
 

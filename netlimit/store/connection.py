@@ -41,7 +41,7 @@ def connect(path: Path, patience: float) -> DiskConnection:
     try:
         vfs.install()
         rights, disk = _judge(path), find_disk(path.parent)
-        connection = disk.call(open_file, _close_late)
+        connection = disk.call(open_file, _close_late, path)
     except OSError as error:
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
     connection.place(path, disk, rights)
@@ -100,7 +100,9 @@ class DiskConnection(sqlite3.Connection):
         if self._is_lost:
             raise Stalled
         try:
-            return self._disk.call(partial(self._act, work), lambda _: self._act(partial(_close_late, self)))
+            return self._disk.call(
+                partial(self._act, work), lambda _: self._act(partial(_close_late, self)), self._path
+            )
         except Stalled:
             self._is_lost = True
             raise

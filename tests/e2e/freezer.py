@@ -3,9 +3,11 @@ none fails. What a disk that dies does, too."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LONGEST_SECONDS = 120
@@ -39,14 +41,15 @@ class Freezer:
     def frozen(self) -> Iterator[None]:
         """Nothing is written to it meanwhile."""
         thaw = f"sleep {LONGEST_SECONDS}; exec fsfreeze --unfreeze '{self.place}'"
-        watchdog = subprocess.Popen(["setsid", "sh", "-c", thaw], cwd="/")
+        watchdog = subprocess.Popen(["sh", "-c", thaw], cwd="/", start_new_session=True)
         try:
             _run("fsfreeze", "--freeze", str(self.place))
             yield
             assert watchdog.poll() is None, "it was thawed meanwhile"
         finally:
             self._thaw()
-            watchdog.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(watchdog.pid, signal.SIGKILL)
             watchdog.wait()
 
     def _thaw(self) -> None:

@@ -19,9 +19,11 @@ from scripts.testbed.namespaces import Lab
 from tests.e2e.freezer import Freezer
 from tests.e2e.gateway import HOST
 from tests.e2e.test_confirmation import CUT, HARMLESS, Site
+from tests.ports import free_port
 
 SOON = 20.0
 """Seconds within which all is to be done: a hang is known after three, and machines are slow at times."""
+TOKEN = "nlt_0123456789abcdef_0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +121,34 @@ def test_a_command_that_must_write_says_why_it_cannot(running: Site, disk: Freez
     assert done.returncode == 1, done
     assert "has let a write hang for 3 seconds" in done.stderr
     assert running.holds(HARMLESS)
+
+
+def test_the_api_says_within_seconds_that_it_cannot(running: Site, disk: Freezer) -> None:
+    port = free_port()
+
+    def ask(method: str, path: str, *more: str) -> tuple[int, float]:
+        began = time.monotonic()
+        done = running.lab.gateway.run(
+            *("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-m", "60", "-X", method),
+            *("-H", f"Authorization: Bearer {TOKEN}", "-H", "Content-Type: application/json", *more),
+            *(f"http://127.0.0.1:{port}/api/v1/{path}",),
+            check=False,
+        )
+        return int(done.stdout), time.monotonic() - began
+
+    def add(name: str) -> tuple[int, float]:
+        body = f'{{"name":"{name}","target":"10.1.60.0/24","rate":"100 packets/s","per":"host"}}'
+        return ask("POST", "rules", "--data", body)
+
+    with running.serving(f"127.0.0.1:{port}", TOKEN):
+        running.wait(lambda: ask("GET", "rules")[0] == 200, "the API to answer")
+        with disk.frozen():
+            first, *later = [add("frozen") for _ in range(20)]
+            assert (first[0], {code for code, _ in later}) == (503, {503})
+            assert first[1] < SOON
+            assert sum(took for _, took in later) < SOON  # they do not wait for what is known by then
+            for path in ("rules", "status", "revisions"):
+                code, took = ask("GET", path)
+                assert (code in (200, 503), took < SOON) == (True, True)
+        running.wait(lambda: add("thawed")[0] == 201, "the API to take a rule again")
+    assert [each.rule.name for each in running.store.select()[0]] == [HARMLESS["name"], "thawed"]
