@@ -5,6 +5,8 @@ import os
 import pty
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +28,10 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Store:
-    store = Store(f"sqlite:///{tmp_path}/new/netlimit.db")
-    store.upgrade()
-    return store
+def empty(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(f"sqlite:///{tmp_path}/new/netlimit.db")) as store:
+        store.upgrade()
+        yield store
 
 
 def find_active(store: Store, secret: str) -> list[str]:
