@@ -190,7 +190,7 @@ class Controller:
         self._outage: Outage | None = None
         self._ledger = Ledger()
         self._newer: dict[int, Rule | None] = {}
-        """What a slow database has told of rules, and the copy may lack; None for those that are gone."""
+        """What the database has told of rules, and the copy may lack; None for those that are gone."""
         self._borrows = False
         """Whether what is known was loaded from the copy, which knows less than the database."""
         self._clients: list[str] | None = None
@@ -547,7 +547,6 @@ class Controller:
                 self._copying.keep(self._revision, changes)
             elif news.missed is not None:
                 self._copying.keep(lacks[0], news.missed)
-        self._newer |= {rule.id: rule for rule in changes.rules} | dict.fromkeys(changes.removed)
         self._take(changes)
 
     def _list_known(self) -> set[int]:
@@ -575,6 +574,7 @@ class Controller:
             self._return(outage)
         elif outage.is_slow and self._paused:
             self._end_outage(outage)  # nothing waits for it, and only the database tells when the pause is over
+            self._roster.lifted = None
         elif self._compilation is not None and outage.unread >= self._setup.failure_seconds:
             self._lift("The database")
 
@@ -593,6 +593,8 @@ class Controller:
             if ledger.marks is not None and ledger.numbers is not None:
                 self._exceptional, self._numbered = ledger.marks, ledger.numbers
                 self._due["window"] = 0.0
+                if self._in_step:
+                    self._take_back()
                 return
         self._telling.drop_counts()
         before = self._roster
@@ -738,6 +740,8 @@ class Controller:
     def _take(self, changes: Changes) -> None:
         if (changes.revision, changes.stamp) == (self._revision, self._stamp):
             return
+        if self._replica is not None:
+            self._newer |= {rule.id: rule for rule in changes.rules} | dict.fromkeys(changes.removed)
         known = [rule.id for rule in changes.rules if rule.id in self._compiled]
         if known and self._in_step:
             self._count(known)
@@ -1085,6 +1089,8 @@ class Controller:
             if self._copying.is_behind:
                 self._allow(2 * WAIT_SECONDS)  # it takes many answers
             self._copying.follow(self._database)
+            if not self._copying.is_behind:
+                self._newer.clear()
 
     def _copy_safe(self) -> None:
         if self._outage is None:

@@ -97,6 +97,8 @@ class Exchange:
             changes = Changes(revision, tuple(every), (), stamp)
         elif changes.revision == since[0] and not self.watches and self.lacks is None:
             return
+        if changes.rules:
+            self.ledger.marks = None  # one that has gone and come back took with it how it stood
         missed = None if self.lacks is None else self.store.changes(self.lacks[0], self.status.host, self.lacks[1])
         began = read_clock()
         window, left = self.store.window_left()  # asked last: should it have opened since, these are from before

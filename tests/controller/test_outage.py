@@ -15,16 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from netlimit import outage
 from netlimit.cli import doctor
 from netlimit.controller import Controller, Setup
 from netlimit.copying import PREFIX
-from netlimit.errors import StoreError
+from netlimit.errors import Slow, StoreError
 from netlimit.faults import find_faults
+from netlimit.limits import Limit
 from netlimit.records import HostStatus, Outcome, Window
 from netlimit.roles import Role
+from netlimit.rules import Rule
 from netlimit.settings import Settings
 from netlimit.store import Replica, Store, open_replica, take_snapshot
 from tests.controller.conftest import Site
+from tests.forcing import make_rule
 
 PATIENCE = 60.0
 LOOKS = 3
@@ -65,6 +69,17 @@ class Away:
 
     def bring_back(self) -> None:
         self.hidden.rename(self.file)
+
+    def slow_down(self) -> None:
+        """Have the database be found too slow."""
+        self.controller._lose_database(Slow("The database answers too slowly."), 0.0)
+
+    def follow(self) -> None:
+        """Have all that was changed be taken in, beside or not."""
+        end, wanted = time.monotonic() + PATIENCE, self.site.store.revision()
+        while self.controller._status.applied_revision != wanted:
+            assert time.monotonic() < end, f"revision {wanted} is not applied after {PATIENCE} seconds"
+            self.controller.tick()
 
     def run(self, until: str | None = None) -> None:
         """Let the controller run as the process does, until its log or its status says so, or for half a second and as
@@ -412,6 +427,102 @@ def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
         away.run()
     assert {str(rule.target) for rule in away.replica.load("gw")[1]} == {"10.0.0.1/32"}
     assert away.site.send("10.0.0.2", times=8).count("accept") == 5
+
+
+def set_rate(away: Away, rule: Rule, rate: int) -> None:
+    fields = {"target": "10.0.0.1", "rate": f"{rate} packets/s"}
+    away.site.store.replace(rule.id, make_rule(fields, away.site.clock()), "test", away.site.clock())
+    away.follow()
+
+
+def desired_rate(away: Away, rule: Rule) -> int:
+    purpose = away.controller._compiled.fragments[rule.id].purpose
+    assert isinstance(purpose, Limit)
+    return purpose.profile.rate.amount
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Whatever answers counts as slow, until it is undone."""
+    monkeypatch.setattr(outage, "QUICK_SECONDS", -1.0)
+    return monkeypatch
+
+
+def test_a_rule_that_was_changed_since_the_database_was_slow_is_as_it_was_changed_last(
+    away: Away, slow: pytest.MonkeyPatch
+) -> None:
+    """A device comes, say, while the database is slow again: rules are looked at anew then."""
+    rule = away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.follow()
+    away.slow_down()
+    set_rate(away, rule, 6)
+    slow.undo()
+    away.run("back")
+    set_rate(away, rule, 7)
+    away.slow_down()
+    away.controller._look_again(rule.id)
+    away.controller.sync()
+    assert desired_rate(away, rule) == 7
+
+
+def test_a_rule_that_was_changed_in_a_window_stays_when_the_database_is_slow_again(
+    away: Away, slow: pytest.MonkeyPatch
+) -> None:
+    """The window keeps the copy behind."""
+    rule = away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.follow()
+    away.slow_down()
+    set_rate(away, rule, 6)
+    slow.undo()
+    away.run("back")
+    away.site.store.open_window(3600, "test", away.site.clock())
+    set_rate(away, rule, 7)
+    away.slow_down()
+    away.controller._look_again(rule.id)
+    away.controller.sync()
+    assert desired_rate(away, rule) == 7
+
+
+def test_what_was_lifted_comes_back_after_a_teardown_in_a_slow_outage(away: Away, slow: pytest.MonkeyPatch) -> None:
+    away.failure_seconds = 0.0
+    away.restart()
+    away.site.add(target="10.0.0.1", rate="5 packets/s", on_failure="open")
+    away.follow()
+    away.take_away()
+    away.run("lifted")
+    assert away.site.send("10.0.0.1", times=9).count("accept") == 9
+    away.bring_back()
+    away.site.store.pause("gw", True, "test")
+    away.replica.follow_pause(True)
+    away.run("back")
+    away.site.store.pause("gw", False, "test")
+    slow.undo()
+    away.run()
+    away.run()
+    assert away.site.send("10.0.0.1", times=9).count("accept") == 5
+
+
+def test_how_a_rule_stands_that_goes_and_comes_back_is_told_a_slow_database(
+    away: Away, slow: pytest.MonkeyPatch
+) -> None:
+    """Whoever removes a rule forgets how it stands."""
+    site = away.site
+    rule = site.add(target="10.0.0.1", interface="nowhere0", direction="to", rate="9 Mbit/s", action="shape")
+    away.follow()
+    assert site.store.marked("gw")
+    away.slow_down()
+    before = site.store.revision()
+    set_rate(away, site.add(target="10.0.0.1", rate="5 packets/s"), 6)
+    away.run()
+    site.store.remove(rule.id, "test", site.clock())
+    site.store.rollback(before, "test", site.clock())
+    assert not site.store.marked("gw")
+    away.follow()
+    end = time.monotonic() + PATIENCE
+    while not site.store.marked("gw"):
+        assert time.monotonic() < end
+        away.controller.tick()
+    assert away.controller._outage is not None
 
 
 def test_a_copy_that_a_guard_has_put_back_is_followed_from_there(away: Away) -> None:
