@@ -72,6 +72,8 @@ WAIT_SECONDS = 2.5
 """How long the database is waited for, all answers together, from one look at the kernel to the next."""
 LOAD_WAIT_SECONDS = 10.0
 """The same while everything is loaded: that takes many answers."""
+LONGEST_LOAD_SECONDS = 40.0
+"""The same once that was too short, and again: many rules over a slow line would never be loaded."""
 BESIDE_SECONDS = 30.0
 """How often a slow database is told the counters, and asked who has spoken to the API."""
 SLOW_SECONDS, LONGEST_SLOW_SECONDS = 10.0, 300.0
@@ -385,9 +387,10 @@ class Controller:
 
     def _keep_up(self) -> None:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
+        is_put_off = self._kernel.is_put_off()
         if not self._quiet:
             self._is_paused_there = self._store.paused(self._setup.host)
-        self._paused = self._is_paused_there or self._kernel.is_put_off()
+        self._paused = is_put_off or self._is_paused_there
         if self._paused:
             self._pause()
             return
@@ -509,6 +512,10 @@ class Controller:
         again = time.monotonic() - self._returned < CALM_SECONDS
         self._slowness = min(max(SLOW_SECONDS, 2 * self._slowness), LONGEST_SLOW_SECONDS) if again else 0.0
         return self._slowness
+
+    def _find_load_wait(self) -> float:
+        """How long everything may take to be loaded: longer where the database was too slow for it just now."""
+        return max(LOAD_WAIT_SECONDS, min(self._slowness, LONGEST_LOAD_SECONDS))
 
     def _begin_exchange(self) -> Exchange:
         """What is asked and told beside. Whoever knows nothing yet asks nothing; and what was counted from nothing, for
@@ -695,7 +702,7 @@ class Controller:
         known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
         fallback, stamp = self._fallback, self._stamp
         if self._outage is None:
-            self._allow(LOAD_WAIT_SECONDS)
+            self._allow(self._find_load_wait())
         try:
             with self._wholly():
                 self._load_anew()
@@ -1087,7 +1094,8 @@ class Controller:
     def _copy(self) -> None:
         if self._outage is None:
             if self._copying.is_behind:
-                self._allow(2 * WAIT_SECONDS)  # it takes many answers
+                # It takes many answers.
+                self._allow(2 * WAIT_SECONDS if self._copying.lacks is not None else self._find_load_wait())
             self._copying.follow(self._database)
             if not self._copying.is_behind:
                 self._newer.clear()
@@ -1354,8 +1362,9 @@ class Controller:
     # -- pause
 
     def _is_to_keep_off(self) -> bool:
-        """Asked by who holds the kernel for himself: a teardown has it either before, and was heard, or afterwards."""
-        return self._store.paused(self._setup.host) or self._kernel.is_put_off()
+        """Asked by who holds the kernel for himself: a teardown has it either before, and was heard, or afterwards.
+        Whoever puts off ends that when the database is told, which is asked last."""
+        return self._kernel.is_put_off() or self._store.paused(self._setup.host)
 
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""

@@ -259,7 +259,8 @@ class Guard:
             self._make_controller(self._store, self._make_kernel()).sync()
 
     def _is_torn_down(self) -> bool:
-        return self._store.paused(self._host) or self._make_kernel().is_put_off()
+        """Whoever puts off ends that when the database is told, which is asked last."""
+        return self._make_kernel().is_put_off() or self._store.paused(self._host)
 
     def _applied(self, revision: int) -> bool:
         return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())
@@ -316,7 +317,7 @@ class Guard:
     def _relax(self, kernel: Kernel) -> None:
         try:
             with self._open_copy() as copy:
-                torn_down = copy is None or copy.paused(self._host) or kernel.is_put_off()
+                torn_down = kernel.is_put_off() or copy is None or copy.paused(self._host)
                 if copy is not None and copy.revision() and not torn_down:
                     self._try(partial(self._renew, copy))
                     self._untold = self._make_controller(copy, kernel).relax()

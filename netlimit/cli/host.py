@@ -140,7 +140,7 @@ def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
             return say(json, {"steps": [], "revision": None}, "Nothing was applied here yet that could come back.")
         # At boot the machine may not have its name yet, by which rules and the pause are kept.
         settings = settings.model_copy(update={"host": replica.owner or settings.host})
-        if replica.paused(settings.host) or kernel.is_put_off():
+        if kernel.is_put_off() or replica.paused(settings.host):
             return say(json, {"steps": [], "revision": revision}, "Paused by teardown, until `netlimit apply`.")
         controller = make_controller(settings, replica, kernel)
         steps = controller.plan()

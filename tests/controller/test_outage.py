@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from netlimit import outage
+from netlimit import controller, outage
 from netlimit.cli import doctor
 from netlimit.controller import Controller, Setup
 from netlimit.copying import PREFIX
@@ -481,6 +481,28 @@ def test_a_rule_that_was_changed_in_a_window_stays_when_the_database_is_slow_aga
     away.controller._look_again(rule.id)
     away.controller.sync()
     assert desired_rate(away, rule) == 7
+
+
+def test_what_takes_long_to_load_is_copied_in_the_end(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rules over a slow line, in a controller that has just begun."""
+    monkeypatch.setattr(controller, "LOAD_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(controller, "SLOW_SECONDS", 0.4)
+    monkeypatch.setattr(controller, "WAIT_SECONDS", 0.1)
+    granted: list[float | None] = []
+
+    def load(host: str) -> object:
+        if granted and granted[-1] is not None and granted[-1] < 1.5:
+            raise Slow("The database answers too slowly.")
+        return Store.load_stamped(away.site.store, host)
+
+    away.site.add(target="10.0.0.1", rate="5 packets/s")
+    wanted = _rules(away.site.store)
+    monkeypatch.setattr(away.site.store, "allow", granted.append)
+    monkeypatch.setattr(away.site.store, "load_stamped", load)
+    end = time.monotonic() + PATIENCE
+    while _rules(away.replica) != wanted:
+        assert time.monotonic() < end, f"it is not copied after {PATIENCE} seconds"
+        away.run()
 
 
 def test_what_was_lifted_comes_back_after_a_teardown_in_a_slow_outage(away: Away, slow: pytest.MonkeyPatch) -> None:

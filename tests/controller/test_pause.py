@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.base import Addresses
 from netlimit.store import Store, open_replica
@@ -14,6 +16,25 @@ from tests.controller.test_outage import Away
 from tests.unit.shapes import HOME
 
 BLOCKED = "10.0.0.1"
+
+
+def test_a_teardown_that_can_tell_the_database_at_last_is_heard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends to put off when that is told: between two looks of the controller, say."""
+    site.add(target=BLOCKED, action="block")
+    telling = [True]
+    paused = site.store.paused
+
+    def look(host: str) -> bool:
+        found = paused(host)
+        site.store.pause(host, True)
+        telling.clear()
+        return found
+
+    site.controller._load_all()
+    monkeypatch.setattr(site.kernel, "is_put_off", lambda: bool(telling))
+    monkeypatch.setattr(site.store, "paused", look)
+    site.controller.sync()
+    assert site.send(BLOCKED) == ["accept"]
 
 
 def test_what_a_teardown_has_left_is_not_touched(site: Site) -> None:
