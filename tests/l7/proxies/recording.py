@@ -14,7 +14,7 @@ MARK = b"X-Mark"
 """The field by which a request is known again."""
 _MARK = re.compile(rb"^x-mark:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-_UPGRADE = re.compile(rb"^upgrade:[ \t]*([^\r,]+)", re.IGNORECASE | re.MULTILINE)
+_UPGRADE = re.compile(rb"^upgrade:[ \t]*(\S[^\r]*)", re.IGNORECASE | re.MULTILINE)
 _KEY = re.compile(rb"^sec-websocket-key:[ \t]*(\S+)", re.IGNORECASE | re.MULTILINE)
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -27,6 +27,8 @@ class Recorder:
         self._switches = switches
         self.reached: dict[str, bytes] = {}
         """By mark the first line of what has come."""
+        self.wanted: dict[str, list[bytes]] = {}
+        """By mark the values of `Upgrade`, of those that have one."""
         self.unmarked = 0
         self.place = ""
         self._started = threading.Event()
@@ -49,6 +51,8 @@ class Recorder:
                 marks = _MARK.findall(head)
                 for mark in marks:
                     self.reached.setdefault(mark.decode(), head.split(b"\r\n")[0])
+                    if wanted := _UPGRADE.findall(head):
+                        self.wanted.setdefault(mark.decode(), wanted)
                 if not marks:
                     self.unmarked += 1
                 length = re.search(rb"^content-length:[ \t]*(\d+)", head, re.IGNORECASE | re.MULTILINE)
@@ -67,7 +71,7 @@ class Recorder:
         wanted, key = _UPGRADE.search(head), _KEY.search(head)
         if not self._switches or wanted is None:
             return _ANSWER
-        fields = b"Connection: Upgrade\r\nUpgrade: " + wanted[1]
+        fields = b"Connection: Upgrade\r\nUpgrade: " + wanted[1].split(b",")[0]
         if key is not None:
             fields += b"\r\nSec-WebSocket-Accept: " + b64encode(sha1(key[1] + _MAGIC, usedforsecurity=False).digest())
         return b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n\r\n"

@@ -31,10 +31,15 @@ OPENINGS = {
     "of the whole server": "OPTIONS * HTTP/1.1|Connection: Upgrade\r\nUpgrade: TLS/1.0\r\n",
     "h2c besides": f"GET / HTTP/1.1|Connection: Upgrade\r\nUpgrade: h2c, websocket\r\n{KEY}",
     "h2c in another line": f"GET / HTTP/1.1|Connection: Upgrade\r\nUpgrade: h2c\r\nUpgrade: websocket\r\n{KEY}",
+    "h2c last": f"GET / HTTP/1.1|Connection: Upgrade\r\nUpgrade: websocket, h2c\r\n{KEY}",
+    "TLS besides": f"GET / HTTP/1.1|Connection: Upgrade\r\nUpgrade: TLS/1.0, h2c, websocket\r\n{KEY}",
     "posted": "POST / HTTP/1.1|Content-Length: 0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n",
     "CONNECT": "CONNECT host.example:80 HTTP/1.1|",
     "CONNECT elsewhere": "CONNECT 127.0.0.1:1 HTTP/1.1|",
 }
+LISTS = {"h2c besides", "h2c in another line", "h2c last"}
+"""Of these a proxy may make the handshake of a websocket, as HAProxy 3.0 does: it takes `h2c` and `h2` out of `Upgrade`
+before any rule sees it."""
 FIELDS = {
     "CONNECT": [(b":method", b"CONNECT"), (b":authority", b"host.example:80")],
     "extended CONNECT": [
@@ -60,6 +65,10 @@ class Site:
 
     def count(self, mark: str) -> int:
         return sum(reached.startswith(mark) for reached in self.recorder.reached)
+
+    def wanted(self, mark: str) -> list[bytes]:
+        """What the application has been asked to switch to."""
+        return self.recorder.wanted.get(mark, [])
 
 
 @pytest.fixture
@@ -96,11 +105,16 @@ async def go_through(place: str, source: str, opening: str, mark: str) -> bytes:
 
 
 @pytest.mark.parametrize("site", MAKERS, indirect=True)
-def test_no_request_reaches_the_application_by_a_tunnel(site: Site) -> None:
-    """One request of each client may pass, and that is the one that asks for the tunnel, unless it is refused."""
+def test_no_request_reaches_the_application_by_a_tunnel(site: Site, request: pytest.FixtureRequest) -> None:
+    """One request of each client may pass, and that is the one that asks for the tunnel, unless it is refused. The
+    application is asked for none, but for a websocket by who might have asked for that alone."""
+    proxy = request.node.callspec.params["site"]
     for number, (name, opening) in enumerate(OPENINGS.items()):
         source, mark = f"127.0.1.{number + 1}", f"plain{number}"
         answer = asyncio.run(go_through(site.place, source, opening, mark))
+        if site.wanted(f"first-{mark}") == [b"websocket"] and name in LISTS and proxy in WEBSOCKETS:
+            continue
+        assert site.wanted(f"first-{mark}") == [], name
         assert b" 101 " not in answer, name
         assert site.count(mark) + site.count(f"first-{mark}") <= 1, name
     for number, (name, fields) in enumerate(FIELDS.items()):
