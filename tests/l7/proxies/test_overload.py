@@ -6,6 +6,7 @@ The limiter is a process of its own here, to be stopped, and to be as slow as it
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import threading
@@ -117,6 +118,31 @@ def test_nobody_passes_by_knocking_hard(site: Site, burst: int) -> None:
     assert site.count("burst") == site.count("gone") == 0, statuses
     assert not statuses["200"], statuses
     assert asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3}
+
+
+def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) -> None:
+    """One that is busy looks at its clock before it looks at what has become of a connection. (Here it gets no
+    processor time, and sees a few events at a time.)"""
+
+    def change(text: str) -> str:
+        return text.replace("events {", "events { epoll_events 4;")
+
+    with running_site("nginx", directory, change) as site:
+        asyncio.run(site.ask_all(21, "used"))
+        assert site.count("used") <= 20
+        nginx = int((directory / "proxy/pid").read_text())
+
+        async def knock() -> Counter[str]:
+            asking = asyncio.create_task(site.ask_all(500, "late"))
+            for _ in range(3):
+                await asyncio.sleep(0.1)
+                os.kill(nginx, signal.SIGSTOP)
+                await asyncio.sleep(0.4)
+                os.kill(nginx, signal.SIGCONT)
+            return await asking
+
+        statuses = asyncio.run(knock())
+        assert (statuses, site.count("late")) == ({"429": 500}, 0)
 
 
 def test_nginx_refuses_what_it_has_no_room_to_ask_about(directory: Path) -> None:
