@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -50,14 +51,18 @@ def share(path: Path, user: pwd.struct_passwd) -> None:
     """
     group = user.pw_gid
     directory = path.parent
-    own = {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal", _TOKEN}
-    for name in sorted(own - {_TOKEN}):
-        _share_file(directory / name, user)
+    files = [directory / f"{path.name}{ending}" for ending in ("", "-journal", "-shm", "-wal")]
+    own = {*(each.name for each in files), _TOKEN}
+    owners = {user.pw_uid, *_find_owners(path)}
+    for each in files:
+        _share_file(each, user, owners)
     # The directory last: once others may write it, files are opened with their rights.
     if set(os.listdir(directory)) <= own and not _may_write(directory, user):
         with opened(directory.resolve(), directory=True) as place:
             # Whose it is, keeps it: the operator has chosen it.
             give(place, -1, group, _SHARED_DIRECTORY, of=(os.fstat(place).st_uid,))
+        for each in files:  # of the former group's, where SQLite has made them since
+            _share_file(each, user, owners)
     _check_way(directory, user)
 
 
@@ -77,13 +82,20 @@ def _check_way(directory: Path, user: pwd.struct_passwd) -> None:
         )
 
 
-def _share_file(path: Path, user: pwd.struct_passwd) -> None:
-    """Only a plain file with one name, of root's, of the user's, or of who could put any there: the directory may be
-    writable to others than root."""
+def _find_owners(path: Path) -> set[int]:
+    """Whose the database is, and who could put any there."""
     try:
         former = find_rights(path)
+        return {path.lstat().st_uid, *(former or ())[:1]}
+    except OSError as error:
+        raise CommandError(f"{path} cannot be shared with the API: {error.strerror}.") from None
+
+
+def _share_file(path: Path, user: pwd.struct_passwd, owners: Iterable[int]) -> None:
+    """Only a plain file with one name, of root's or of these users': the directory may be writable to others."""
+    try:
         with opened(path) as descriptor:
-            give(descriptor, -1, user.pw_gid, _SHARED_FILE, of=(user.pw_uid, *(former or ())[:1]))
+            give(descriptor, -1, user.pw_gid, _SHARED_FILE, of=owners)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -28,24 +28,31 @@ READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
 def connect(path: Path, patience: float) -> DiskConnection:
     """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. Raises sqlite3.Error, also
     where it cannot be looked at, the rights of others cannot be had, or its disk hangs."""
-    # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
-    address = f"file:{quote(str(path))}?mode=rw"
-
-    def open_file() -> DiskConnection:
-        with opening_as(rights):
-            return sqlite3.connect(
-                address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
-                cached_statements=64, factory=DiskConnection,
-            )  # fmt: skip
-
     try:
         vfs.install()
         rights, disk = _judge(path), find_disk(path.parent)
-        connection = disk.call(open_file, _close_late, path)
+        try:
+            connection = disk.call(partial(_open, path, patience, rights), _close_late, path)
+        except sqlite3.OperationalError:
+            before, rights = rights, _judge(path)
+            if rights == before:
+                raise
+            # The directory has changed hands in between.
+            connection = disk.call(partial(_open, path, patience, rights), _close_late, path)
     except OSError as error:
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
     connection.place(path, disk, rights)
     return connection
+
+
+def _open(path: Path, patience: float, rights: Rights | None) -> DiskConnection:
+    # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
+    address = f"file:{quote(str(path))}?mode=rw"
+    with opening_as(rights):
+        return sqlite3.connect(
+            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
+            cached_statements=64, factory=DiskConnection,
+        )  # fmt: skip
 
 
 def _close_late(connection: DiskConnection | None) -> None:
@@ -151,8 +158,23 @@ class DiskConnection(sqlite3.Connection):
         end()
 
     def _act(self, work: Callable[[], Result]) -> Result:
+        begun = self.in_transaction
+        try:
+            with opening_as(self._rights):
+                return work()
+        except sqlite3.OperationalError:
+            # An error may have undone the transaction: what is done again would not be within it.
+            if not self._judge_anew() or self.in_transaction != begun:
+                raise
         with opening_as(self._rights):
             return work()
+
+    def _judge_anew(self) -> bool:
+        """Whether the directory has changed hands since: what SQLite has not opened yet it could not open."""
+        before = self._rights
+        with suppress(OSError):
+            self._rights = _judge(self._path)
+        return self._rights != before
 
     def _touch(self) -> None:
         with suppress(OSError):  # where it may only be read, say; what follows tells

@@ -34,9 +34,11 @@ def directory(make_directory: Callable[[], Path]) -> Path:
 
 
 @pytest.fixture
-def netlimit(directory: Path) -> Netlimit:
+def netlimit(directory: Path) -> Iterator[Netlimit]:
     """A place of its own, where nothing runs yet."""
-    return Netlimit(settings_in(directory))
+    place = Netlimit(settings_in(directory))
+    yield place
+    place.end_all()
 
 
 @pytest.fixture(scope="session")
@@ -62,5 +64,7 @@ def gateway(root: None, directory: Path) -> Iterator[Netlimit]:
     subprocess.run(["ip", "netns", "add", name], check=True)
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
     settings = settings_in(directory, NETLIMIT_BACKEND="iptables")
-    yield Netlimit(settings, name)
+    place = Netlimit(settings, name)
+    yield place
+    place.end_all()
     subprocess.run(["ip", "netns", "del", name], check=True)

@@ -32,6 +32,7 @@ class Netlimit:
     environment: Mapping[str, str]
     namespace: str = ""
     before: Sequence[str] = field(default=())
+    started: list[Server] = field(default_factory=list, compare=False)
 
     def run(self, *arguments: str, given: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; one that nothing leads in has its imports done already."""
@@ -82,7 +83,14 @@ class Netlimit:
                 cwd=warm.ROOT,
                 env=dict(self.environment),
             )
-        return Server(process, log)
+        self.started.append(Server(process, log))
+        return self.started[-1]
+
+    def end_all(self) -> None:
+        """End what a test that failed has left running: nothing of it is to be told in another."""
+        for server in self.started:
+            if not server.ended:
+                server.end()
 
     def make_database(self, user: str = "nobody") -> None:
         """Make the database, which this user may read and write."""

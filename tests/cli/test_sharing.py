@@ -7,26 +7,35 @@ import pwd
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from netlimit.cli.database import share
 from netlimit.cli.preparing import give_state
 from netlimit.settings import Settings
+from netlimit.stalls import Disk
 from netlimit.store import Store, open_replica
+from netlimit.store import connection as connections
+from netlimit.store.connection import connect
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What is done after each change of an owner or of rights."""
+    """What is done after each change of an owner or of rights, and after a look at what a directory holds."""
     asked: list[Callable[[], object]] = []
-    for name in ("fchown", "fchmod"):
+    busy: list[bool] = []
+    for name in ("fchown", "fchmod", "listdir"):
         change = getattr(os, name)
 
-        def step(*arguments: int, change: Callable[..., None] = change) -> None:
-            change(*arguments)
-            for each in asked:
-                each()
+        def step(*arguments: Any, change: Callable[..., Any] = change) -> Any:
+            found = change(*arguments)
+            if not busy:
+                busy.append(True)
+                for each in asked:
+                    each()
+                busy.clear()
+            return found
 
         monkeypatch.setattr(os, name, step)
     return asked
@@ -54,6 +63,72 @@ def test_the_database_can_be_opened_at_each_step_of_sharing_it(
     store.close()
     assert len(seen) >= 2
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o7777) == (0o660, 0o2770)
+
+
+@pytest.mark.parametrize("begins", ["BEGIN", "BEGIN IMMEDIATE", ""])
+def test_who_has_opened_it_before_goes_on_by_the_rights_of_those_who_have_it_then(
+    root: None, directory: Path, begins: str
+) -> None:
+    """SQLite opens the log at the first question, not with the file: the rights of the former group lead nowhere."""
+    path = make_another_s(directory)
+    with closing(connect(path, 5)) as connection:
+        share(path, pwd.getpwnam("nobody"))
+        if begins:
+            connection.execute(begins)
+        assert connection.execute("SELECT count(*) FROM rules").fetchone() == (0,)
+        connection.rollback()
+
+
+def test_nor_does_it_matter_if_that_was_just_before(
+    root: None, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_another_s(directory)
+    look = connections.find_disk
+
+    def find_disk(place: Path) -> Disk:
+        """Looked for when the rights of those who have the file are known, but it is not open yet."""
+        monkeypatch.setattr(connections, "find_disk", look)
+        share(path, pwd.getpwnam("nobody"))
+        return look(place)
+
+    monkeypatch.setattr(connections, "find_disk", find_disk)
+    with closing(connect(path, 5)) as connection:
+        assert connection.execute("SELECT count(*) FROM rules").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_logs_that_come_while_it_is_shared_are_shared_too(
+    root: None, directory: Path, steps: list[Callable[[], object]], step: int
+) -> None:
+    path = make_another_s(directory)
+    taken, readers = [0], []
+
+    def open_once() -> None:
+        taken[0] += 1
+        if taken[0] == step + 1:
+            readers.append(connect(path, 5))
+            readers[0].execute("SELECT count(*) FROM rules")
+
+    steps.append(open_once)
+    share(path, pwd.getpwnam("nobody"))
+    (reader,) = readers
+    with closing(reader):
+        assert {each.stat().st_gid for each in path.parent.iterdir()} == {pwd.getpwnam("nobody").pw_gid}
+        with closing(connect(path, 5)) as connection:
+            assert connection.execute("SELECT count(*) FROM rules").fetchone() == (0,)
+
+
+def make_another_s(directory: Path) -> Path:
+    """A database that root has let the group of another user have."""
+    path = directory / "database" / "netlimit.db"
+    store = Store(f"sqlite:///{path}")
+    store.upgrade()
+    store.close()
+    another = pwd.getpwnam("daemon")
+    os.chown(path, another.pw_uid, another.pw_gid)
+    os.chown(path.parent, 0, another.pw_gid)
+    path.parent.chmod(0o2770)
+    return path
 
 
 def test_so_can_the_copy_while_the_controller_s_user_gets_it(
