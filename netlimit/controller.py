@@ -31,7 +31,7 @@ from netlimit.endings import Endings, Leaving
 from netlimit.errands import Errands
 from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, Slow, StoreError
 from netlimit.escalating import LABEL
-from netlimit.exchange import Exchange, Ledger, News, renumber
+from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import Door, Kernel, observe, read_entries
@@ -499,7 +499,7 @@ class Controller:
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
-        self._borrows, self._ledger, self._clients = False, Ledger(), None
+        self._borrows, self._ledger, self._clients = False, Ledger(numbers=dict(self._numbered)), None
         lasts = self._find_slowness() if isinstance(error, Slow) else 0.0
         self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
@@ -600,7 +600,9 @@ class Controller:
             if ledger.marks is not None and ledger.numbers is not None:
                 self._exceptional, self._numbered = ledger.marks, ledger.numbers
                 self._due["window"] = 0.0
-                if self._in_step:
+                if ledger.numbers != self._compiled.numbers.kept:
+                    self._in_step = False  # the next pass keeps them, unless another process has given out its own
+                elif self._in_step:
                     self._take_back()
                 return
         self._telling.drop_counts()
@@ -1003,8 +1005,7 @@ class Controller:
 
     def _keep_numbers(self) -> None:
         numbering = self._compiled.numbers.kept
-        added = {key: number for key, number in numbering.items() if self._numbered.get(key) != number}
-        retired = self._numbered.keys() - numbering.keys()
+        added, retired = find_changed(self._numbered, numbering)
         if added or retired:
             self._store.number(self._setup.host, added, retired)
             self._numbered = dict(numbering)
@@ -1065,12 +1066,11 @@ class Controller:
     def _mark(self) -> dict[int, Exceptional]:
         """Tell of rules that are not simply applied. Raises StoreError."""
         exceptional = self._find_exceptional()
-        told = {i: each for i, each in self._exceptional.items() if i not in self._untold}
-        changed = [each for rule_id, each in exceptional.items() if told.get(rule_id) != each]
-        cleared = [rule_id for rule_id in self._exceptional if rule_id not in exceptional]
+        known = self._exceptional | dict.fromkeys(self._untold & self._exceptional.keys())
+        changed, cleared = find_changed(known, exceptional)
         if changed or cleared:
-            self._store.mark(self._setup.host, changed, cleared)
-            self._tell_worse(changed)
+            self._store.mark(self._setup.host, [*changed.values()], cleared)
+            self._tell_worse(changed.values())
         self._untold.clear()
         return exceptional
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.overdue import read_clock
 from netlimit.records import Changes, Exceptional, HostStatus, Outcome, Repair, RuleCounters, Window
@@ -16,13 +16,15 @@ from netlimit.safety import REMEMBERED_SECONDS
 if TYPE_CHECKING:  # for the types alone: a store is handed over
     from netlimit.store import Store
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Numbering = Mapping[tuple[str, str], int]
 
 
 @dataclass
 class Ledger:
     """What the database is known to have of one gateway: the states of its rules, and its mark numbers. None where that
-    is not known."""
+    is not known, or another process has given out numbers, too."""
 
     marks: dict[int, Exceptional] | None = None
     numbers: dict[tuple[str, str], int] | None = None
@@ -112,24 +114,31 @@ class Exchange:
             self.told_counts = counts
 
     def _tell_numbers(self) -> None:
-        """Numbers that another process has given out stay: whoever returns to the database looks at them."""
-        host = self.status.host
-        known = self.store.numbering(host) if self.ledger.numbers is None else self.ledger.numbers
-        added = {key: number for key, number in self.numbers.items() if known.get(key) != number}
-        if added and not {number for key, number in known.items() if key not in added} & {*added.values()}:
+        """Numbers that another process has given out stay: then whoever returns to the database loads everything."""
+        host, known = self.status.host, self.ledger.numbers
+        added = find_changed(known, self.numbers)[0] if known is not None else {}
+        if known is None or not added:
+            return
+        if self.store.numbering(host) != known:
+            self.ledger.numbers = None
+        elif not {number for key, number in known.items() if key not in added} & {*added.values()}:
             self.store.number(host, added, ())
-            known = {**known, **added}
-        self.ledger.numbers = dict(known)
+            self.ledger.numbers = {**known, **added}
 
     def _tell_marks(self) -> None:
         host = self.status.host
         known = self.store.marked(host) if self.ledger.marks is None else self.ledger.marks
-        changed = [each for rule_id, each in self.marks.items() if known.get(rule_id) != each]
-        cleared = [rule_id for rule_id in known if rule_id not in self.marks]
+        changed, cleared = find_changed(known, self.marks)
         self.ledger.marks = None
         if changed or cleared:
-            self.store.mark(host, changed, cleared)
+            self.store.mark(host, [*changed.values()], cleared)
         self.ledger.marks = dict(self.marks)
+
+
+def find_changed(known: Mapping[Key, object], wanted: Mapping[Key, Value]) -> tuple[dict[Key, Value], list[Key]]:
+    """What has to be written, and what forgotten, where this is known and that is wanted."""
+    changed = {key: value for key, value in wanted.items() if known.get(key) != value}
+    return changed, [key for key in known if key not in wanted]
 
 
 def _find_end(window: Window | None, revision: int, end: float) -> float:

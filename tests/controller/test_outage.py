@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -746,3 +747,27 @@ def test_a_copy_on_a_full_disk_is_there(root: None, away: Away) -> None:
 
 def _rules(store: Store | Replica) -> dict[int, object]:
     return {rule.id: rule for rule in store.load("gw")[1]}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_numbers_that_another_process_has_given_out_beside_a_slow_database_stay_its_own(
+    away: Away, slow: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """`netlimit apply` has, say: entries that bear them must not be misread."""
+    rule = away.site.add(target="10.0.0.1", rate="5 packets/s")
+    away.follow()
+    ((limits, former), number), *_ = sorted(away.site.store.numbering("gw").items(), key=itemgetter(1))
+    ours, other = (limits, former.replace("5", "6")), (limits, former.replace("5", "7"))
+    away.slow_down()
+    away.site.store.number("gw", {other: number + 1}, ())
+    set_rate(away, rule, 6)
+    assert away.controller._compiled.numbers.kept[ours] == number + 1
+    end = time.monotonic() + PATIENCE
+    while is_told and away.controller._ledger.numbers is not None:
+        assert time.monotonic() < end
+        away.controller.tick()
+    assert away.site.store.numbering("gw")[other] == number + 1
+    slow.undo()
+    away.run("back")
+    away.run()
+    assert away.site.store.numbering("gw")[ours] == away.controller._compiled.numbers.kept[ours] == number + 2
