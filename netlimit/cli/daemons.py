@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from netlimit.cli import descriptor_store
+from netlimit.cli.descriptor_store import API
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
@@ -196,12 +197,29 @@ def listen(place: Listen, who: str = "API", setting: str = "LISTEN") -> socket.s
     return listening
 
 
+def hold(place: Listen, who: str, setting: str) -> socket.socket:
+    """Take a place for sockets of this user's that are bound with SO_REUSEPORT, and nobody else's. Raises CommandError
+    where it is taken."""
+    held = socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside connections of before that linger
+        held.bind((place.host, place.port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: a place that is taken is to be an error
+    except OSError as error:
+        held.close()
+        raise CommandError(
+            f"The {who} cannot listen at {place}: {error.strerror}. Set NETLIMIT_{setting} to another place."
+        ) from None
+    return held
+
+
 def _take_place(place: Listen) -> socket.socket:
     """The socket at which the API listened before it was restarted, or else a new one. Raises CommandError."""
-    listening = descriptor_store.take(place)
+    listening = descriptor_store.take({API: place}).get(API)
     if listening is None:
         listening = listen(place)
-        descriptor_store.keep(listening)
+        descriptor_store.keep(API, listening)
     return listening
 
 

@@ -1,5 +1,5 @@
-"""systemd's store of descriptors, where the API's listening socket stays while the API restarts (sd_notify(3),
-FDSTORE=1; sd_listen_fds(3)): its place is never free for another user of the host.
+"""systemd's store of descriptors, where the sockets of the API and of the limiter stay while these restart
+(sd_notify(3), FDSTORE=1; sd_listen_fds(3)): their places are never free for another user of the host.
 
 Without systemd, or where it does not answer, everything goes on as if there were no store.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from netlimit.settings import Listen
 
-NAME = "api"
-"""What the socket is called in the store."""
+API, LIMITER, GRPC = "api", "limiter", "limiter-grpc"
+"""What sockets are called in the store. The one of gRPC, which listens by sockets of its own, keeps the place alone."""
 _FIRST = 3
 _MOST = 64
 _SECONDS = 5.0
@@ -24,25 +24,25 @@ _SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-def take(place: Listen) -> socket.socket | None:
-    """The socket that the store has given back, if it listens where it should. Any other is closed, and taken out of
-    the store: where the API listened before, nobody answers."""
-    taken: socket.socket | None = None
+def take(places: Mapping[str, Listen]) -> dict[str, socket.socket]:
+    """The sockets that the store has given back, by name, as far as they are where they should be. Any other is closed,
+    and taken out of the store: where the API listened before, nobody answers."""
+    taken: dict[str, socket.socket] = {}
     given = list(_read_given())
     for name, descriptor in given:
         found = _open(descriptor)
-        if found is not None and taken is None and name == NAME and _listens_at(found, place):
-            taken = found
+        if found is not None and name in places and name not in taken and _is_at(found, places[name], name != GRPC):
+            taken[name] = found
         elif found is not None:
             found.close()
-    if taken is None and any(name == NAME for name, _ in given):
-        _tell(f"FDSTOREREMOVE=1\nFDNAME={NAME}")
+    for name in {name for name, _ in given} & places.keys() - taken.keys():
+        _tell(name, f"FDSTOREREMOVE=1\nFDNAME={name}")
     return taken
 
 
-def keep(listening: socket.socket) -> None:
-    """Give the store a listening socket."""
-    _tell(f"FDSTORE=1\nFDNAME={NAME}", listening.fileno())
+def keep(name: str, held: socket.socket) -> None:
+    """Give the store a socket."""
+    _tell(name, f"FDSTORE=1\nFDNAME={name}", held.fileno())
 
 
 def _read_given() -> Iterator[tuple[str, int]]:
@@ -65,12 +65,12 @@ def _open(descriptor: int) -> socket.socket | None:
         return None
 
 
-def _listens_at(found: socket.socket, place: Listen) -> bool:
+def _is_at(found: socket.socket, place: Listen, listens: bool) -> bool:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         if (found.family, found.type) != (family, socket.SOCK_STREAM):
             return False
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) != listens:
             return False
         wanted = socket.getaddrinfo(place.host, place.port, family, socket.SOCK_STREAM)
         return any(each[4][:2] == found.getsockname()[:2] for each in wanted)
@@ -78,7 +78,7 @@ def _listens_at(found: socket.socket, place: Listen) -> bool:
         return False
 
 
-def _tell(text: str, *descriptors: int) -> None:
+def _tell(name: str, text: str, *descriptors: int) -> None:
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -88,6 +88,4 @@ def _tell(text: str, *descriptors: int) -> None:
             told.connect("\0" + path[1:] if path.startswith("@") else path)
             socket.send_fds(told, [text.encode()], list(descriptors))
     except (OSError, ValueError) as error:
-        log.warning(
-            "systemd does not hear of the API's listening socket (%s): its place is free while it restarts.", error
-        )
+        log.warning("systemd does not hear of the socket %r (%s): its place is free during a restart.", name, error)

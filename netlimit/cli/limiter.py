@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit.cli.daemons import UMASK, collect_seldom, listen, raise_open_files
+from netlimit.cli import descriptor_store
+from netlimit.cli.daemons import UMASK, collect_seldom, hold, listen, raise_open_files
+from netlimit.cli.descriptor_store import GRPC, LIMITER
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
@@ -50,14 +53,23 @@ def limiter(
     os.umask(UMASK)
     raise_open_files(OPEN_FILES)
     log_to_stderr("limiter", settings)
-    listening = listen(settings.limiter_listen, "limiter", "LIMITER_LISTEN")
+    taken = descriptor_store.take({LIMITER: settings.limiter_listen, GRPC: settings.limiter_grpc_listen})
+    listening = taken.get(LIMITER) or _keep(LIMITER, listen(settings.limiter_listen, "limiter", "LIMITER_LISTEN"))
     if settings.limiter_listen.is_open or settings.limiter_grpc_listen.is_open:
         log.warning("The limiter asks nobody who he is: let nobody reach it but proxies and applications of yours.")
     with listening, open_store(settings) as store:
         if is_root():
             _drop_root(store, user)
-        deciding.decide(settings, store, listening)
+        # As the user who listens there: the kernel lets no other in beside.
+        held = taken.get(GRPC) or _keep(GRPC, hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN"))
+        with held:
+            deciding.decide(settings, store, listening)
     log.info("Stopped.")
+
+
+def _keep(name: str, made: socket.socket) -> socket.socket:
+    descriptor_store.keep(name, made)
+    return made
 
 
 def _import(module: str) -> ModuleType:

@@ -1,4 +1,5 @@
-"""The API's listening socket outlives it: systemd, played by the test, holds it meanwhile (sd_notify(3))."""
+"""The sockets of the API and of the limiter outlive them: systemd, played by the test, holds them meanwhile
+(sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -6,10 +7,15 @@ import fcntl
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import grpc
+import httpx
 import pytest
 
 from tests.cli.running import PROGRAM, SECONDS, Netlimit, until
@@ -34,8 +40,10 @@ class Manager:
         return dict(line.split("=", 1) for line in text.decode().splitlines()), descriptors
 
     @contextmanager
-    def start(self, netlimit: Netlimit, *held: tuple[str, int], pid: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """`netlimit api` with the sockets that are held, from descriptor 3 on."""
+    def start(
+        self, netlimit: Netlimit, *held: tuple[str, int], pid: str = "", part: str = "api"
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """`netlimit api` or `netlimit limiter` with the sockets that are held, from descriptor 3 on; it answers."""
         environment = {**netlimit.environment, "NOTIFY_SOCKET": str(self.path)}
         if held:
             environment |= {"LISTEN_FDS": str(len(held)), "LISTEN_FDNAMES": ":".join(name for name, _ in held)}
@@ -43,13 +51,14 @@ class Manager:
         lead = START.replace("$$", pid or "$$")
         copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 50) for _, descriptor in held]
         moves = " ".join(f"{number}<&{copy} {copy}<&-" for number, copy in enumerate(copies, 3))
-        command = ["bash", "-c", f"{lead} {moves}" if moves else lead, "bash", *PROGRAM, "api", *user]
+        command = ["bash", "-c", f"{lead} {moves}" if moves else lead, "bash", *PROGRAM, part, *user]
         with Path(netlimit.environment["LOG"]).open("ab") as log:
             process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=log, pass_fds=copies)
         for copy in copies:
             os.close(copy)
         try:
-            until(lambda: process.poll() is not None or not netlimit.run("status").returncode)
+            answers = is_deciding if part == "limiter" else is_answering
+            until(lambda: process.poll() is not None or answers(netlimit))
             assert process.poll() is None, Path(netlimit.environment["LOG"]).read_text()
             yield process
         finally:
@@ -71,6 +80,21 @@ def ready(root: None, netlimit: Netlimit, directory: Path) -> Netlimit:
     for path in (directory / "database", *(directory / "database").iterdir()):
         os.chown(path, 65534, 65534)
     return netlimit
+
+
+def is_answering(netlimit: Netlimit) -> bool:
+    return not netlimit.run("status").returncode
+
+
+def is_deciding(netlimit: Netlimit) -> bool:
+    """Over HTTP and gRPC."""
+    try:
+        asked = httpx.get(f"http://{netlimit.environment['NETLIMIT_LIMITER_LISTEN']}/readyz")
+        with grpc.insecure_channel(netlimit.environment["NETLIMIT_LIMITER_GRPC_LISTEN"]) as channel:
+            grpc.channel_ready_future(channel).result(timeout=5)
+    except (httpx.TransportError, grpc.FutureTimeoutError):
+        return False
+    return asked.status_code == 200
 
 
 def inode(descriptor: int) -> int:
@@ -140,3 +164,57 @@ def test_without_a_manager_it_starts_as_ever(ready: Netlimit, manager: Manager) 
     manager.path.unlink()
     with manager.start(ready):
         assert listeners(ready)
+
+
+@pytest.fixture
+def limiting(ready: Netlimit) -> Netlimit:
+    places = {each: f"127.0.0.1:{free_port()}" for each in ("NETLIMIT_LIMITER_LISTEN", "NETLIMIT_LIMITER_GRPC_LISTEN")}
+    return replace(ready, environment={**ready.environment, **places})
+
+
+def take_as_nobody(place: str, *options: int) -> str:
+    """What keeps another user of the host from listening there."""
+    host, _, port = place.partition(":")
+    code = (
+        "import os, socket, sys; os.setuid(12345); s = socket.socket()\n"
+        "try: [s.setsockopt(1, int(each), 1) for each in sys.argv[3:]]; s.bind((sys.argv[1], int(sys.argv[2])))\n"
+        "except OSError as error: print(error.strerror)\n"
+        "else:\n"
+        " try: s.listen()\n"
+        " except OSError as error: print(error.strerror)\n"
+    )
+    command = [sys.executable, "-S", "-c", code, host, port, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_limiter_s_places_are_nobody_else_s_while_it_restarts(limiting: Netlimit, manager: Manager) -> None:
+    """Who took one would decide in its place, and read the token of those who ask."""
+    with manager.start(limiting, part="limiter"):
+        kept = dict[str, int]()
+        for _ in range(2):
+            said, (held,) = manager.hear()
+            assert said["FDSTORE"] == "1"
+            kept[said["FDNAME"]] = held
+    places = {each: limiting.environment[f"NETLIMIT_{each.upper().replace('-', '_')}_LISTEN"] for each in kept}
+    assert sorted(places) == ["limiter", "limiter-grpc"]
+    reuse = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    for name, place in places.items():
+        for options in ((), *combinations(reuse, 1), reuse):
+            assert take_as_nobody(place, *options) == "Address already in use\n", (name, options)
+    with manager.start(limiting, *kept.items(), part="limiter"):
+        manager.hears.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            manager.hear()
+    for held in kept.values():
+        os.close(held)
+    assert take_as_nobody(places["limiter-grpc"]) == ""
+
+
+def test_two_limiters_do_not_share_the_place_of_grpc(limiting: Netlimit, manager: Manager) -> None:
+    with manager.start(limiting, part="limiter"):
+        other = replace(
+            limiting, environment={**limiting.environment, "NETLIMIT_LIMITER_LISTEN": f"127.0.0.1:{free_port()}"}
+        )
+        place = limiting.environment["NETLIMIT_LIMITER_GRPC_LISTEN"]
+        said = other.refuse("limiter", "--user", "nobody")
+        assert f"The limiter cannot listen at {place}: Address already in use. Set NETLIMIT_LIMITER_GRPC_LISTEN" in said

@@ -37,7 +37,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # a place that is taken is to be an error
+    ("grpc.so_reuseport", 1),  # beside the socket that keeps the place, which nobody else shares
     # Who opens connections and says nothing, or no more, keeps none for ever.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
