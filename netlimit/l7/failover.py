@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Protocol
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered
+from netlimit.l7.leftovers import Leftovers
 from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
@@ -59,6 +61,7 @@ class Failover:
         self._clock = clock
         self._failed_at = float("-inf")
         self._probe = probe
+        self._leftovers = Leftovers(store, clock)
 
     @property
     def state(self) -> State:
@@ -67,21 +70,30 @@ class Failover:
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
-        answers = await self._store.attempt(asks)
+        try:
+            answers = await self._store.attempt(asks)
+        except asyncio.CancelledError:
+            self._leftovers.add(asks)
+            raise
         now = self._clock()
         if not all(isinstance(answer, Decision) for answer in answers):
             self._failed_at = now
         doubtful = now - self._failed_at
         return [
-            self._check(ask, answer, doubtful) if isinstance(answer, Decision) else self._decide_here(ask)
+            self._check(ask, answer, doubtful) if isinstance(answer, Decision) else self._decide_unanswered(ask)
             for ask, answer in zip(asks, answers, strict=True)
         ]
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
         self._local.release_now(asks)
-        with suppress(CountersUnavailable):
+        try:
             await self._store.release(asks)
+        except CountersUnavailable:
+            self._leftovers.add(asks)
+        except asyncio.CancelledError:
+            self._leftovers.add(asks)
+            raise
 
     async def renew(self, asks: Sequence[Ask]) -> None:
         """Let the leases of these asks last their whole time from now."""
@@ -91,6 +103,7 @@ class Failover:
 
     async def aclose(self) -> None:
         """Let go of connections."""
+        await self._leftovers.aclose()
         await self._store.aclose()
 
     def _check(self, ask: Ask, answer: Decision, doubtful: float) -> Decision:
@@ -103,7 +116,16 @@ class Failover:
             self._local.decide_now([ask._replace(charge=True, slack=slack)])
             return answer
         (known,) = self._local.decide_now([ask])
-        return answer if known.admitted or not answer.admitted else known
+        if known.admitted or not answer.admitted:
+            return answer
+        self._leftovers.add([ask])
+        return known
+
+    def _decide_unanswered(self, ask: Ask) -> Decision:
+        decision = self._decide_here(ask)
+        if not decision.admitted:  # there it may yet be: an answer that is late is one
+            self._leftovers.add([ask])
+        return decision
 
     def _decide_here(self, ask: Ask) -> Decision:
         if ask.rule.on_failure is OnFailure.CLOSED:

@@ -1,0 +1,60 @@
+"""Leases that a store elsewhere may hold though no request does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from netlimit.errors import CountersUnavailable
+from netlimit.l7.limit import Algorithm
+from netlimit.l7.store import Ask, Store
+
+MOST = 65_536
+"""So many are remembered, about 30 MB; those that come beyond end by themselves."""
+_AT_ONCE = 256
+SECONDS = 1.0
+"""From one try to the next. What was asked last may arrive later than what is asked over a new connection."""
+
+
+class Leftovers:
+    """Ends leases in a store that did not answer when it was asked for them, or told that they have ended: it may have
+    counted them all the same, only late. Each is tried until it ends by itself."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._held: dict[str, tuple[Ask, float]] = {}
+        """By lease: what was asked, and when it ends by itself."""
+        self._ending: asyncio.Task[None] | None = None
+
+    def add(self, asks: Iterable[Ask]) -> None:
+        """End what these asks may have taken; those that take no lease are left out."""
+        now = self._clock()
+        for ask in asks:
+            if ask.limit.algorithm is Algorithm.CONCURRENCY and ask.hits and len(self._held) < MOST:
+                self._held[ask.lease] = ask, now + ask.limit.seconds
+        ending = self._ending
+        if self._held and (ending is None or ending.done() or ending.get_loop().is_closed()):
+            self._ending = asyncio.get_running_loop().create_task(self._end_all())
+
+    async def aclose(self) -> None:
+        """Try no more."""
+        if self._ending is not None and self._ending.get_loop() is asyncio.get_running_loop():
+            self._ending.cancel()
+
+    async def _end_all(self) -> None:
+        while self._held:
+            await asyncio.sleep(SECONDS)
+            now = self._clock()
+            self._held = {lease: (ask, end) for lease, (ask, end) in self._held.items() if end > now}
+            with suppress(CountersUnavailable):
+                await self._end_some([ask for ask, _ in self._held.values()])
+
+    async def _end_some(self, asks: Sequence[Ask]) -> None:
+        for start in range(0, len(asks), _AT_ONCE):  # each batch has a time-out of its own
+            some = asks[start : start + _AT_ONCE]
+            await self._store.release(some)
+            for ask in some:
+                self._held.pop(ask.lease, None)
