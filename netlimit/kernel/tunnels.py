@@ -11,6 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from netlimit.kernel import rtnetlink, wireguard
+from netlimit.kernel.background import Background
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.names import read_name
 from netlimit.tunnels import TUNNELS, End, Hop, Tunnel, Tunnels
@@ -43,25 +44,32 @@ _UNREACHED = frozenset((13, 22, 101, 113))
 """EACCES, EINVAL, ENETUNREACH, EHOSTUNREACH: what a lookup says of prohibited, blackholed and unknown destinations."""
 _MOST_ASKS = 2048
 """So many lookups are made for all addresses together, or one of each."""
-_SHORT, _SHARE = 0.05, 50
-"""A reading that takes more processor time is followed by so many times that of rest: there may be many peers."""
+_SHORT, _SHARE, _LONGEST = 0.05, 50, 120.0
+"""A reading that takes more processor time is followed by so many times that of rest, up to the longest: there may be
+many peers."""
 
 
 class TunnelReader:
-    """Keeps the last reading while it rests from it."""
+    """Reads in a thread, and keeps the last reading while it goes on, or rests from it: who may send to a device that
+    learns fills its table, and half a million entries take the kernel half a minute (measured)."""
 
     def __init__(self) -> None:
-        self._kept = Tunnels()
+        self._reading = Background(self._read_anew, rests=0.0)
+        self._kept: Tunnels | None = None
         self._rested = 0.0
 
     def read(self) -> Tunnels:
         """All tunnels. Raises OSError."""
-        if time.monotonic() >= self._rested:
-            began = time.thread_time()
-            self._kept = read_tunnels()
-            spent = time.thread_time() - began
-            self._rested = time.monotonic() + (_SHARE * spent if spent > _SHORT else 0.0)
+        if self._kept is None or self._reading.goes_on or time.monotonic() >= self._rested:
+            self._kept = self._reading.get()
         return self._kept
+
+    def _read_anew(self) -> Tunnels:
+        began = time.thread_time()
+        found = read_tunnels()
+        spent = time.thread_time() - began
+        self._rested = time.monotonic() + (min(_SHARE * spent, _LONGEST) if spent > _SHORT else 0.0)
+        return found
 
 
 class Ask(NamedTuple):
@@ -215,11 +223,12 @@ class Switching:
     """Which frames go where: by forwarding tables, and by the neighbours of this host."""
 
     def __init__(self, forwarding: Iterable[Forwarding] = (), neighbours: Iterable[Forwarding] = ()) -> None:
-        self._forwarding = tuple(forwarding)
         self._names: dict[tuple[int, bytes], list[str]] = {}
         for each in neighbours:
             if each.address and each.mac and each.mac != _NOBODY:
                 self._names.setdefault((each.device, each.mac), []).append(each.address)
+        asked = {_NOBODY, *(mac for _, mac in self._names)}
+        self._forwarding = tuple(each for each in forwarding if each.mac in asked)  # many have no name here
 
     def list_ends(self, device: int, remote: str | None) -> tuple[End, ...]:
         """The far ends of a VXLAN device, whose own is `remote`.
@@ -248,8 +257,8 @@ class Switching:
         return tuple(self._names.get((device, mac), ()))
 
 
-def _dump_neighbours(family: int) -> list[Forwarding]:
-    return [read_forwarding(body) for body in rtnetlink.dump(_GET_NEIGHBOUR, _NEIGHBOUR.pack(family, 0, 0, 0, 0))]
+def _dump_neighbours(family: int) -> Iterator[Forwarding]:
+    return map(read_forwarding, rtnetlink.dump(_GET_NEIGHBOUR, _NEIGHBOUR.pack(family, 0, 0, 0, 0)))
 
 
 def read_forwarding(body: bytes) -> Forwarding:

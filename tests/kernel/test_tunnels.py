@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -199,3 +199,23 @@ def test_tunnels_without_a_known_end_and_what_is_none(kernel: RemoteKernel) -> N
     found = kernel.tunnels().found
     assert [tunnel.device for tunnel in found.values()] == ["tunnel"]
     assert kernel.hops(["10.8.0.2"])["10.8.0.2"] == (Hop(*found.keys(), "10.8.0.2"),)
+
+
+def test_a_table_that_a_peer_has_filled_holds_nobody_up(kernel: RemoteKernel) -> None:
+    """The kernel takes the longer for each entry the more there are."""
+    words = "id 7 dstport 4789 local 10.5.0.1 dev left"
+    add(kernel, "vxlan", words)
+    assert kernel.tunnels().found
+    learned = "".join(
+        f"fdb append 02:66:{n >> 24:02x}:{n >> 16 & 255:02x}:{n >> 8 & 255:02x}:{n & 255:02x} dev tunnel dst {FAR}\n"
+        for n in range(120_000)
+    )
+    kernel.run("bridge", "-batch", "-", stdin=learned)
+    took = [time_of(partial(kernel.run, "bridge", "fdb", "show", "dev", "tunnel")), time_of(kernel.tunnels)]
+    assert took[1] < took[0] / 2, took
+
+
+def time_of(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
