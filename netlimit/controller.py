@@ -595,11 +595,12 @@ class Controller:
     def _return(self, outage: Outage) -> None:
         """Load everything from the database: what was marked and counted without it, it does not know. Unless it was
         slow, and was told beside."""
+        # One that is over must not come into force again, not even until its guard has told the database.
+        self._overdue.look(self._database, self._kernel, patience=0.0)
         if outage.is_slow and self._compilation is not None and not self._borrows and self._roster.lifted is None:
             ledger = self._ledger
             if ledger.marks is not None and ledger.numbers is not None:
                 self._exceptional, self._numbered = ledger.marks, ledger.numbers
-                self._due["window"] = 0.0
                 if ledger.numbers != self._compiled.numbers.kept:
                     self._in_step = False  # the next pass keeps them, unless another process has given out its own
                 elif self._in_step:
@@ -614,7 +615,6 @@ class Controller:
         except StoreError:  # it has gone again
             before.lifted = back
             raise
-        self._due["window"] = 0.0  # one that is over must not come into force again
         if back is not None:
             log.warning("%d rules with on_failure=open come back into force.", len(back), extra=self._say(back))
 

@@ -37,19 +37,20 @@ class Overdue:
         self._end = 0.0
         self._copied = False
 
-    def look(self, store: Store, kernel: Kernel) -> None:
-        """See whether a window is open, or has ended; undo one that is overdue. What comes back into force in the
-        kernel the next pass takes in. Raises StoreError, KernelError."""
+    def look(self, store: Store, kernel: Kernel, patience: float = OVERDUE_SECONDS) -> None:
+        """See whether a window is open, or has ended; undo one that has been over for so many seconds, for then its
+        guard hangs, or cannot have done it. What comes back into force in the kernel the next pass takes in. Raises
+        StoreError, KernelError."""
         last = store.window()
         if last is not None and last.outcome is None:
             self._follow(last, store)
         elif self._window is not None:
             self._end_with(last)
-        if self._window is None or not self._is_late():
+        if self._window is None or not self._is_late(patience):
             return
         window = self._window
         ended = store.expire(window, Actor(f"controller of {self._host}"), store.now())
-        if ended is not None:
+        if ended is not None and patience:
             log.error("The guard has not ended the window of confirmation that %s has opened: revision %d has come "
                       "back as revision %s. Does a guard run that hangs?",
                       window.actor, window.base, ended.revision)  # fmt: skip
@@ -107,5 +108,5 @@ class Overdue:
         else:
             self._window = None
 
-    def _is_late(self) -> bool:
-        return self._clock() >= self._end + OVERDUE_SECONDS
+    def _is_late(self, patience: float = OVERDUE_SECONDS) -> bool:
+        return self._clock() >= self._end + patience

@@ -563,6 +563,35 @@ def test_a_copy_that_a_guard_has_put_back_is_followed_from_there(away: Away) -> 
     assert _rules(away.replica) == _rules(away.site.store)
 
 
+def test_what_was_undone_without_the_database_does_not_come_back_with_it(away: Away) -> None:
+    """The guard has put back the copy, and has not yet told the database that the window is over."""
+    site, client = away.site, "10.0.0.2"
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    away.follow()
+    base, opened = site.store.revision(), site.store.now()
+    site.store.open_window(1, "test", opened)
+    snapshot = take_snapshot(site.store, "gw", base, False)
+    site.add(target=client, action="block")
+    away.follow()
+    assert site.send(client) == ["drop"]
+    away.take_away()
+    away.run("alone")
+    with closing(open_replica(away.directory, "gw")) as copy:
+        copy.hold(snapshot, Window(base, opened, 1, "test", (), Outcome.EXPIRED, opened, base))
+    time.sleep(1)
+    away.run()
+    assert site.send(client) == ["accept"]
+    away.bring_back()
+    end = time.monotonic() + PATIENCE
+    while (window := site.store.window()) is None or window.outcome is None or away.controller._outage is not None:
+        assert time.monotonic() < end
+        away.controller.tick()
+        assert site.send(client) == ["accept"]
+    away.run()
+    assert site.send(client) == ["accept"]
+    assert _rules(site.store).keys() == _rules(away.replica).keys() == {1}
+
+
 @contextmanager
 def small_disk(directory: Path) -> Iterator[Path]:
     """A disk of its own that is soon full."""
