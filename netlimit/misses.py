@@ -33,17 +33,17 @@ def may_miss(rule: Rule, facts: Facts) -> bool:
 def find_miss(rule: Rule, facts: Facts) -> Miss | None:
     """What a rule that limits, blocks or allows misses on a host; None if nothing, or if that is not known."""
     interface = rule.selector.interface
-    if rule.target.is_loopback and interface != "lo":
-        return Miss(
-            f"What this host sends to itself is never touched: the rule hits only what others send with an address of "
-            f"{format_target(rule.target)}, if the kernel takes it.",
-            partly=True,
-        )
     if _is_lost(rule.direction, rule.target, facts):
         return Miss(
             f"All of {format_target(rule.target)} ends on this host by a route (`ip route show table local`), and what "
             "ends here heeds only rules that name one address, so that the rule hits nothing. Name the addresses, each "
             "in a rule."
+        )
+    if rule.target.is_loopback and interface != "lo":
+        return Miss(
+            f"What this host sends to itself is never touched: the rule hits only what others send with an address of "
+            f"{format_target(rule.target)}, if the kernel takes it.",
+            partly=True,
         )
     if not interface:
         return None

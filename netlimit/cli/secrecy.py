@@ -58,7 +58,8 @@ class Secrecy:
 
 def list_secrets(settings: Settings) -> set[str]:
     """The secrets that the settings hold, also as a URL spells them."""
-    found = {secret.get_secret_value() for secret in (settings.bootstrap_token, settings.token) if secret}
+    tokens = settings.bootstrap_token, settings.token, settings.limiter_token
+    found = {token.get_secret_value() for token in tokens if token}
     for pattern in _PASSWORDS:
         for password in pattern.findall(settings.database_url) + pattern.findall(settings.counters_url):
             found |= {password, unquote(password), unquote_plus(password)}

@@ -31,7 +31,7 @@ class Detail:
 
     def record(self, key: str, hits: int, admitted: bool) -> None:
         """Count hits of a key."""
-        values = self._choose(key)
+        values = self._choose(key).encode(errors="backslashreplace").decode()  # JSON can tell what is no text
         if values not in self.counts and len(self.counts) >= MOST:
             values = OTHERS
         self.counts.setdefault(values, [0, 0])[not admitted] += hits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Protocol
 
@@ -29,6 +28,11 @@ class Remote(Store, Protocol):
     @property
     def state(self) -> State:
         """The worst that any of them thinks."""
+        ...
+
+    @property
+    def losses(self) -> int:
+        """Another number than before where a connection was closed there: what was counted may be forgotten."""
         ...
 
     async def attempt(self, asks: Sequence[Ask]) -> Sequence[Decision | CountersUnavailable]:
@@ -60,6 +64,7 @@ class Failover:
         self._emergencies = MemoryStore(memory=EMERGENCY_MEMORY)
         self._clock = clock
         self._failed_at = float("-inf")
+        self._losses = 0
         self._probe = probe
         self._leftovers = Leftovers(store, clock)
 
@@ -73,11 +78,11 @@ class Failover:
         try:
             answers = await self._store.attempt(asks)
         except asyncio.CancelledError:
-            self._leftovers.add(asks)
+            self._leftovers.end_now(asks)
             raise
-        now = self._clock()
-        if not all(isinstance(answer, Decision) for answer in answers):
-            self._failed_at = now
+        now, losses = self._clock(), self._store.losses
+        if losses != self._losses or not all(isinstance(answer, Decision) for answer in answers):
+            self._failed_at, self._losses = now, losses
         doubtful = now - self._failed_at
         return [
             self._check(ask, answer, doubtful) if isinstance(answer, Decision) else self._decide_unanswered(ask)
@@ -92,14 +97,20 @@ class Failover:
         except CountersUnavailable:
             self._leftovers.add(asks)
         except asyncio.CancelledError:
-            self._leftovers.add(asks)
+            self._leftovers.end_now(asks)
             raise
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now."""
-        self._local.renew_now(asks)
-        with suppress(CountersUnavailable):
-            await self._store.renew(asks)
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; whether none had ended. One that has there, for
+        it was away for longer, counts here as long as it lasts."""
+        found = self._local.renew_now(asks)
+        try:
+            kept = await self._store.renew(asks)
+        except CountersUnavailable:
+            kept = False
+        if not kept:
+            self._failed_at = self._clock()
+        return found
 
     async def aclose(self) -> None:
         """Let go of connections."""

@@ -41,10 +41,14 @@ def read_address(text: str) -> str | None:
     return str(mapped or address)
 
 
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+
+
 @lru_cache(_MOST_SEEN)
 def find_block(address: str, prefix: int = 64) -> str:
-    """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely."""
-    if ":" not in address or prefix == 128:
+    """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
+    translator gives to a host of IPv4 (RFC 6052) none can choose, and its neighbours are others' hosts."""
+    if ":" not in address or prefix == 128 or IPv6Address(address) in _TRANSLATED:
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
 

@@ -28,6 +28,7 @@ class Leftovers:
         self._held: dict[str, tuple[Ask, float]] = {}
         """By lease: what was asked, and when it ends by itself."""
         self._ending: asyncio.Task[None] | None = None
+        self._trying: set[asyncio.Task[None]] = set()
 
     def add(self, asks: Iterable[Ask]) -> None:
         """End what these asks may have taken; those that take no lease are left out."""
@@ -39,8 +40,20 @@ class Leftovers:
         if self._held and (ending is None or ending.done() or ending.get_loop().is_closed()):
             self._ending = asyncio.get_running_loop().create_task(self._end_all())
 
+    def end_now(self, asks: Sequence[Ask]) -> None:
+        """Do so at once as well, for who asked does not wait any more: what is asked over the same connection arrives
+        later than what was."""
+        self.add(asks)
+        leases = [ask for ask in asks if ask.lease in self._held]
+        if leases:
+            trying = asyncio.get_running_loop().create_task(self._try(leases))
+            self._trying.add(trying)
+            trying.add_done_callback(self._trying.discard)
+
     async def aclose(self) -> None:
         """Try no more."""
+        for trying in [each for each in self._trying if each.get_loop() is asyncio.get_running_loop()]:
+            trying.cancel()
         if self._ending is not None and self._ending.get_loop() is asyncio.get_running_loop():
             self._ending.cancel()
 
@@ -51,6 +64,10 @@ class Leftovers:
             self._held = {lease: (ask, end) for lease, (ask, end) in self._held.items() if end > now}
             with suppress(CountersUnavailable):
                 await self._end_some([ask for ask, _ in self._held.values()])
+
+    async def _try(self, asks: Sequence[Ask]) -> None:
+        with suppress(CountersUnavailable):
+            await self._store.release(asks)
 
     async def _end_some(self, asks: Sequence[Ask]) -> None:
         for start in range(0, len(asks), _AT_ONCE):  # each batch has a time-out of its own

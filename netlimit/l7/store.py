@@ -48,8 +48,9 @@ class Store(Protocol):
         """End the leases of these asks; one that has ended already is no error."""
         ...
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now; one that has ended stays so."""
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; one that has ended stays so. Whether none had,
+        that is."""
         ...
 
     async def aclose(self) -> None:

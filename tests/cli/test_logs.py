@@ -136,11 +136,12 @@ def test_secrets_are_hidden_wherever_they_stand(said: Callable[[], str], form: L
         log_format=form,
         bootstrap_token="first-secret",
         token="second-secret",
+        limiter_token="third-secret",
         database_url="postgresql+psycopg://netlimit:p%40ss word@db/netlimit?sslpassword=key%20word",
         counters_url="redis://:redword@db/0",
     )
     try:
-        raise ValueError(f"refused: first-secret, {TOKEN}")
+        raise ValueError(f"refused: first-secret, {TOKEN}, third-secret")
     except ValueError:
         log.exception(
             "GET /x?token=abcdefgh with {'Authorization': 'Bearer zyxwvu'} by %s to %s and %s",
@@ -157,7 +158,17 @@ def test_secrets_are_hidden_wherever_they_stand(said: Callable[[], str], form: L
         "could not connect as netlimit with p@ss word or p%40ss word, password=uvwxyz; key word and redword are wrong"
     )
     text = said()
-    for secret in ("first-secret", "second-secret", TOKEN, TOKEN[3:], "abcdefgh", "zyxwvu", "qponml", "hushhush"):
+    for secret in (
+        "first-secret",
+        "second-secret",
+        "third-secret",
+        TOKEN,
+        TOKEN[3:],
+        "abcdefgh",
+        "zyxwvu",
+        "qponml",
+        "hushhush",
+    ):
         assert secret not in text
     for secret in ("dontsay", "plain", "k3y", "p@ss word", "p%40ss word", "uvwxyz", "key word", "redword"):
         assert secret not in text

@@ -581,6 +581,7 @@ def test_what_leads_to_no_other_answer_is_not_looked_at_again(tmp_path: Path, mo
     site.controller._spare()
     site.controller.sync()
     assert site.send("10.1.1.9") == ["accept"]
+    store.close()
 
 
 def test_nobody_waits_for_what_takes_long_to_read() -> None:

@@ -8,7 +8,7 @@ import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, hash_key, header
+from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, find_culprit, hash_key, header
 
 PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
 
@@ -70,6 +70,13 @@ class TestClientAddress:
         assert ClientAddress(prefix=128)(make_scope("2001:db8::1")) == "2001:db8::1"
         assert ClientAddress()(make_scope("::ffff:192.0.2.1")) == "192.0.2.1"
         assert ClientAddress()(make_scope("fe80::1%eth0")) == "fe80::/64"
+
+    @pytest.mark.parametrize("host", ["64:ff9b::c633:6409", "64:ff9b::198.51.100.9"])
+    def test_a_host_behind_a_translator_is_itself(self, host: str) -> None:
+        """All of IPv4 is in that /64: others are not blocked for it."""
+        assert ClientAddress()(make_scope(host)) == find_culprit(host) == "64:ff9b::c633:6409"
+        assert find_culprit("64:ff9b:1::1") == "64:ff9b:1::/64"
+        assert find_culprit("64:ff9b::1:0:0:1") == "64:ff9b::/64"
 
     def test_a_proxy_is_trusted_by_its_address_not_by_its_block(self) -> None:
         find = ClientAddress(["2001:db8::1"])

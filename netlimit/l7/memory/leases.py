@@ -66,16 +66,18 @@ class Leases(Counter):
                     if not ends:
                         del self._ends[owner]
 
-    def renew(self, key: str, lease: str, hits: int = 1) -> None:
-        """Let a lease last its whole time from now, if it has not ended."""
+    def renew(self, key: str, lease: str, hits: int = 1) -> bool:
+        """Let a lease last its whole time from now, if it has not ended; whether that is so."""
         with self._lock:
-            now = self._clock()
+            now, found = self._clock(), False
             for owner in (key, CROWD):
                 ends = self._ends.get(owner, {})
                 if ends.get(lease, now) > now:
+                    found = True
                     for name in _name_parts(lease, hits):
                         ends.pop(name, None)
                         ends[name] = now + self._period
+            return found
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Leases)

@@ -62,19 +62,21 @@ class MemoryStore:
             if (leases := self._find_leases(ask)) is not None:
                 leases.release(ask.key, ask.lease, ask.hits)
 
-    def renew_now(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now."""
-        for ask in asks:
-            if (leases := self._find_leases(ask)) is not None:
-                leases.renew(ask.key, ask.lease, ask.hits)
+    def renew_now(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; whether none had ended."""
+        found = [
+            (leases := self._find_leases(ask)) is not None and leases.renew(ask.key, ask.lease, ask.hits)
+            for ask in asks
+        ]
+        return all(found)
 
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
         self.release_now(asks)
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now."""
-        self.renew_now(asks)
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; whether none had ended."""
+        return self.renew_now(asks)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -55,6 +55,11 @@ class Cluster:
             return State.OPEN
         return worst(link.state for link in self._links.values())
 
+    @property
+    def losses(self) -> int:
+        """How many connections have been closed by a node while nothing was asked."""
+        return sum(link.losses for link in self._links.values())
+
     def ask(self, question: Question) -> None:
         """Send a question to the node that has its counter."""
         address = self._slots.get(key_slot(question.name))

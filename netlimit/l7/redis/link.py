@@ -95,11 +95,17 @@ class Link:
         self._deadline: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._losses = 0
 
     @property
     def state(self) -> State:
         """What the breaker thinks of the server."""
         return self._breaker.state
+
+    @property
+    def losses(self) -> int:
+        """How many connections have been closed by the server while nothing was asked."""
+        return self._losses
 
     @property
     def load(self) -> int:
@@ -188,6 +194,7 @@ class Link:
         if self._calls:
             self._give_up(reason)
         else:  # closed while it was idle: the next batch opens another
+            self._losses += 1
             self._drop_channel()
 
     def _give_up(self, reason: str) -> None:

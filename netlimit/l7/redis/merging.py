@@ -65,6 +65,11 @@ class MergingStore:
         """How well Redis answers."""
         return self._remote.state
 
+    @property
+    def losses(self) -> int:
+        """Another number than before where Redis has closed a connection."""
+        return self._remote.losses
+
     async def attempt(self, asks: Sequence[Ask]) -> list[Answer]:
         """Count and answer, in order, or say why not."""
         elsewhere = iter(await self._remote.attempt([ask for ask in asks if not _can_merge(ask)]))
@@ -78,9 +83,9 @@ class MergingStore:
         """End the leases of these asks."""
         await self._remote.release(asks)
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now."""
-        await self._remote.renew(asks)
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; whether all of them were still there."""
+        return await self._remote.renew(asks)
 
     async def merge(self) -> None:
         """Merge now what has been counted since the last time."""

@@ -20,6 +20,11 @@ class Pair:
         """What their breaker thinks of the server."""
         return self._one.state
 
+    @property
+    def losses(self) -> int:
+        """How many connections have been closed by the server while nothing was asked."""
+        return self._one.losses + self._other.losses
+
     def ask(self, question: Question) -> None:
         """Send a question by the link that has less to do; those of one ticket go together."""
         if question.ticket is not self._ticket:

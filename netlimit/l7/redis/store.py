@@ -32,6 +32,11 @@ class Wire(Protocol):
         """How well that goes."""
         ...
 
+    @property
+    def losses(self) -> int:
+        """How many connections have been closed by the other end while nothing was asked."""
+        ...
+
     async def aclose(self) -> None:
         """Close the connections."""
         ...
@@ -72,6 +77,11 @@ class RedisStore:
         """How well Redis answers, by the worst of all connections."""
         return worst(wire.state for wire in self._wires.values())
 
+    @property
+    def losses(self) -> int:
+        """Another number than before where a server has closed a connection: it may have forgotten what it counted."""
+        return sum(wire.losses for wire in self._wires.values())
+
     async def attempt(self, asks: Sequence[Ask]) -> list[Answer]:
         """Count and answer, in order, or say why not: of a cluster a part may be away."""
         return await self._send(asks, [self._find_plan(ask).counting for ask in asks])
@@ -84,9 +94,10 @@ class RedisStore:
         """End the leases of these asks."""
         expect_decisions(await self._send(asks, [LeaseMove(0)] * len(asks)))
 
-    async def renew(self, asks: Sequence[Ask]) -> None:
-        """Let the leases of these asks last their whole time from now."""
-        expect_decisions(await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks]))
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        """Let the leases of these asks last their whole time from now; whether all of them were still there."""
+        found = expect_decisions(await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks]))
+        return all(each.admitted for each in found)
 
     async def aclose(self) -> None:
         """Close this event loop's connections; each other one closes its own."""

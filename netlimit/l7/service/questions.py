@@ -136,7 +136,7 @@ def _count_by_block(descriptor: Descriptor) -> Descriptor:
     """The same with an IPv6 client told by his /64, in which he may choose freely."""
     return descriptor._replace(
         entries=tuple(
-            Entry(key, plain_client(value.encode()) if key == CLIENT_KEY else value)
+            Entry(key, plain_client(value.encode(errors="replace")) if key == CLIENT_KEY else value)
             for key, value in descriptor.entries
         )
     )

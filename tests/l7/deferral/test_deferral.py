@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -91,14 +91,19 @@ def waking() -> Waking:
 
 
 @pytest.fixture
-def make_app(tmp_path: Path, waking: Waking) -> Callable[..., RateLimit]:
+def make_app(tmp_path: Path, waking: Waking) -> Iterator[Callable[..., RateLimit]]:
+    made = []
+
     def make(app: Any, limit: Limit = FAST, bounds: dict[str, Any] | None = None, **others: Any) -> RateLimit:
         backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(**(bounds or {})))
+        made.append(backlog)
         rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
         counters = MemoryStore(waking.clock)
         return RateLimit(app, rule, key=header("X-User"), counters=counters, deferral=Deferral(backlog, **others))
 
-    return make
+    yield make
+    for backlog in made:
+        backlog._connection.close()
 
 
 def post(app: Any, body: bytes = b"", user: str = "alice", path: str = "/jobs", **others: Any) -> Any:

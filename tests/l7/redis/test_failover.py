@@ -18,7 +18,7 @@ from netlimit.l7.problems import REDUCED_CAPACITY, write_problem
 from netlimit.l7.rules import Descriptor, Entry, Node, OnFailure, Rule, RuleSet
 from netlimit.l7.store import Ask
 from tests.awake import Awake
-from tests.l7.redis.driving import guarded, hit, make_rule, wait_until
+from tests.l7.redis.driving import PATIENT, guarded, hit, make_rule, wait_until
 from tests.l7.redis.servers import Server
 
 NOWHERE = "redis://127.0.0.1:1?timeout_ms=60000&probe_ms=60000"
@@ -200,18 +200,67 @@ def test_a_redis_that_comes_and_goes_admits_no_more_than_the_limit(
                     await ask_until_closed(store)
         return admitted
 
-    async def ask_until_closed(store: Failover) -> None:
-        other = make_rule(Limit(10**6, DAY))
-
-        async def is_up() -> bool:
-            await hit(store, other)
-            return store.state is State.CLOSED
-
-        async with asyncio.timeout(60):
-            while not await is_up():
-                await asyncio.sleep(0.01)
-
     assert asyncio.run(ask()) == 20
+
+
+async def ask_until_closed(store: Failover) -> None:
+    other = make_rule(Limit(10**6, DAY))
+
+    async def is_up() -> bool:
+        await hit(store, other)
+        return store.state is State.CLOSED
+
+    async with asyncio.timeout(60):
+        while not await is_up():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("algorithm", [each for each in Algorithm if each is not Algorithm.CONCURRENCY])
+def test_a_redis_that_forgets_while_nobody_asks_does_not_either(mortal: Server, algorithm: Algorithm) -> None:
+    rule = make_rule(Limit(5, DAY, algorithm))
+
+    async def ask() -> int:
+        admitted = 0
+        async with guarded(mortal.url + PATIENT) as store:
+            for _ in range(3):
+                for _ in range(5):
+                    admitted += (await hit(store, rule)).admitted
+                losses = store._store.losses
+                await asyncio.to_thread(mortal.kill)
+                await wait_until(lambda before=losses: store._store.losses != before)
+                await asyncio.to_thread(mortal.start)
+        return admitted
+
+    assert asyncio.run(ask()) == 5
+
+
+def test_requests_in_flight_for_longer_than_redis_was_away_keep_their_places(mortal: Server) -> None:
+    limit = Limit(2, 3, Algorithm.CONCURRENCY)
+    rule = Rule("test", "long", None, limit)
+    first, second, third = (Ask(rule, limit, "alice", lease=lease) for lease in ("first", "second", "third"))
+
+    async def live() -> None:
+        async with guarded(mortal.url + "?timeout_ms=200&probe_ms=20") as store:
+            assert all(each.admitted for each in await store.decide([first, second]))
+
+            async def renew() -> None:
+                while True:
+                    await store.renew([first, second])
+                    await asyncio.sleep(0.2)
+
+            renewing = asyncio.create_task(renew())
+            mortal.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(limit.seconds + 1)
+            mortal.process.send_signal(signal.SIGCONT)
+            await ask_until_closed(store)
+            for _ in range(10 * limit.seconds):
+                assert not (await store.decide([third]))[0].admitted
+                await asyncio.sleep(0.2)
+            renewing.cancel()
+            await store.release([first])
+            assert (await store.decide([third]))[0].admitted
+
+    asyncio.run(live())
 
 
 def test_two_processes_admit_no_more_than_the_limit_each(mortal: Server) -> None:

@@ -13,9 +13,9 @@ import pytest
 from netlimit.l7 import leftovers
 from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit
-from netlimit.l7.rules import OnFailure
+from netlimit.l7.rules import OnFailure, Rule
 from netlimit.l7.store import Ask, Store
-from tests.l7.redis.driving import PATIENT, guarded, make_rule, opened
+from tests.l7.redis.driving import PATIENT, guarded, opened
 from tests.l7.redis.servers import Server
 
 LIMIT = Limit(1, 600, Algorithm.CONCURRENCY)
@@ -51,7 +51,7 @@ async def take(store: Failover, ask: Ask) -> bool:
 @pytest.mark.parametrize("case", ["taken before", "taken meanwhile", "refused", "given up"])
 def test_what_is_not_in_flight_is_ended_when_redis_answers_again(mortal: Server, case: str) -> None:
     closed = {"on_failure": OnFailure.CLOSED} if case == "refused" else {}
-    ask = Ask(make_rule(LIMIT, **closed), LIMIT, "alice", lease="first")
+    ask = Ask(Rule("test", case, None, LIMIT, **closed), LIMIT, "alice", lease="first")
 
     async def live() -> None:
         async with guarded(mortal.url + HASTY) as store, opened(mortal.url + PATIENT) as direct:
@@ -75,7 +75,7 @@ def test_what_is_not_in_flight_is_ended_when_redis_answers_again(mortal: Server,
 
 
 def test_what_is_in_flight_keeps_its_place(mortal: Server) -> None:
-    ask = Ask(make_rule(LIMIT), LIMIT, "alice", lease="first")
+    ask = Ask(Rule("test", "kept", None, LIMIT), LIMIT, "alice", lease="first")
 
     async def live() -> None:
         async with guarded(mortal.url + HASTY) as store, opened(mortal.url + PATIENT) as direct:
@@ -96,10 +96,30 @@ def test_what_is_left_over_is_forgotten_when_it_has_ended_by_itself(monkeypatch:
 
     async def live() -> None:
         async with guarded("redis://127.0.0.1:1" + HASTY) as store:
-            await store.release([Ask(make_rule(limit), limit, "alice", lease="first")])
+            await store.release([Ask(Rule("test", "forgotten", None, limit), limit, "alice", lease="first")])
             assert len(store._leftovers._held) == 1
             async with asyncio.timeout(60):
                 while store._leftovers._held:
                     await asyncio.sleep(0.01)
+
+    asyncio.run(live())
+
+
+def test_who_goes_before_he_is_answered_leaves_his_place_at_once(
+    mortal: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opens and drops requests all the time would else shut everybody out."""
+    monkeypatch.setattr(leftovers, "SECONDS", 600.0)
+    ask = Ask(Rule("test", "gone", None, LIMIT), LIMIT, "alice", lease="first")
+
+    async def live() -> None:
+        async with guarded(mortal.url + PATIENT) as store, opened(mortal.url + PATIENT) as direct:
+            await connect(store, ask)
+            async with hanging(mortal):
+                asking = asyncio.create_task(take(store, ask))
+                await asyncio.sleep(0.1)
+                asking.cancel()
+                await asyncio.sleep(0)
+            await wait_for_room(direct, ask)
 
     asyncio.run(live())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import httpx
@@ -54,3 +55,14 @@ def test_metrics_are_what_prometheus_reads(http: httpx.Client, served: Served) -
     assert "netlimit_limiter_counters_up 1.0" in text
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_value_that_is_no_text_takes_the_metrics_from_nobody(http: httpx.Client, served: Served) -> None:
+    who = someone()
+    for key in ("told", "remote_address"):
+        asked = {"domain": "web", "descriptors": [[{"key": key, "value": f"{who}\ud800"}]]}
+        answer = http.post("/v1/decide", content=json.dumps(asked), headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+    answer = http.get("/metrics")
+    assert answer.status_code == 200
+    assert f'value="{who}\\\\ud800"' in answer.text
