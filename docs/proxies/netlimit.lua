@@ -3,7 +3,7 @@ local question = "http://netlimit/v1/auth?domain=web&key=remote_address&key=remo
 local longest = 35000 -- milliseconds: more than the longest `max_wait` of a rule
 local open = true -- whether everything passes without the limiter
 
-local gone = 1 -- seconds: the limiter is gone if HAProxy's checks say so, and it has answered nobody for so long
+local gone = 3 -- seconds: the limiter is gone if HAProxy's checks say so, and it has answered nobody for so long
 local patience = 5 -- seconds: one that is there and does not answer is asked again for so long
 local answered = 0 -- when it has answered last
 
