@@ -92,6 +92,7 @@ def test_deferring_for_proxies(server: Server, tmp_path: Path, monkeypatch: pyte
         assert kept.status == 202
         assert (await ask(app, kept.headers["location"])).json()["state"] == "waiting"
         await app._limiter._store.aclose()
+        await app._deferral.stop()
 
     asyncio.run(main())
 
