@@ -499,7 +499,7 @@ class Controller:
         lifted = self._compilation is None and any(each.lifted for each in self._replica.hosts())
         # What a controller before this one has lifted must not come back with each that starts.
         lasted = self._setup.failure_seconds if lifted else 0.0
-        self._borrows, self._ledger, self._clients = False, Ledger(numbers=dict(self._numbered)), None
+        self._ledger, self._clients = Ledger(numbers=dict(self._numbered)), None
         lasts = self._find_slowness() if isinstance(error, Slow) else 0.0
         self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
@@ -595,8 +595,12 @@ class Controller:
     def _return(self, outage: Outage) -> None:
         """Load everything from the database: what was marked and counted without it, it does not know. Unless it was
         slow, and was told beside."""
-        # One that is over must not come into force again, not even until its guard has told the database.
-        self._overdue.look(self._database, self._kernel, patience=0.0)
+        self._numbered = dict(self._ledger.numbers or {})  # the database's, not the copy's: should it go again at once
+        try:
+            # One that is over must not come into force again, not even until its guard has told the database.
+            self._overdue.look(self._database, self._kernel, patience=0.0)
+        except KernelError as error:
+            log.error("%s", error)  # it is looked at again
         if outage.is_slow and self._compilation is not None and not self._borrows and self._roster.lifted is None:
             ledger = self._ledger
             if ledger.marks is not None and ledger.numbers is not None:
@@ -702,7 +706,7 @@ class Controller:
     def _load_all(self) -> None:
         """Take in everything. If that cannot be had, what is known stays: the copy may be older."""
         known = self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision
-        fallback, stamp = self._fallback, self._stamp
+        fallback, stamp, borrows = self._fallback, self._stamp, self._borrows
         if self._outage is None:
             self._allow(self._find_load_wait())
         try:
@@ -710,7 +714,7 @@ class Controller:
                 self._load_anew()
         except StoreError:
             self._compilation, self._roster, self._numbered, self._exceptional, self._tally, self._revision = known
-            self._fallback, self._stamp = fallback, stamp
+            self._fallback, self._stamp, self._borrows = fallback, stamp, borrows
             self._premises.keep_mask(self._compilation.facts.mark_mask if self._compilation else None)
             raise
 

@@ -119,11 +119,9 @@ class Exchange:
         added = find_changed(known, self.numbers)[0] if known is not None else {}
         if known is None or not added:
             return
-        if self.store.numbering(host) != known:
-            self.ledger.numbers = None
-        elif not {number for key, number in known.items() if key not in added} & {*added.values()}:
-            self.store.number(host, added, ())
-            self.ledger.numbers = {**known, **added}
+        if not {number for key, number in known.items() if key not in added} & {*added.values()}:
+            is_told = self.store.number_beside(host, added, known)
+            self.ledger.numbers = {**known, **added} if is_told else None
 
     def _tell_marks(self) -> None:
         host = self.status.host

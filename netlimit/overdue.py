@@ -48,9 +48,14 @@ class Overdue:
             self._end_with(last)
         if self._window is None or not self._is_late(patience):
             return
-        window = self._window
-        ended = store.expire(window, Actor(f"controller of {self._host}"), store.now())
-        if ended is not None and patience:
+        window, now = self._window, store.now()
+        if not self._is_late() and window.left(now) > 0:
+            return  # its end was reckoned from an answer that took long, or the database's clock was set back
+        ended = store.expire(window, Actor(f"controller of {self._host}"), now)
+        if ended is not None and not patience:
+            log.warning("The window of confirmation that %s has opened is over: revision %d has come back as revision "
+                        "%s.", window.actor, window.base, ended.revision)  # fmt: skip
+        elif ended is not None:
             log.error("The guard has not ended the window of confirmation that %s has opened: revision %d has come "
                       "back as revision %s. Does a guard run that hangs?",
                       window.actor, window.base, ended.revision)  # fmt: skip

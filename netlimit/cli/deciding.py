@@ -37,8 +37,8 @@ from netlimit.store import Store
 log = logging.getLogger(__name__)
 
 
-def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
-    """Decide by the rules of files and of the database, both of which are followed."""
+def decide(settings: Settings, store: Store, listening: socket.socket, grpc_place: str) -> None:
+    """Decide by the rules of files and of the database, both of which are followed; for gRPC at "address:port"."""
     counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
     sources = Sources(settings.limits, store)
     alone = _is_alone(settings)
@@ -67,7 +67,7 @@ def decide(settings: Settings, store: Store, listening: socket.socket) -> None:
             eviction.start()
         escalator.start()
         try:
-            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening, tell))
+            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening, grpc_place, tell))
         finally:
             if eviction is not None:
                 eviction.stop()
@@ -143,6 +143,7 @@ async def _serve(
     counters: Counters,
     askers: Askers,
     listening: socket.socket,
+    grpc_place: str,
     troubles: Callable[[], Sequence[str]],
 ) -> None:
     families = [Family(word) for word in settings.limiter_headers]
@@ -158,7 +159,7 @@ async def _serve(
     rpc = RpcServer(limiter, families, service.answers, askers)
     place = settings.limiter_grpc_listen
     try:
-        await rpc.start(str(place))
+        await rpc.start(grpc_place)
     except RuntimeError:
         raise CommandError(
             f"The limiter cannot listen at {place}. Set NETLIMIT_LIMITER_GRPC_LISTEN to another place."

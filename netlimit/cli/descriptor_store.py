@@ -36,13 +36,19 @@ def take(places: Mapping[str, Listen]) -> dict[str, socket.socket]:
         elif found is not None:
             found.close()
     for name in {name for name, _ in given} & places.keys() - taken.keys():
-        _tell(name, f"FDSTOREREMOVE=1\nFDNAME={name}")
+        forget(name)
     return taken
 
 
 def keep(name: str, held: socket.socket) -> None:
     """Give the store a socket."""
-    _tell(name, f"FDSTORE=1\nFDNAME={name}", held.fileno())
+    # systemd lets go of what polls as hung up, as a socket does that does not listen.
+    _tell(name, f"FDSTORE=1\nFDPOLL=0\nFDNAME={name}", held.fileno())
+
+
+def forget(name: str) -> None:
+    """Have the store let go of a socket."""
+    _tell(name, f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
 def _read_given() -> Iterator[tuple[str, int]]:

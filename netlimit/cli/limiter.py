@@ -22,6 +22,7 @@ from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.errors import StoreError
 
 if TYPE_CHECKING:
+    from netlimit.settings import Settings
     from netlimit.store import Store
 
 _LATE = (
@@ -60,11 +61,26 @@ def limiter(
     with listening, open_store(settings) as store:
         if is_root():
             _drop_root(store, user)
-        # As the user who listens there: the kernel lets no other in beside.
-        held = taken.get(GRPC) or _keep(GRPC, hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN"))
-        with held:
-            deciding.decide(settings, store, listening)
+        with _hold_grpc(settings, taken.get(GRPC)) as held:
+            deciding.decide(settings, store, listening, _name(held))
     log.info("Stopped.")
+
+
+def _hold_grpc(settings: Settings, taken: socket.socket | None) -> socket.socket:
+    """What keeps the place of gRPC, as the user who listens there: the kernel lets no other in beside. One that is
+    another user's, for the limiter was his before, is let go. Raises CommandError."""
+    if taken is not None and os.fstat(taken.fileno()).st_uid == os.geteuid():
+        return taken
+    if taken is not None:
+        taken.close()
+        descriptor_store.forget(GRPC)
+    return _keep(GRPC, hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN"))
+
+
+def _name(held: socket.socket) -> str:
+    """The place of a socket, as gRPC has it: by address, for by name it may be several."""
+    host, port = held.getsockname()[:2]
+    return f"[{host}]:{port}" if held.family == socket.AF_INET6 else f"{host}:{port}"
 
 
 def _keep(name: str, made: socket.socket) -> socket.socket:

@@ -84,7 +84,11 @@ class Gate:
             if ask is None:
                 hit.tally.note(size, refused=False)
                 continue
-            (decision,) = await self._store.decide([ask])
+            try:
+                (decision,) = await self._store.decide([ask])
+            except BaseException:  # who asked does not wait any more, say
+                await self._store.release(held)
+                raise
             if counted:
                 hit.tally.note(size, refused=not decision.admitted)
             if decision.admitted and ask.lease and counted:

@@ -51,9 +51,13 @@ class Leftovers:
             trying.add_done_callback(self._trying.discard)
 
     async def aclose(self) -> None:
-        """Try no more."""
-        for trying in [each for each in self._trying if each.get_loop() is asyncio.get_running_loop()]:
-            trying.cancel()
+        """Try for the last time, and no longer than a second."""
+        here = asyncio.get_running_loop()
+        trying = [each for each in self._trying if each.get_loop() is here]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS):
+                await asyncio.gather(*trying)
+                await self._end_some([ask for ask, _ in list(self._held.values())])
         if self._ending is not None and self._ending.get_loop() is asyncio.get_running_loop():
             self._ending.cancel()
 
@@ -61,9 +65,10 @@ class Leftovers:
         while self._held:
             await asyncio.sleep(SECONDS)
             now = self._clock()
-            self._held = {lease: (ask, end) for lease, (ask, end) in self._held.items() if end > now}
-            with suppress(CountersUnavailable):
-                await self._end_some([ask for ask, _ in self._held.values()])
+            for lease, (_, end) in list(self._held.items()):
+                if end <= now:
+                    self._held.pop(lease, None)
+            await self._end_some([ask for ask, _ in list(self._held.values())])
 
     async def _try(self, asks: Sequence[Ask]) -> None:
         with suppress(CountersUnavailable):
@@ -72,6 +77,7 @@ class Leftovers:
     async def _end_some(self, asks: Sequence[Ask]) -> None:
         for start in range(0, len(asks), _AT_ONCE):  # each batch has a time-out of its own
             some = asks[start : start + _AT_ONCE]
-            await self._store.release(some)
-            for ask in some:
-                self._held.pop(ask.lease, None)
+            with suppress(CountersUnavailable):  # of a part of them, perhaps
+                await self._store.release(some)
+                for ask in some:
+                    self._held.pop(ask.lease, None)

@@ -132,7 +132,11 @@ class Limiter:
         size = size or find_size(descriptors)
         held: tuple[Ask, ...] = ()
         for address in [client] if client is not None else sorted({each for each in told if each is not None}):
-            passage = await self._gate.ask(address, size, hits)
+            try:
+                passage = await self._gate.ask(address, size, hits)
+            except BaseException:  # who asked does not wait any more, say
+                await self._store.release(held)
+                raise
             if not passage.allowed:
                 if held:
                     await self._store.release(held)
@@ -184,7 +188,12 @@ class Limiter:
         entry = await self.enter(descriptors, hits, client, size)
         if not entry.allowed:
             return entry
-        return await self.conclude(entry, await self._decide(domain, descriptors, hits, charge, client, escalates))
+        try:
+            verdict = await self._decide(domain, descriptors, hits, charge, client, escalates)
+        except BaseException:
+            await self.release(entry)
+            raise
+        return await self.conclude(entry, verdict)
 
     async def conclude(self, entry: Verdict, verdict: Verdict) -> Verdict:
         """What is decided about a request that has entered: if it is allowed, it holds what both hold."""

@@ -33,6 +33,8 @@ def connect(path: Path, patience: float) -> DiskConnection:
         rights, disk = _judge(path), find_disk(path.parent)
         try:
             connection = disk.call(partial(_open, path, patience, rights), _close_late, path)
+        except Stalled:
+            raise
         except sqlite3.OperationalError:
             before, rights = rights, _judge(path)
             if rights == before:
@@ -74,12 +76,16 @@ def _judge(path: Path) -> Rights | None:
     return rights
 
 
-def _on_disk(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
+def _on_disk(
+    method: Callable[Concatenate[Owner, P], Result], again: bool = False
+) -> Callable[Concatenate[Owner, P], Result]:
+    """The method as a call that may hang. `again`: it is all or nothing, and so may be made a second time."""
+
     @wraps(method)
     def call(self: Owner, /, *arguments: P.args, **named: P.kwargs) -> Result:
         connection = self.connection if isinstance(self, sqlite3.Cursor) else self
         assert isinstance(connection, DiskConnection)
-        return connection.call(partial(method, self, *arguments, **named))
+        return connection.call(partial(method, self, *arguments, **named), again)
 
     return call
 
@@ -102,13 +108,14 @@ class DiskConnection(sqlite3.Connection):
         """Say of which file it is, where that lies, and with whose rights calls are made."""
         self._path, self._disk, self._rights = path, disk, rights
 
-    def call(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives. Raises Stalled."""
+    def call(self, work: Callable[[], Result], again: bool = False) -> Result:
+        """What `work` gives, which may be made `again` with the rights of whoever has the directory by then. Raises
+        Stalled."""
         if self._is_lost:
             raise Stalled
         try:
             return self._disk.call(
-                partial(self._act, work), lambda _: self._act(partial(_close_late, self)), self._path
+                partial(self._act, work, again), lambda _: self._act(partial(_close_late, self)), self._path
             )
         except Stalled:
             self._is_lost = True
@@ -137,7 +144,7 @@ class DiskConnection(sqlite3.Connection):
             return self._unlock(super().commit)
         self.try_disk()
         self._writes = False
-        return self.call(super().commit)
+        return self.call(super().commit, again=True)
 
     def rollback(self) -> None:
         """Raises Stalled; what was lost before is undone anyway."""
@@ -157,14 +164,14 @@ class DiskConnection(sqlite3.Connection):
             raise Stalled
         end()
 
-    def _act(self, work: Callable[[], Result]) -> Result:
+    def _act(self, work: Callable[[], Result], again: bool = False) -> Result:
         begun = self.in_transaction
         try:
             with opening_as(self._rights):
                 return work()
         except sqlite3.OperationalError:
             # An error may have undone the transaction: what is done again would not be within it.
-            if not self._judge_anew() or self.in_transaction != begun:
+            if not self._judge_anew() or not again or self.in_transaction != begun:
                 raise
         with opening_as(self._rights):
             return work()
@@ -180,11 +187,11 @@ class DiskConnection(sqlite3.Connection):
         with suppress(OSError):  # where it may only be read, say; what follows tells
             os.utime(self._path, follow_symlinks=False)
 
-    execute = _on_disk(sqlite3.Connection.execute)
+    execute = _on_disk(sqlite3.Connection.execute, again=True)
 
 
 class _Cursor(sqlite3.Cursor):
-    _execute = _on_disk(sqlite3.Cursor.execute)
+    _execute = _on_disk(sqlite3.Cursor.execute, again=True)
     executemany = _on_disk(sqlite3.Cursor.executemany)
     executescript = _on_disk(sqlite3.Cursor.executescript)
     fetchone = _on_disk(sqlite3.Cursor.fetchone)

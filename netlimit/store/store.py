@@ -471,6 +471,16 @@ class Store:
         with self._database.writing(wake=False) as connection:
             numbers.number(connection, host, added, removed)
 
+    def number_beside(
+        self, host: str, added: Mapping[tuple[str, str], int], known: Mapping[tuple[str, str], int]
+    ) -> bool:
+        """Keep the mark numbers of `added` if there are just the `known` ones so far; whether that is so."""
+        with self._database.writing(wake=False) as connection:
+            if numbers.numbering(connection, host) != known:
+                return False
+            numbers.number(connection, host, added, ())
+            return True
+
     @again
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
         """Keep the states of rules that are not simply applied on a gateway, and forget those of `cleared`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import grpc
 import httpx
 import pytest
 
+from netlimit.cli.daemons import hold
+from netlimit.cli.limiter import _hold_grpc
+from netlimit.settings import Settings
 from tests.cli.running import PROGRAM, SECONDS, Netlimit, until
 from tests.ports import free_port
 from tests.warm import ROOT
@@ -37,7 +41,9 @@ class Manager:
 
     def hear(self) -> tuple[dict[str, str], list[int]]:
         text, descriptors, _, _ = socket.recv_fds(self.hears, 4096, 4)
-        return dict(line.split("=", 1) for line in text.decode().splitlines()), descriptors
+        said = dict(line.split("=", 1) for line in text.decode().splitlines())
+        assert said.get("FDPOLL") == "0" or not any(map(hangs_up, descriptors)), "systemd closes it (sd_notify(3))"
+        return said, descriptors
 
     @contextmanager
     def start(
@@ -64,6 +70,12 @@ class Manager:
         finally:
             process.terminate()
             process.wait(SECONDS)
+
+
+def hangs_up(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
 
 
 @pytest.fixture
@@ -146,7 +158,7 @@ def test_what_does_not_listen_or_is_no_socket_is_not_taken(ready: Netlimit, mana
         bound.bind((host, int(port)))
         with manager.start(ready, ("other", file.fileno()), ("api", bound.fileno())):
             kinds = [manager.hear()[0] for _ in range(2)]
-            assert [sorted(each) for each in kinds] == [["FDNAME", "FDSTOREREMOVE"], ["FDNAME", "FDSTORE"]]
+            assert [sorted(each) for each in kinds] == [["FDNAME", "FDSTOREREMOVE"], ["FDNAME", "FDPOLL", "FDSTORE"]]
 
 
 def test_what_was_meant_for_another_process_is_left_alone(ready: Netlimit, manager: Manager) -> None:
@@ -218,3 +230,19 @@ def test_two_limiters_do_not_share_the_place_of_grpc(limiting: Netlimit, manager
         place = limiting.environment["NETLIMIT_LIMITER_GRPC_LISTEN"]
         said = other.refuse("limiter", "--user", "nobody")
         assert f"The limiter cannot listen at {place}: Address already in use. Set NETLIMIT_LIMITER_GRPC_LISTEN" in said
+
+
+def test_a_place_that_another_user_has_held_is_let_go(
+    root: None, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limiter was his before; gRPC could not listen beside his socket."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+    settings = Settings(limiter_grpc_listen=f"127.0.0.1:{free_port()}")
+    former = hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN")
+    os.fchown(former.fileno(), 12345, 12345)
+    with _hold_grpc(settings, former) as held:
+        assert held is not former
+        removed, none = manager.hear()
+        assert (removed["FDSTOREREMOVE"], removed["FDNAME"], none) == ("1", "limiter-grpc", [])
+        assert manager.hear()[0]["FDSTORE"] == "1"
+        assert _hold_grpc(settings, held) is held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from netlimit.settings import Settings
 from netlimit.stalls import Disk
 from netlimit.store import Store, open_replica
 from netlimit.store import connection as connections
-from netlimit.store.connection import connect
+from netlimit.store.connection import DiskConnection, connect
 
 
 @pytest.fixture
@@ -77,6 +78,30 @@ def test_who_has_opened_it_before_goes_on_by_the_rights_of_those_who_have_it_the
             connection.execute(begins)
         assert connection.execute("SELECT count(*) FROM rules").fetchone() == (0,)
         connection.rollback()
+
+
+def test_what_was_read_by_half_is_not_read_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite begins no answer anew: the rest would pass for all."""
+    path = directory / "database" / "netlimit.db"
+    with closing(Store(f"sqlite:///{path}")) as store:
+        store.upgrade()
+    monkeypatch.setattr(DiskConnection, "_judge_anew", lambda self: True)
+    with closing(connect(path, 5)) as connection:
+
+        def fail_at_three(number: int) -> int:
+            if number == 3:
+                raise OSError
+            return number
+
+        connection.create_function("f", 1, fail_at_three)
+        cursor = connection.cursor()
+        cursor.execute("WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9) SELECT f(i) FROM n")
+        with pytest.raises(sqlite3.OperationalError):
+            cursor.fetchall()
+        connection.execute("CREATE TEMP TABLE kept (number)")
+        with pytest.raises(sqlite3.OperationalError):
+            cursor.executemany("INSERT INTO kept SELECT f(?)", [(1,), (2,), (3,)])
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (2,), "none is written twice"
 
 
 def test_nor_does_it_matter_if_that_was_just_before(

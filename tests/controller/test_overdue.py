@@ -98,6 +98,19 @@ def test_what_the_guard_does_not_undo_the_controller_does(site: Site, elapsed: E
     assert site.store.revision() == 2
 
 
+def test_one_that_is_over_by_the_controller_s_clock_alone_is_not_undone_when_the_database_returns(
+    site: Site, elapsed: Elapsed
+) -> None:
+    """Its end was reckoned from an answer that took long."""
+    site.store.open_window(3600, "test", site.store.now())
+    tick(site)
+    elapsed.pass_by(3600 + 0.9 * overdue.OVERDUE_SECONDS)
+    site.controller._overdue.look(site.store, site.kernel, patience=0.0)
+    window = site.store.window()
+    assert window is not None
+    assert window.outcome is None
+
+
 @pytest.mark.parametrize("forces", [False, True])
 def test_what_was_forced_comes_back_for_who_may_force(site: Site, elapsed: Elapsed, forces: bool) -> None:
     forced = site.add(target="10.0.0.2", action="block", forced_by="alice")
