@@ -43,12 +43,12 @@ def take(places: Mapping[str, Listen]) -> dict[str, socket.socket]:
 def keep(name: str, held: socket.socket) -> None:
     """Give the store a socket."""
     # systemd lets go of what polls as hung up, as a socket does that does not listen.
-    _tell(name, f"FDSTORE=1\nFDPOLL=0\nFDNAME={name}", held.fileno())
+    _tell(name, "FDSTORE=1\nFDPOLL=0", held.fileno())
 
 
 def forget(name: str) -> None:
     """Have the store let go of a socket."""
-    _tell(name, f"FDSTOREREMOVE=1\nFDNAME={name}")
+    _tell(name, "FDSTOREREMOVE=1")
 
 
 def _read_given() -> Iterator[tuple[str, int]]:
@@ -92,6 +92,6 @@ def _tell(name: str, text: str, *descriptors: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
             told.settimeout(_SECONDS)
             told.connect("\0" + path[1:] if path.startswith("@") else path)
-            socket.send_fds(told, [text.encode()], list(descriptors))
+            socket.send_fds(told, [f"{text}\nFDNAME={name}".encode()], list(descriptors))
     except (OSError, ValueError) as error:
         log.warning("systemd does not hear of the socket %r (%s): its place is free during a restart.", name, error)

@@ -63,12 +63,13 @@ class Leftovers:
 
     async def _end_all(self) -> None:
         while self._held:
+            waiting = list(self._held.values())  # what comes meanwhile has its second, too
             await asyncio.sleep(SECONDS)
             now = self._clock()
-            for lease, (_, end) in list(self._held.items()):
+            for ask, end in waiting:
                 if end <= now:
-                    self._held.pop(lease, None)
-            await self._end_some([ask for ask, _ in list(self._held.values())])
+                    self._held.pop(ask.lease, None)
+            await self._end_some([ask for ask, end in waiting if end > now])
 
     async def _try(self, asks: Sequence[Ask]) -> None:
         with suppress(CountersUnavailable):
