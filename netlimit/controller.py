@@ -441,7 +441,9 @@ class Controller:
             if self._is_to_keep_off():
                 return
             began = time.monotonic()
+            devices = self._list_devices()
             plan = self._enforce()
+            self._repairs.know(plan, devices)
         if self._refused_drift:
             self._disputes.end(kind for kind in self._refused_drift if not self._repairs.is_fight(kind))
             self._count_late(self._refused_drift, plan, began)
@@ -1227,7 +1229,10 @@ class Controller:
             if self._is_to_keep_off():
                 self._refused_drift = {}
                 return
+            devices = self._list_devices()
+            kept = self._repairs.find_kept(devices)
             plan = self._enforce()
+            self._repairs.know(plan, devices)
         self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
         moved = kinds == [PLACES] and self._repairs.is_fight(PLACES)
@@ -1238,8 +1243,7 @@ class Controller:
             now - began,
             extra=self._say() | {"kinds": kinds, "seconds": now - began, "found": describe(plan)},
         )
-        devices = self._kernel.topology().devices
-        lost = find_lost(plan, self._repairs.find_anew({name: device.index for name, device in devices.items()}))
+        lost = find_lost(plan, kept)
         for kind in kinds:
             fight = self._repairs.note(kind, now, now - began, blames=kind not in lost)
             if fight is not None:
@@ -1253,6 +1257,10 @@ class Controller:
         self._exceptional = self._mark()
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
+
+    def _list_devices(self) -> Mapping[str, int]:
+        """The devices and their indices, asked before they are written to: one may be gone afterwards."""
+        return {name: device.index for name, device in self._kernel.topology().devices.items()}
 
     def _count_late(self, drift: Drift, plan: Plan, began: float) -> None:
         """What the kernel first refused to have put right is right now. That is no sign of a fight: steps are refused

@@ -20,7 +20,7 @@ PLACES_COST = 10
 PLACES = "places"
 """The kind of drift that is only one of order: all of ours is there, and our jumps do not stand first."""
 MOST_DEVICES = 4096
-"""So many devices are remembered, with those that are gone: containers make ever new ones."""
+"""When more are remembered, those that are gone are forgotten: containers make ever new ones."""
 MOST_FOUND = 1000
 """The most characters that are kept of what was found."""
 
@@ -42,14 +42,21 @@ def find_kinds(plan: Plan) -> set[str]:
     return kinds - {"entries"} if "sets" in kinds else kinds
 
 
-def find_lost(plan: Plan, anew: Set[str]) -> set[str]:
-    """The kinds of things that a repair brings back because devices made `anew` had lost them: queues of no others, and
-    programs, of which it is not told which devices had them."""
-    queued = {step.device for step in plan.steps if isinstance(step, WriteTree)} - {INGRESS_DEVICE}
-    programmed = {name for step in plan.steps if isinstance(step, WriteIngress) and step.ingress
-                  for name in step.ingress.devices}  # fmt: skip
-    lost = {"queues"} if queued and queued <= anew else set()
-    return lost | ({"ingress"} if programmed & anew else set())
+def find_lost(plan: Plan, kept: Set[str]) -> set[str]:
+    """The kinds of things that a repair brings back because devices had lost them that are others than before: queues
+    where none of the devices was `kept`, and programs, of which it is not told which devices had them."""
+    queued, programmed = _find_queued(plan), _find_programmed(plan)
+    lost = {"queues"} if queued and queued.isdisjoint(kept) else set()
+    return lost | ({"ingress"} if programmed - kept else set())
+
+
+def _find_queued(plan: Plan) -> set[str]:
+    return {step.device for step in plan.steps if isinstance(step, WriteTree)} - {INGRESS_DEVICE}
+
+
+def _find_programmed(plan: Plan) -> set[str]:
+    steps = (step.ingress for step in plan.steps if isinstance(step, WriteIngress) and step.ingress)
+    return {device for ingress in steps for device in ingress.devices}
 
 
 def describe(plan: Plan) -> str:
@@ -113,14 +120,17 @@ class Repairs:
             self._fights[kind] = Fight(kind, len(times), FIRST_REST)
         return self._fights.get(kind)
 
-    def find_anew(self, devices: Mapping[str, int]) -> set[str]:
-        """Which of these devices (names and indices) are others than at the last repair: what those before them had of
-        ours went with them, and no program has undone it."""
-        anew = {name for name, index in devices.items() if self._indices.get(name, index) != index}
-        self._indices |= devices  # one that is away now may come back as another
+    def find_kept(self, devices: Mapping[str, int]) -> set[str]:
+        """Which of these devices (names and indices) are those that had what is ours when it was written: a new one has
+        nothing, what the one before it had went with that, and no program has undone it."""
+        return {name for name, index in devices.items() if self._indices.get(name) == index}
+
+    def know(self, plan: Plan, devices: Mapping[str, int]) -> None:
+        """The plan was carried out: those of these devices that it names have what is ours."""
+        written = _find_queued(plan) | _find_programmed(plan)
+        self._indices |= {name: index for name, index in devices.items() if name in written}
         if len(self._indices) > MOST_DEVICES:
-            self._indices = dict(devices)
-        return anew
+            self._indices = {name: index for name, index in self._indices.items() if name in devices}
 
     def is_fight(self, kind: str) -> bool:
         """Whether there is a fight over things of this kind."""

@@ -453,6 +453,31 @@ def test_a_device_that_is_made_anew_again_and_again_has_not_been_undone_by_a_pro
     assert (gateway.store.hosts()[0].last_error is None) is anew
 
 
+def test_a_device_that_is_gone_once_its_queues_are_written_has_not_been_undone_by_a_program(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that comes and goes faster than it is looked at."""
+    rule, write, away = gateway.shape("10.1.0.2"), gateway.kernel.apply, HOME.devices.keys() - {"lan"}
+    gateway.tick()
+
+    def write_and_lose(step: Step) -> None:
+        write(step)
+        if isinstance(step, WriteTree) and step.device == "lan":
+            gateway.kernel.routes = Topology({name: HOME.devices[name] for name in away}, HOME.routes)
+
+    monkeypatch.setattr(gateway.kernel, "apply", write_and_lose)
+    for number in range(2 * MOST_REPAIRS):
+        gateway.kernel.trees.pop("lan", None)
+        lan = replace(HOME.devices["lan"], index=50 + number)
+        gateway.kernel.routes = Topology({**HOME.devices, "lan": lan}, HOME.routes)
+        gateway.tick()
+        assert "lan" not in gateway.kernel.routes.devices, "it was written to"
+    assert not gateway.controller._repairs.fights
+    gateway.kernel.routes = Topology(HOME.devices, HOME.routes)
+    gateway.tick()
+    assert gateway.said(rule) is None
+
+
 def test_who_undoes_queues_is_blamed_though_another_device_is_made_anew_each_time(gateway: Shaper) -> None:
     rule = gateway.shape("10.1.0.2")
     gateway.tick()
