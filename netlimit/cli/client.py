@@ -17,6 +17,7 @@ from netlimit.cli.database import find_token_file
 from netlimit.cli.errors import CommandError
 from netlimit.cli.listeners import watch
 from netlimit.cli.parts import read_settings
+from netlimit.cli.privileges import USER, find_keepers
 from netlimit.cli.tls import trust
 from netlimit.custody import opened
 from netlimit.settings import Settings
@@ -157,7 +158,7 @@ def find_token(settings: Settings) -> str | None:
         path = find_token_file(settings.database_url)
         with opened(path) as descriptor:
             found = os.fstat(descriptor)
-            mine = found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
+            mine = found.st_uid in find_keepers(USER) and found.st_nlink == 1
             return (os.read(descriptor, _LONGEST_TOKEN).decode("ascii").strip() or None) if mine else None
     except (OSError, ValueError):
         return None

@@ -25,10 +25,13 @@ from netlimit.settings import FORMER_STATE, STATE, Backend, Settings
 
 ASK_SECONDS = 15.0
 """How long it is asked again what this host can do, if it does not tell: a unit has to start before long."""
+WAIT_SECONDS = 45.0
+"""How long another unit that prepares the host is waited for, which asks for as long: systemd starts two at once."""
 _PAUSE_SECONDS = 1.0
-_BPF_FILES = Path("/sys/fs/bpf")
 _BPF_MAGIC = 0xCAFE4A11
 _STATFS_BYTES = 256
+_NOTHING_RUNS = 2 | 4 | 8
+"""Flags of mount(2): MS_NOSUID, MS_NODEV, MS_NOEXEC."""
 
 
 def prepare(
@@ -117,7 +120,7 @@ def prepare_host(user: pwd.struct_passwd, capabilities: tuple[Capability, ...] =
     place = FINDINGS.parent
     with made_directory(place, 0o750) as directory:
         _take_place(directory, user)
-    with locked(str(place / "prepare.lock"), "prepare this host", keep=False):
+    with locked(str(place / "prepare.lock"), "prepare this host", keep=False, patience=WAIT_SECONDS):
         _remove_old_locks(place)
         _let_lock(Path(iptables.LOCK), user)
         proc_files.load_modules()
@@ -271,8 +274,9 @@ def _pin_program(user: pwd.struct_passwd) -> None:
 
     place = Path(tc.PINNED)
     try:
-        _mount_bpf_files()
-        with made_directory(place.parent, 0o750) as directory:
+        with made_directory(place.parent, 0o750):
+            _mount_bpf_files(place.parent)
+        with made_directory(place.parent) as directory:  # what is mounted there
             place.unlink(missing_ok=True)
             tc.pin_lead()
             give(directory, 0, user.pw_gid, 0o750)
@@ -281,12 +285,12 @@ def _pin_program(user: pwd.struct_passwd) -> None:
         typer.echo(f"netlimit: The program for queues cannot be pinned in {place.parent}: {error}", err=True)
 
 
-def _mount_bpf_files() -> None:
-    """Where systemd runs, it has done so at boot."""
+def _mount_bpf_files(place: Path) -> None:
+    """A file system of our own: into the one that systemd mounts at boot, /sys/fs/bpf, only root may look."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if libc.statfs(bytes(_BPF_FILES), buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _BPF_MAGIC:
+    if libc.statfs(bytes(place), buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _BPF_MAGIC:
         return
-    if libc.mount(b"bpf", bytes(_BPF_FILES), b"bpf", 0, b"mode=0711"):
+    if libc.mount(b"bpf", bytes(place), b"bpf", _NOTHING_RUNS, b"mode=0750"):
         number = ctypes.get_errno()
-        raise OSError(number, f"{_BPF_FILES} cannot be mounted ({os.strerror(number)})")
+        raise OSError(number, f"{place} cannot be mounted ({os.strerror(number)})")

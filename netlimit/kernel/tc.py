@@ -39,7 +39,7 @@ from netlimit.tree import (
 )
 
 _FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
-PINNED = "/sys/fs/bpf/netlimit/nl_lead"
+PINNED = "/run/netlimit/bpf/nl_lead"
 """Where the program of root filters is pinned for a controller that may not load it."""
 
 _BPF_CLASSID, _BPF_FD, _BPF_NAME, _BPF_FLAGS = 3, 6, 7, 8

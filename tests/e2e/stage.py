@@ -20,7 +20,7 @@ GROUP = 64001
 LIB = "/var/lib"
 DIRECTORIES = (
     *(LIB, f"{LIB}/netlimit", f"{LIB}/netlimit/controller", f"{LIB}/netlimit-controller"),
-    *("/run", "/run/netlimit", "/etc/netlimit", "/sys/fs/bpf/netlimit"),
+    *("/run", "/run/netlimit", "/run/netlimit/bpf", "/etc/netlimit"),
 )
 """Where somebody with the rights of our users may look for what he may change."""
 _SETUP = f"""

@@ -290,6 +290,19 @@ def test_what_its_user_puts_in_the_place_of_the_token_is_not_shown(shared: Path,
     assert find_token(settings) == "nl_1_2"
 
 
+def test_the_token_that_the_api_has_made_as_its_own_user_is_root_s_too(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where systemd starts it. One of anybody else is not shown to the API."""
+    token = shared / "admin.token"
+    token.write_text("nl_1_2\n")
+    os.chown(token, USER.pw_uid, USER.pw_gid)
+    settings = Settings(database_url=f"sqlite:///{shared}/netlimit.db")
+    assert find_token(settings) is None
+    monkeypatch.setattr("netlimit.cli.client.USER", USER.pw_name)
+    assert find_token(settings) == "nl_1_2"
+
+
 def test_a_lock_that_the_controllers_user_has_planted_is_not_followed(lab: Lab, shared: Path, others: Path) -> None:
     """`netlimit prepare`, in a directory that a former version had given to that user."""
     command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER.pw_name])
@@ -302,6 +315,7 @@ def test_a_lock_that_the_controllers_user_has_planted_is_not_followed(lab: Lab, 
     done = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT, timeout=120)
     assert done.stdout.splitlines() == [
         "750 root /run/netlimit",
+        "750 root /run/netlimit/bpf",
         "640 root /run/netlimit/capabilities.json",
         "640 root /run/netlimit/ssh-ports",
     ]

@@ -25,8 +25,15 @@ from tests.warm import ROOT
 USER = "nobody"
 TWO = f"{1 << 12 | 1 << 13:016x}"
 """CAP_NET_ADMIN and CAP_NET_RAW."""
-PLACE = "mkdir -p /run/netlimit && mount -t tmpfs -o mode=750 none /run/netlimit"
-"""A directory for locks of one's own, in the mount namespace of one process alone."""
+PLACE = " && ".join(
+    (
+        "mkdir -p /run/netlimit",
+        "mount -t tmpfs -o mode=750 none /run/netlimit",
+        "mount -t bpf -o mode=700 bpf /sys/fs/bpf",
+    )
+)
+"""A directory for locks of one's own, in the mount namespace of one process alone; and programs that are pinned where
+only root may look, as systemd does."""
 START = f"{PLACE} && exec {shlex.join([sys.executable, *COMMAND, 'controller', '--user', USER])}"
 
 
@@ -160,20 +167,30 @@ def test_what_root_prepares_is_for_the_controller_alone(
     """And with two capabilities more, that one can do everything that root can."""
     command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER, *options])
     settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "other")}
-    names = "/run/netlimit /run/netlimit/* /sys/fs/bpf/netlimit /sys/fs/bpf/netlimit/*"
+    names = "/run/netlimit /run/netlimit/* /run/netlimit/bpf/nl*"
     script = f"{PLACE} && {command} && stat -c '%a %U %n' {names} && cat /run/netlimit/capabilities.json"
     *files, found = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT).stdout.splitlines()
     assert files == [
         "750 root /run/netlimit",
+        "750 root /run/netlimit/bpf",
         "640 root /run/netlimit/capabilities.json",
         "640 root /run/netlimit/ssh-ports",
-        "750 root /sys/fs/bpf/netlimit",
-        "640 root /sys/fs/bpf/netlimit/nl_lead",
+        "640 root /run/netlimit/bpf/nl_lead",
     ]
     dispensable = ("fq_codel", LIBRARY)
     missing = {name: reason for name, reason in json.loads(found).items() if reason and name not in dispensable}
     assert list(missing) == (["ifb"] if ingress else [])
     assert ingress is None or ingress in missing["ifb"]
+
+
+def test_who_prepares_a_host_waits_for_another_who_does(lab: Lab, directory: Path) -> None:
+    """systemd starts the controller and the guard at once, and on a busy host that takes a while."""
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER])
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "twice")}
+    another = "flock /run/netlimit/prepare.lock sh -c 'sleep 8; touch /run/netlimit/done' & sleep 0.3"
+    script = f"{PLACE}; {another}; {command} && ls /run/netlimit"
+    found = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT).stdout.split()
+    assert {"done", "capabilities.json"} <= set(found)
 
 
 def test_what_root_has_found_stays_where_it_finds_nothing_out(lab: Lab, directory: Path) -> None:

@@ -1,0 +1,249 @@
+"""The units of an installed gateway: what they start, with which rights, and what holds while they come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+STARTED = ("controller", "guard", "api")
+PATIENCE = 180.0
+"""Seconds: an emulated machine takes ten times as long as others."""
+CLIENT, OTHER = "10.99.0.2", "10.99.0.3"
+BITS = {"cap_net_admin": 12, "cap_net_raw": 13}
+PORTS = {"api": (8750,), "limiter": (8751, 8752)}
+TAKER = """
+import socket, sys, time
+ports, end, taken = [int(each) for each in sys.argv[2:]], time.monotonic() + float(sys.argv[1]), set()
+while time.monotonic() < end:
+    for port in ports:
+        for option in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)):
+            with socket.socket() as place:
+                for each in option:
+                    place.setsockopt(socket.SOL_SOCKET, each, 1)
+                try:
+                    place.bind(("127.0.0.1", port))
+                    place.listen()
+                except OSError:
+                    continue
+                taken.add(port)
+print(*taken)
+"""
+"""Somebody who takes ports wherever he can, for so many seconds; says which he got."""
+
+
+def run(*words: str, check: bool = True) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert not check or not done.returncode, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def ask(unit: str, name: str) -> str:
+    """What systemd says of a unit."""
+    return run("systemctl", "show", "--property", name, "--value", f"netlimit-{unit}").strip()
+
+
+def wait(found: str, what: object) -> None:
+    """Wait until a command of the shell succeeds."""
+    end = time.monotonic() + PATIENCE
+    while (done := subprocess.run(("sh", "-c", found), capture_output=True, text=True, check=False)).returncode:
+        said = f"{done.stdout}{done.stderr}"
+        assert time.monotonic() < end, f"{what}: {said}\n{run('journalctl', '--no-pager', '--lines', '40')}"
+        time.sleep(0.5)
+
+
+def wait_for_ports(unit: str) -> None:
+    for port in PORTS[unit]:
+        wait(f"exec 3<>/dev/tcp/127.0.0.1/{port}".join(("bash -c '", "'")), f"the {unit} at {port}")
+
+
+def read_status(unit: str) -> dict[str, str]:
+    text = Path(f"/proc/{ask(unit, 'MainPID')}/status").read_text()
+    return dict(line.split(":\t", 1) for line in text.splitlines())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up() -> None:
+    """It has booted: nothing here has started these units. root needs no token: it is in the file of the API's user."""
+    wait_for_ports("api")
+    wait("netlimit status | grep applied", "a controller that has reported")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[str]:
+    """A namespace with two addresses behind the device `lan`."""
+    run("ip", "netns", "add", "client")
+    run("ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", "client")
+    run("ip", "addr", "add", "10.99.0.1/24", "dev", "lan")
+    run("ip", "link", "set", "lan", "up")
+    for address in (CLIENT, OTHER):
+        run("ip", "-n", "client", "addr", "add", f"{address}/24", "dev", "eth0")
+    run("ip", "-n", "client", "link", "set", "eth0", "up")
+    yield "client"
+    run("ip", "netns", "del", "client")
+
+
+def ping(client: str, source: str, count: int = 5) -> int:
+    """How many of so many packets are answered."""
+    said = run(
+        "ip", "netns", "exec", client,
+        "ping", "-q", "-I", source, "-c", str(count), "-i", "0.2", "-W", "2", "10.99.0.1", check=False,
+    )  # fmt: skip
+    return int(said.split(" received")[0].rpartition(" ")[2])
+
+
+@contextmanager
+def pinging(client: str, source: str) -> Iterator[list[int]]:
+    """Packets all the while; in the end the list has how many were answered."""
+    answered: list[int] = []
+    words = ("ip", "netns", "exec", client, "ping", "-q", "-I", source, "-i", "0.05", "-W", "1", "10.99.0.1")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield answered
+        finally:
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=30)
+    sent = int(said.split(" packets transmitted")[0].rpartition("\n")[2])
+    assert sent > 20
+    answered.append(int(said.split(" received")[0].rpartition(" ")[2]))
+
+
+@pytest.fixture
+def blocked(client: str) -> Iterator[str]:
+    """A client that a rule blocks, which the kernel holds."""
+    assert ping(client, CLIENT) == 5
+    rule = json.loads(run("netlimit", "rule", "add", CLIENT, "--action", "block", "--wait", "60", "--json"))
+    assert ping(client, CLIENT) == 0
+    assert ping(client, OTHER) == 5
+    yield CLIENT
+    run("netlimit", "rule", "remove", str(rule["id"]))
+    wait(f"ip netns exec {client} ping -q -I {CLIENT} -c 1 -W 1 10.99.0.1", "a client that is free again")
+
+
+def test_what_is_enabled_has_come_up_by_itself_and_only_once() -> None:
+    for unit in STARTED:
+        assert ask(unit, "ActiveState") == "active", unit
+        assert ask(unit, "NRestarts") == "0", unit
+    assert "netlimit" not in run("systemctl", "--failed", "--no-legend", "--plain")
+
+
+def test_each_has_the_user_groups_and_capabilities_that_it_needs() -> None:
+    """And no supplementary group: not root's either."""
+    group = run("getent", "group", "netlimit").split(":")[2]
+    for unit in STARTED:
+        status, user = read_status(unit), "netlimit" if unit == "api" else "netlimit-controller"
+        uid = run("id", "--user", user).strip()
+        assert status["Uid"].split() == [uid] * 4, unit
+        assert status["Gid"].split() == [group] * 4, unit
+        assert set(status["Groups"].split()) <= {group}, unit
+        wanted = 0 if unit == "api" else sum(1 << bit for bit in BITS.values())
+        for name in ("CapEff", "CapPrm", "CapBnd"):
+            assert int(status[name], 16) == wanted, (unit, name)
+        assert status["NoNewPrivs"] == "1", unit
+        assert status["Seccomp"] == "2", unit
+
+
+def test_nothing_is_missing_but_what_takes_more_rights() -> None:
+    """Shaping what ends here."""
+    found = json.loads(Path("/run/netlimit/capabilities.json").read_text())
+    dispensable = ("fq_codel", "python-iptables")
+    missing = {name: said for name, said in found.items() if said and name not in dispensable}
+    assert list(missing) == ["ifb"], missing
+    said = run("journalctl", "--no-pager", "--unit", "netlimit-controller", "--unit", "netlimit-api")
+    assert "Traceback" not in said
+    assert " ERROR " not in said, said
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+def test_who_is_blocked_stays_so_while_the_controller_comes_and_goes(client: str, blocked: str, how: str) -> None:
+    before = ask("controller", "MainPID")
+    with pinging(client, blocked) as answered:
+        if how == "restart":
+            run("systemctl", "restart", "netlimit-controller")
+        else:
+            os.kill(int(before), signal.SIGKILL)
+        wait(f"test $(systemctl show -p MainPID --value netlimit-controller) -gt 0 -a $(systemctl show -p MainPID "
+             f"--value netlimit-controller) != {before}", "another controller")  # fmt: skip
+        time.sleep(10)
+    assert answered == [0]
+    assert ask("controller", "ActiveState") == "active"
+
+
+def test_at_boot_what_was_applied_last_comes_back_without_controller_and_database(client: str, blocked: str) -> None:
+    wait("test -e /var/lib/netlimit-controller/applied.db", "the copy for the boot")
+    time.sleep(5)
+    run("systemctl", "stop", *(f"netlimit-{unit}" for unit in STARTED))
+    for table in ("raw", "mangle", "filter"):  # as after a boot: nothing is there
+        for command in ("iptables-legacy", "ip6tables-legacy"):
+            run(command, "-w", "-t", table, "-F", check=False)
+            run(command, "-w", "-t", table, "-X", check=False)
+    run("ipset", "destroy", check=False)
+    assert ping(client, blocked) == 5
+    database = Path("/var/lib/netlimit/netlimit.db")
+    aside = database.with_suffix(".aside")
+    database.rename(aside)
+    try:
+        run("systemctl", "restart", "netlimit-restore")
+        assert ping(client, blocked) == 0
+    finally:
+        aside.rename(database)
+        run("systemctl", "start", *(f"netlimit-{unit}" for unit in STARTED))
+        wait_for_ports("api")
+
+
+def test_a_device_that_appears_while_no_controller_runs_gets_its_queues(client: str) -> None:
+    """udev starts the unit for it."""
+    words = ("10.98.0.2", "--direction", "to", "--action", "shape", "--rate", "1 Mbit/s", "--interface", "late")
+    rule = json.loads(run("netlimit", "rule", "add", *words, "--wait", "20", "--json", check=False))
+    run("ip", "link", "add", "late", "type", "veth", "peer", "name", "other", "netns", client)
+    run("ip", "link", "set", "late", "up")
+    wait("tc qdisc show dev late | grep -q htb", "queues by the controller")
+    time.sleep(10)  # until its copy has them
+    run("systemctl", "stop", "netlimit-controller", "netlimit-guard")
+    try:
+        run("ip", "link", "del", "late")
+        run("ip", "link", "add", "late", "type", "veth", "peer", "name", "other", "netns", client)
+        run("ip", "link", "set", "late", "up")
+        wait("tc qdisc show dev late | grep -q htb", "queues by the unit for devices")
+    finally:
+        run("systemctl", "start", "netlimit-controller", "netlimit-guard")
+        run("netlimit", "rule", "remove", str(rule["id"]), "--wait", "60", check=False)
+        run("ip", "link", "del", "late")
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "stop and start"])
+@pytest.mark.parametrize("unit", ["api", "limiter"])
+def test_nobody_takes_the_ports_of_a_unit_that_comes_and_goes(unit: str, how: str) -> None:
+    """systemd keeps the sockets, also those that do not listen; but not for a unit that is stopped."""
+    run("systemctl", "start", f"netlimit-{unit}")
+    wait_for_ports(unit)
+    wait(f"test $(systemctl show -p NFileDescriptorStore --value netlimit-{unit}) = {len(PORTS[unit])}", "kept sockets")
+    before = ask(unit, "MainPID")
+    ports = [str(port) for port in PORTS[unit]]
+    words = ("setpriv", "--reuid", "nobody", "--clear-groups", sys.executable, "-c", TAKER, "30", *ports)
+    if how == "stop and start":
+        run("systemctl", "stop", f"netlimit-{unit}")
+        run("systemctl", "start", f"netlimit-{unit}")
+        wait_for_ports(unit)
+        return
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as taker:
+        time.sleep(3)
+        if how == "restart":
+            run("systemctl", "restart", f"netlimit-{unit}")
+        else:
+            os.kill(int(before), signal.SIGKILL)
+        wait(f"test $(systemctl show -p MainPID --value netlimit-{unit}) != {before}", "another process")
+        taken, _ = taker.communicate(timeout=PATIENCE)
+    assert taken.split() == []
+    wait_for_ports(unit)
+    assert ask(unit, "MainPID") != before
+    if unit == "limiter":
+        run("systemctl", "stop", "netlimit-limiter")
