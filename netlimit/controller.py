@@ -13,7 +13,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -1259,8 +1259,11 @@ class Controller:
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
 
     def _list_devices(self) -> Mapping[str, int]:
-        """The devices and their indices, asked before they are written to: one may be gone afterwards."""
-        return {name: device.index for name, device in self._kernel.topology().devices.items()}
+        """The devices and their indices, asked before they are written to: one may be gone afterwards. They only tell
+        whom to blame: where they cannot be read, nobody is."""
+        with suppress(KernelError):
+            return {name: device.index for name, device in self._kernel.topology().devices.items()}
+        return {}
 
     def _count_late(self, drift: Drift, plan: Plan, began: float) -> None:
         """What the kernel first refused to have put right is right now. That is no sign of a fight: steps are refused

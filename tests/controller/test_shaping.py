@@ -478,6 +478,25 @@ def test_a_device_that_is_gone_once_its_queues_are_written_has_not_been_undone_b
     assert gateway.said(rule) is None
 
 
+def test_changes_and_repairs_do_not_wait_for_devices_that_cannot_be_read(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They only tell whom to blame."""
+    gateway.shape("10.1.0.2")
+    gateway.tick()
+
+    def refuse() -> Topology:
+        raise KernelError("read devices and routes", "Dump was interrupted")
+
+    monkeypatch.setattr(gateway.kernel, "topology", refuse)
+    gateway.shape("10.1.0.3")
+    gateway.controller.sync()
+    assert gateway.find("10.1.0.3") is not None
+    tree = gateway.kernel.trees.pop("lan")
+    gateway.controller._repair(gateway.controller._find_drift())
+    assert gateway.kernel.trees["lan"] == tree
+
+
 def test_who_undoes_queues_is_blamed_though_another_device_is_made_anew_each_time(gateway: Shaper) -> None:
     rule = gateway.shape("10.1.0.2")
     gateway.tick()
