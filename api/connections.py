@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from netlimit.l7.identity import find_network, read_address
 
 from .buckets import Buckets
+from .problems import Problem
 from .room import Guest, Room, Standing
 
 HEAD_SECONDS = 10.0
@@ -29,6 +31,10 @@ NEW_A_SECOND, NEW_AT_ONCE = 32, 96
 """Connections that strangers of one network may make, ..."""
 ALL_NEW_A_SECOND, ALL_NEW_AT_ONCE = 256, 384
 """... and all strangers together: a connection costs a third of a millisecond, in which nobody else is served."""
+MOST_FIELDS = 128
+"""A head has so many lines at most, and so has what follows a body in chunks."""
+_HEAD_END = re.compile(rb"\n\r?\n")
+_SLICE = 1024
 _NETWORKS = 4096
 _AT_ONCE = 8
 """So many come in before those who are in get their turn; the others wait in the kernel, in their order.
@@ -132,6 +138,7 @@ class Connection(H11Protocol):
         self._patience: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._send_end = 0.0
+        self._lines, self._last = 0, b""  # of the head that is coming: how many, and its last bytes
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Begin."""
@@ -154,10 +161,47 @@ class Connection(H11Protocol):
             turn.leave()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
-        super().data_received(data)
+        """Read on, but no more fields than `MOST_FIELDS`: each costs as much as a thousand bytes."""
+        while data and not self.transport.is_closing():
+            size = self._find_portion(data)
+            if not size:
+                self._refuse_fields()
+                break
+            super().data_received(data[:size])
+            data = data[size:]
         self._answer_once()
         self._look()
+
+    def _find_portion(self, data: bytes) -> int:
+        """How much of it can be read now: a head by itself, a body in chunks by the slice, for such a one ends with
+        fields, too. 0 if it has too many."""
+        if self.conn.their_state is h11.IDLE:
+            text = self._last + data
+            end = _HEAD_END.search(text)
+            size = end.end() - len(self._last) if end else len(data)
+            self._lines += data.count(b"\n", 0, size)
+            if self._lines > MOST_FIELDS:
+                return 0
+            self._lines, self._last = (0, b"") if end else (self._lines, text[-2:])
+            return size
+        if self.conn.their_state is not h11.SEND_BODY or not self._comes_in_chunks():
+            return len(data)
+        return _SLICE if self.conn.trailing_data[0].count(b"\n") <= MOST_FIELDS else 0
+
+    def _comes_in_chunks(self) -> bool:
+        return any(name == b"transfer-encoding" for name, _ in (self.scope or {}).get("headers", ()))
+
+    def _refuse_fields(self) -> None:
+        """In a head, say so."""
+        if self.conn.their_state is not h11.IDLE or self.conn.our_state is not h11.IDLE:
+            self.transport.abort()
+            return
+        answer = Problem(431, f"The head has too many lines: at most {MOST_FIELDS} are read.").response()
+        fields = [*answer.raw_headers, (b"connection", b"close")]
+        body = bytes(answer.body)
+        for event in (h11.Response(status_code=431, headers=fields), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Go on after an answer."""

@@ -65,7 +65,7 @@ _RESERVE, _RESERVE_SHARE = 4096, 8
 
 class _Way(NamedTuple):
     """The packets that a rule speaks of. `own`: it names the host itself; `late`: they are asked about only once they
-    have been translated; `early`: where they come in; `opens`: what opens connections is."""
+    have been translated; `early`: where they come in; `opens`: what opens connections is; `counts`: by a rate."""
 
     rule_id: int
     direction: Direction
@@ -77,6 +77,7 @@ class _Way(NamedTuple):
     has_ports: bool = False
     early: bool = False
     opens: bool = False
+    counts: bool = False
 
     @property
     def family(self) -> int:
@@ -108,6 +109,10 @@ class _Way(NamedTuple):
         if self.interface:
             return self.interface in devices
         return leads_towards(read_network(self.target), devices, facts.topology)
+
+    def may_come_in(self, devices: tuple[str, ...], facts: Facts) -> bool:
+        """The same of what ends on this host, too."""
+        return (self.own and self.direction is Direction.TO) or self.may_enter(devices, facts)
 
 
 class _Waiting(NamedTuple):
@@ -422,7 +427,7 @@ class Compilation:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.INCOMING) for rule_id in incoming}
         if Spoiled.TAKEN in spoiled:
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.TAKEN) for rule_id in self.shaping.find_incoming()}
-        asked = {Spoiled.ENTERING, Spoiled.BROUTED, Spoiled.REROUTED, *_PLACED}
+        asked = {Spoiled.ENTERING, Spoiled.BROUTED, Spoiled.HANDED, Spoiled.MIRRORED, Spoiled.REROUTED, *_PLACED}
         ways = list(self._list_ways()) if spoiled.keys() & asked else []
         if (entering := spoiled.get(Spoiled.ENTERING)) is not None:
             met = {way.rule_id for way in ways if way.may_enter(entering.devices, self.facts)}
@@ -431,6 +436,13 @@ class Compilation:
             met = {way.rule_id for way in ways if way.asks_for(brouted.devices) and way.rule_id in self.fragments}
             met |= self.shaping.find_incoming(brouted.devices)
             kinds |= {rule_id: (*kinds[rule_id], Spoiled.BROUTED) for rule_id in met}
+        if (handed := spoiled.get(Spoiled.HANDED)) is not None:
+            met = {way.rule_id for way in ways if way.asks_for(handed.devices) and way.rule_id in self.fragments}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.HANDED) for rule_id in met}
+        if (mirrored := spoiled.get(Spoiled.MIRRORED)) is not None:
+            met = {way.rule_id for way in ways if way.asks_for(mirrored.devices) and way.rule_id in self.fragments}
+            met |= {way.rule_id for way in ways if way.counts and way.may_come_in(mirrored.devices, self.facts)}
+            kinds |= {rule_id: (*kinds[rule_id], Spoiled.MIRRORED) for rule_id in met}
         for cause in _PLACED:
             if (finding := spoiled.get(cause)) is not None:
                 areas = {protocol: read_areas(finding.places, protocol.value) for protocol in Protocol}
@@ -458,11 +470,13 @@ class Compilation:
                 continue
             late = isinstance(each, Group) and each.kind is Kind.CONCURRENT
             opens = late or (isinstance(each, Group) and each.kind is Kind.CONNECTIONS)
+            counts = isinstance(each, Group) and not late
             early = self._is_asked_early(each, waiting[each.family])
             for key in fragment.keys:
                 where = each.selector
                 about = each.direction, key, where.interface, where.protocol
-                yield _Way(rule_id, *about, each.own, late, bool(where.ports or where.source_ports), early, opens)
+                has_ports = bool(where.ports or where.source_ports)
+                yield _Way(rule_id, *about, each.own, late, has_ports, early, opens, counts)
         for rule in self.shaping.list_rules():
             where = rule.selector
             about = rule.direction, str(rule.target), where.interface, where.protocol

@@ -13,7 +13,7 @@ from dataclasses import replace
 from netlimit.limits import Facts
 from netlimit.rates import Kind
 from netlimit.rules import Direction, Protocol, Selector
-from netlimit.state import Enters, Hook, Is, IsOwn, Leaves, Led, Match, Opens, Ports, SentPorts, Syn
+from netlimit.state import Enters, Hook, Invalid, Is, IsOwn, Leaves, Led, Match, Opens, Ports, SentPorts, Syn
 
 Matches = tuple[Match, ...]
 
@@ -92,6 +92,8 @@ def _complete(selector: Selector, direction: Direction, ports: Matches, family: 
             return
         yield (*matches, Is("tcp"), *tcp)
         yield (*matches, Is("tcp", inverted=True), *opens)
+        if kind is Kind.CONNECTIONS:  # it reckons the checksum of UDP there, so it tracks none (Linux 6.18)
+            yield (*matches, Is("udplite"), Invalid())
         return
     name = "ipv6-icmp" if selector.protocol is Protocol.ICMP and family == 6 else selector.protocol.value
     yield (*matches, Is(name), *ports, *(tcp if selector.protocol is Protocol.TCP else opens))

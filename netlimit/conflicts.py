@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from netlimit.detours import (
     ANY,
+    EXTENSION,
     Translation,
     find_brouting,
     find_forwards,
     find_masked,
     find_queued,
+    find_raising,
     find_rewriting,
     find_taking,
     find_translations,
@@ -44,8 +46,6 @@ _CHAIN = re.compile(r"^\s*chain (\S+) \{(.*?)^\s*\}", re.MULTILINE | re.DOTALL)
 _BEFORE = "-A PREROUTING ", "-A INPUT "
 _HOOK_BEFORE = re.compile(r"\bhook (?:prerouting|input|ingress)\b")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-_TARGET = re.compile(r'\bxt target "(\w+)"')
-"""A target of iptables-nft; nft of some versions writes its name in quotes."""
 _COMMENT = re.compile(r'\bcomment "(?:[^"\\\n]|\\.)*"')
 _LOOPBACK = re.compile(r"(?:(?<!!) -[io] |\b[io]if(?:name)? )\"?lo\"?(?: |$)")
 _UNTRACKED = re.compile(r"-j NOTRACK\b|-j CT\b.* --notrack\b|\bnotrack\b|xt target \"?NOTRACK\b")
@@ -90,6 +90,8 @@ class Spoiled(StrEnum):
     TAKEN = "rules that shape what is for this host, by whatever device"
     HIDDEN = "rules that are asked only once packets are in a tunnel"
     GUIDED = "rules that are asked only once packets have another destination"
+    HANDED = "rules that name the device by which packets come in"
+    MIRRORED = "rates of what comes in by some devices, and rules that name these"
     MASKED = "rules to those whom this host knows by another address"
 
 
@@ -170,15 +172,16 @@ class HostReport:
     IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the
     filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out by
     another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
-    `handing` those that hand it to another device, `diverting` those that have what leaves leave by another device,
-    `translators` modules that translate between the families, `above` devices with those that stand on them
-    (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware
-    may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of
-    hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `segments` are
-    destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it is
-    forwarded, `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which
-    packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any
-    local user may make some. `unknown` is what could not be read, with the reason.
+    `handing` those that hand it to another device, `mirroring` those that hand a copy of it to one, `diverting` those
+    that have what leaves leave by another device, `returning` those that have it, or a copy, come in by one,
+    `translators` modules that translate between the families, `above` devices with those that stand on them (bridges,
+    bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware may forward by
+    itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups`
+    are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6 on this
+    host, `diversions` routes that put what comes in into tunnels before it is forwarded, `waypoints` the devices by
+    which IPv6 packets may come that name their way, `labelled` those by which packets with labels of MPLS may.
+    `unspeakable` are devices whose name no tool can be told. `namespaces`: any local user may make some. `unknown` is
+    what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -201,7 +204,9 @@ class HostReport:
     rewriting: Mapping[str, str] = field(default_factory=dict)
     editing: Mapping[str, str] = field(default_factory=dict)
     handing: Mapping[str, str] = field(default_factory=dict)
+    mirroring: Mapping[str, str] = field(default_factory=dict)
     diverting: Mapping[str, str] = field(default_factory=dict)
+    returning: Mapping[str, str] = field(default_factory=dict)
     translators: tuple[str, ...] = ()
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ifbs: frozenset[str] = frozenset()
@@ -238,7 +243,9 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_redirected,
         _find_brouted,
         _find_rewritten,
+        _find_handed,
         _find_diverted,
+        _find_returned,
         _find_translators,
         _find_translated,
         _find_rerouted,
@@ -437,7 +444,7 @@ def _list_bare(report: HostReport) -> list[str]:
     """The rules of others that do not speak of loopback, without what stands in quotes."""
     lines = (_COMMENT.sub("", line) for line in (*report.legacy, *report.nftables.splitlines()))
     rules = [rule for rule in lines if not _LOOPBACK.search(rule)]
-    return [_QUOTED.sub('""', _TARGET.sub(r"xt target \1", rule)).strip() for rule in rules]
+    return [_QUOTED.sub('""', EXTENSION.sub(r"xt target \1", rule)).strip() for rule in rules]
 
 
 def _find_counted_twice(report: HostReport) -> Iterator[Finding]:
@@ -495,10 +502,15 @@ def _find_queued(report: HostReport) -> Iterator[Finding]:
         )
 
 
+def _tell_devices(found: Mapping[str, str]) -> str:
+    """Devices, each with what is there."""
+    return "; ".join(f"{device} ({what})" for device, what in sorted(found.items()))
+
+
 def _find_ahead(report: HostReport) -> Iterator[Finding]:
     """Who may take what comes in before our program on the ingress is asked."""
     if report.ahead:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.ahead.items()))
+        named = _tell_devices(report.ahead)
         yield Finding(
             "ingress filter",
             Severity.SERIOUS,
@@ -515,7 +527,7 @@ def _find_redirected(report: HostReport) -> Iterator[Finding]:
     forwards = {device: f"`{rule[:_SHOWN]}`" for device, rule in find_forwards(report.nftables, report.ifbs).items()}
     found = forwards | dict(report.redirecting)
     if found:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(found.items()))
+        named = _tell_devices(found)
         yield Finding(
             "redirected packets",
             Severity.SERIOUS,
@@ -561,17 +573,8 @@ def _find_rewritten(report: HostReport) -> Iterator[Finding]:
             "what it becomes.",
             Spoiled.EVERY,
         )
-    if report.handing:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.handing.items()))
-        yield Finding(
-            "handed packets",
-            Severity.WARNING,
-            f"Filters hand what comes in by {named} to another device, as if it came in there: rules that name the one "
-            "in `interface` do not see it.",
-            "Name in `interface` the device to which it is handed, or none.",
-        )
     if report.editing:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(report.editing.items()))
+        named = _tell_devices(report.editing)
         yield Finding(
             "edited packets",
             Severity.WARNING,
@@ -581,12 +584,41 @@ def _find_rewritten(report: HostReport) -> Iterator[Finding]:
         )
 
 
+def _find_handed(report: HostReport) -> Iterator[Finding]:
+    """Who has what comes in, or a copy of it, come in by another device. There an IFB device gives nothing back."""
+    if report.handing:
+        named = _tell_devices(report.handing)
+        yield Finding(
+            "handed packets",
+            Severity.SERIOUS,
+            f"Filters of others hand what comes in by {named} to another device, as if it came in there: rules `from` "
+            "with the one in `interface` do not see it.",
+            "Name in `interface` the device to which it is handed, or none; or take the filter away (`tc filter del "
+            "dev … ingress pref …`).",
+            Spoiled.HANDED,
+            tuple(sorted(_find_above(report.handing, report.above))),
+        )
+    if report.mirroring:
+        named = _tell_devices(report.mirroring)
+        yield Finding(
+            "mirrored packets",
+            Severity.SERIOUS,
+            f"Filters of others hand a copy of what comes in by {named} to another device, as if it came in there: the "
+            "copy is led on like the packet. Rates count both, and rules `from` with the one in `interface` do not see "
+            "the copy, which passes.",
+            "Have copies leave instead (`action mirred egress mirror dev …`), which meet no rule; or take the filter "
+            "away (`tc filter del dev … ingress pref …`).",
+            Spoiled.MIRRORED,
+            tuple(sorted(_find_above(report.mirroring, report.above))),
+        )
+
+
 def _find_diverted(report: HostReport) -> Iterator[Finding]:
     """Who takes what leaves before the queues of its device. An IFB device gives it back, behind them."""
     forwards = find_forwards(report.nftables, report.ifbs, leaving=True)
     found = {device: f"`{rule[:_SHOWN]}`" for device, rule in forwards.items()} | dict(report.diverting)
     if found:
-        named = "; ".join(f"{device} ({what})" for device, what in sorted(found.items()))
+        named = _tell_devices(found)
         yield Finding(
             "diverted packets",
             Severity.SERIOUS,
@@ -595,6 +627,22 @@ def _find_diverted(report: HostReport) -> Iterator[Finding]:
             "Take that away (`nft delete rule netdev …`, `tc filter del dev … egress pref …`), or name in `interface` "
             "where it really leaves.",
             Spoiled.SHAPED,
+        )
+
+
+def _find_returned(report: HostReport) -> Iterator[Finding]:
+    """Who has what leaves, or a copy of it, come in once more."""
+    if report.returning:
+        named = _tell_devices(report.returning)
+        yield Finding(
+            "returned packets",
+            Severity.SERIOUS,
+            f"Filters of others hand what leaves by {named}, or a copy of it, to another device, as if it came in "
+            "there: it is led on once more, and again each time it comes by. Rates count it each time, and neither "
+            "`interface` nor what shapes there holds it.",
+            "Have it leave by another device instead (`action mirred egress …`); or take the filter away (`tc filter "
+            "del dev … egress pref …`, or without the word egress where it is in the root qdisc).",
+            Spoiled.EVERY,
         )
 
 
@@ -809,6 +857,16 @@ def _find_uncounted(report: HostReport) -> Iterator[Finding]:
             f"Connections are tracked in zones (`{zoned[:_SHOWN]}`): connections at once are counted in each zone by "
             "itself, so that a limit allows so many in each.",
             "Limit packets or new connections (a rate with a period) instead, or count in one zone.",
+            Spoiled.OPEN,
+        )
+    if raised := next(find_raising(report.nftables, report.legacy), None):
+        yield Finding(
+            "raised hop limits",
+            Severity.SERIOUS,
+            f"Others write another hop limit into what comes in (`{raised[:_SHOWN]}`). Where connections at once are "
+            "limited, a FIN or RST that has a hop limit of 1 before that is thrown away, whoever sends it: connections "
+            "of all hosts behind here stay open.",
+            "Limit packets or new connections (a rate with a period) instead, or take that rule away.",
             Spoiled.OPEN,
         )
 

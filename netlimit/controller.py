@@ -34,7 +34,7 @@ from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
 from netlimit.inspection import Drift, Inspection
-from netlimit.kernel.base import Door, Kernel, observe, read_entries
+from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
 from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
@@ -222,6 +222,8 @@ class Controller:
         self._untold: set[int] = set()
         """The rules of which the database may have forgotten how they stand: whoever removes one forgets that, too."""
         self._fallback = Fallback(setup.host)
+        self._patience = TURN_SECONDS
+        """How long another process that writes is waited for, all the time that nothing is looked at."""
         self._in_step = False
         self._paused = self._is_paused_there = False
         self._mishaps = Mishaps()
@@ -254,7 +256,7 @@ class Controller:
         """Serve until `stopped`. Errors of store and kernel are logged, reported and tried again, ever more slowly.
 
         Only who runs reports by a word of its own: one pass, of a command or of the guard, is no other controller."""
-        self._status = replace(self._status, reporter=secrets.token_hex(8))
+        self._status, self._patience = replace(self._status, reporter=secrets.token_hex(8)), BLIND_SECONDS
         retry = _FIRST_RETRY
         while not stopped():
             began = time.monotonic()
@@ -272,6 +274,7 @@ class Controller:
                     retry = self._back_off(retry, stopped)
         self._errands.stop()
         self._stop_watching()
+        self._database.break_off()  # what is asked beside would keep this process from ending
         self._copying.close()
 
     def _recover(self, error: Exception, began: float, retry: float) -> bool:
@@ -428,7 +431,11 @@ class Controller:
             self._moving = None
 
     def _pass(self) -> None:
+        known = self._compilation
         revision = self._load()
+        if known is self._compilation:  # else devices have just been looked at
+            with suppress(KernelError):  # what cannot be read the next look tells
+                self._follow()  # of a rule is not said that it is applied where a device had come before it
         self._expire()
         self._hand_over()
         compilation = self._compiled
@@ -436,8 +443,9 @@ class Controller:
             self._news.clear()  # of other gateways, or of nothing that the kernel holds
             if revision != self._status.applied_revision or self._find_exceptional() != self._exceptional:
                 self._settle()
+            self._status = replace(self._status, stamp=self._stamp)  # who has started from the copy knew none
             return
-        with self._kernel.exclusive():
+        with self._kernel.exclusive(self._patience):
             if self._is_to_keep_off():
                 return
             began = time.monotonic()
@@ -1065,7 +1073,7 @@ class Controller:
         exceptional = self._mark()
         self._take_back()
         self._exceptional = exceptional  # last: if the database has failed, the next pass comes here again
-        self._report(applied_revision=self._revision, last_error=self._find_error())
+        self._report(applied_revision=self._revision, stamp=self._stamp, last_error=self._find_error())
         self._copying.note_change()
         self._tell_of_copy(self._copy)
 
@@ -1225,7 +1233,7 @@ class Controller:
             return
         self._in_step = False
         self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
-        with self._kernel.exclusive():
+        with self._kernel.exclusive(self._patience):
             if self._is_to_keep_off():
                 self._refused_drift = {}
                 return
@@ -1370,7 +1378,7 @@ class Controller:
     def _follow_connections(self) -> None:
         """Spare the connections that have opened since, and those that are gone no more."""
         if self._compilation is not None and self._in_step:
-            with self._kernel.exclusive():
+            with self._kernel.exclusive(self._patience):
                 if not self._is_to_keep_off():
                     self._open.follow(self._compiled.facts, self._premises.doors)
 

@@ -64,9 +64,9 @@ class Copying:
             return
         try:
             self._behind = not self.replica.follow(source)
-        except Slow:  # that is none of the copy's faults
-            raise
         except StoreError as error:
+            if isinstance(error, Slow) and error.name != self.replica.name:  # that is none of the copy's faults
+                raise
             self._rules_fault = self._tell(error, self._rules_fault)
         else:
             self._rules_fault = self._rules_fault if self._behind else None

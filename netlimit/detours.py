@@ -41,13 +41,20 @@ _SENT = re.compile(r"type nat hook output\b")
 _RECEIVED = re.compile(r"type nat hook prerouting\b")
 _ACCEPTED = re.compile(r"type nat hook input\b")
 _REROUTED = re.compile(r"type route hook output\b")
-_PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|forward|output)\b")
+_PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|input|forward|output)\b")
 _REWRITES = re.compile(
     r"(?<!\S)(?:ip6? [sd]addr|(?:tcp|udp|udplite|dccp|sctp|th) [sd]port|@(?:nh|th),\d+,\d+) set |-j RAW[SD]NAT(?!\S)"
-    r"|^-A (?!POSTROUTING ).*-j [SD]NPT(?!\S)"
+    r"|^-A (?!POSTROUTING ).*-j [SD]NPT(?!\S)|(?<!\S)xt target (?:RAW[SD]NAT|[SD]NPT)(?!\S)"
 )
 """What writes addresses or ports into packets, and leaves connection tracking out of it. What translates prefixes (RFC
 6296) where packets leave, no rule of ours comes behind."""
+_ARRIVED = re.compile(r"type (?:filter|nat) hook (?:ingress|prerouting)\b")
+_RAISES = re.compile(r"(?<!\S)(?:ip ttl|ip6 hoplimit) set |(?<!\S)(?:-j|xt target) (?:TTL|HL)(?!\S)")
+_BEHIND = re.compile(r"^-A (?:INPUT|FORWARD|OUTPUT|POSTROUTING) ")
+"""Where the kernel does not ask any more how far a packet goes."""
+_MAY_REWRITE = re.compile(r" set |xt target ")
+EXTENSION = re.compile(r'\bxt target "(\w+)"')
+"""A target of iptables-nft; nft of some versions writes its name in quotes."""
 _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""
@@ -191,8 +198,17 @@ def find_queued(tables: Sequence[Sequence[str]]) -> Iterator[str]:
 def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write other addresses or ports into packets by
     themselves before these have passed all hooks of ours."""
-    listed = (rule for _, rule in _follow_hooked(ruleset, _PASSED)) if " set " in ruleset else ()
-    yield from filter(_REWRITES.search, (_STRING.sub('""', rule) for rule in (*listed, *rules)))
+    listed = (rule for _, rule in _follow_hooked(ruleset, _PASSED)) if _MAY_REWRITE.search(ruleset) else ()
+    bare = (_STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    yield from filter(_REWRITES.search, bare)
+
+
+def find_raising(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
+    """The rules, of nftables and of the `rules` of iptables, that write another hop limit into what has come in before
+    the kernel asks how far it goes."""
+    listed = (rule for _, rule in _follow_hooked(ruleset, _ARRIVED)) if _MAY_REWRITE.search(ruleset) else ()
+    bare = (_STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    yield from (rule for rule in bare if _RAISES.search(rule) and not _BEHIND.match(rule))
 
 
 def follow_rerouted(ruleset: str) -> Iterator[str]:

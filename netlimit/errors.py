@@ -87,7 +87,11 @@ class Busy(StoreError):
 
 
 class Slow(StoreError):
-    """The server answers, but has kept who asks waiting for longer, in all, than he may wait."""
+    """The database of this name answers, but has kept who asks waiting for longer, in all, than he may wait."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class SettingsError(NetlimitError):

@@ -251,7 +251,8 @@ def _find_exemption(
     if rule.action is Action.ALLOW or facts.overrides(rule):
         return None
     # Nobody is safe by talking with this host itself, though a network that is safe may hold its addresses.
-    ends = (packet.src,) if incoming else (packet.src, packet.dst)
+    led_here = packet.out_interface is None and facts.is_here(ip_network(packet.dst)) and not packet.dst.is_multicast
+    ends = (packet.src,) if incoming or led_here else (packet.src, packet.dst)
     for end in (each for each in ends if str(each) not in facts.own):
         for net, (text, reason) in zip(facts.safe, reasons.items(), strict=True):
             if end.version == net.version and end in net:

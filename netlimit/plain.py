@@ -37,9 +37,30 @@ def show_line(text: str) -> str:
     return text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
+def show_text(text: str) -> str:
+    """A text of any number of lines, without what a terminal would obey or not show as it is: that stands there escaped
+    as in JSON, `\\u001b`. So JSON stays the same document."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(_show, line)) for line in lines)
+
+
+def escape_as_json(letters: str) -> str:
+    """Letters as JSON has them in ASCII: those beyond U+FFFF as two halves."""
+    # Nor here by a codec (see `_escape`).
+    units: list[int] = []
+    for number in map(ord, letters):
+        beyond = number - 0x10000
+        units += [number] if beyond < 0 else [0xD800 + (beyond >> 10), 0xDC00 + (beyond & 0x3FF)]
+    return "".join(f"\\u{unit:04x}" for unit in units)
+
+
 def read_text(path: Path | str) -> str:
     """What a file holds. Raises OSError."""
     return decode(Path(path).read_bytes())
+
+
+def _show(letter: str) -> str:
+    return letter if letter.isprintable() or letter == "\t" else escape_as_json(letter)
 
 
 def _escape(letter: str) -> str:

@@ -108,8 +108,9 @@ class HostStatus:
     that are reached without a gateway, and of default routes, each with its devices; none: they are not known.
     `reporter` is another word for each run of a controller, and None for a pass alone. `peers` are the addresses of the
     other gateways of the database; `local` is what ends on this one besides `own` by its routes, as networks: local,
-    broadcast or anycast. `seen_at` is by the database's
-    clock, and so is `silence`: how long ago that was when this was read.
+    broadcast or anycast. `seen_at` is by the database's clock, and so is `silence`: how long ago that was when this was
+    read. `stamp` is that of `applied_revision`, where who reports knows it: a database in which that is another
+    revision, for it has taken the place of the one that was asked, keeps that none is applied.
     """
 
     host: str
@@ -139,6 +140,7 @@ class HostStatus:
     peers: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     silence: timedelta | None = field(default=None, compare=False)
+    stamp: int | None = field(default=None, compare=False)
 
 
 class Reception(NamedTuple):

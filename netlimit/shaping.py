@@ -494,7 +494,8 @@ class Shaping:
                 counted.setdefault(device.cap.id, []).append((name, device.branches.top))
             for traffic in device.lanes.values():
                 for target, number in traffic.inner.items():
-                    counted.setdefault(traffic.budgets[target].id, []).append((name, number))
+                    if target in traffic.budgets:  # else it has gone, and nothing is arranged yet
+                        counted.setdefault(traffic.budgets[target].id, []).append((name, number))
                 for place in traffic.places.values():
                     if traffic.inner.get(place.rule.target) is None or unit_length(place.rule):
                         counted.setdefault(place.rule.id, []).append((name, place.number))

@@ -45,6 +45,7 @@ PROTOCOL_NUMBERS = {
     "vrrp": "112",
     "l2tp": "115",
     "isis": "124",
+    "udplite": "136",
 }
 """Protocols that iptables prints by name or by number, as its version and /etc/protocols have it: we say numbers."""
 _EXEMPTING = tuple(SET_PREFIX + name for name in ("a", "safe", "exempt", "open"))
@@ -291,6 +292,15 @@ class Opens:
 
 
 @dataclass(frozen=True, slots=True)
+class Invalid:
+    """A packet of which connection tracking knows no flow, for it takes it to be malformed."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "conntrack", "--ctstate", "INVALID"
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The packet belongs to a TCP connection that connection tracking takes for over (CLOSE), and keeps for a while: it
     has no word for that state, but no other lives so short unless somebody has set it so. A SYN does not change it."""
@@ -411,6 +421,7 @@ Match = (
     | HopLimit
     | IsOwn
     | Opens
+    | Invalid
     | Ended
     | Icmp6
     | InSet

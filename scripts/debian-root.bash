@@ -11,6 +11,12 @@ need_programs() {
     ((!${#missing[@]})) || install_packages "${missing[@]}"
 }
 
+# Where roots are kept. In /var/tmp anybody may have made a directory of that name before.
+make_cache() { # DIRECTORY
+    mkdir -p "$1"
+    [[ -O $1 && ! -L $1 ]] || fail "$1 is no directory of root's; name another with --cache."
+}
+
 # A root directory of a suite with Debian's essential packages and those that are named. Made once; a changed list
 # makes it anew.
 make_debian_root() { # DIRECTORY SUITE PACKAGE,…

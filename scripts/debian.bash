@@ -1,4 +1,4 @@
-# What scripts/setup and scripts/install share: Debian packages, and a Python that can make environments.
+# What scripts/setup and scripts/install share: a lock, Debian packages, and a Python that can make environments.
 # shellcheck shell=bash
 
 tools=(iptables ipset nftables iproute2 iputils-ping conntrack ethtool curl procps kmod ca-certificates)
@@ -9,6 +9,16 @@ debian_python=(python3 python3-venv python3-dev)
 fail() {
     echo "scripts/${0##*/}: $*" >&2
     exit 1
+}
+
+# Keeps out others that would step on what this does, until it ends: by a file, in a directory that only who runs this
+# may write. Nobody else may open that file: whoever can, can keep its lock for as long as he likes.
+hold_lock() { # FILE SECONDS
+    (umask 077 && : >>"$1") || fail "the lock $1 cannot be opened."
+    exec 9<>"$1"
+    ! flock --nonblock 9 || return 0
+    echo "scripts/${0##*/}: another one is at work, and holds $1. Waiting for its end." >&2
+    flock --wait "$2" 9 || fail "another one has held $1 for $2 seconds. Try again when it has ended."
 }
 
 fail_packages() {
@@ -60,9 +70,11 @@ install_packages() {
 }
 
 # Servers come for their programs; none is to listen on this machine because a package of it was installed.
+# One that was left by who was killed here is ours still.
 keep_services_down() {
-    [[ ! -e /usr/sbin/policy-rc.d ]] || return 0
-    policy=/usr/sbin/policy-rc.d
+    local file=/usr/sbin/policy-rc.d said=$'#!/bin/sh\n# of netlimit, while packages are installed\nexit 101'
+    [[ ! -e $file || $(head --bytes=1000 "$file") == "$said" ]] || return 0
+    policy=$file
     trap 'rm -f "$policy"' EXIT
-    install -m 755 /dev/stdin "$policy" <<<$'#!/bin/sh\nexit 101'
+    install -m 755 /dev/stdin "$policy" <<<"$said"
 }

@@ -27,17 +27,21 @@ _SETTINGS = {"listen_addresses": "", "fsync": "off", "max_connections": "200"}
 
 @dataclass
 class Postgres:
-    """A server in a directory of its own, where its socket is too."""
+    """A server in a directory of its own, where its socket is too; and at a port of loopback, if it has one."""
 
     home: Path
     numbers: Iterator[int]
+    port: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str) -> str:
-        return f"postgresql+psycopg://postgres@/{database}?host={self.home}"
+        port = "" if self.port is None else f"&port={self.port}"
+        return f"postgresql+psycopg://postgres@/{database}?host={self.home}{port}"
 
     def start(self) -> None:
         settings = _SETTINGS | {"unix_socket_directories": str(self.home)}
+        if self.port is not None:
+            settings |= {"listen_addresses": "127.0.0.1", "port": str(self.port)}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         with (self.home / "log").open("w") as log:
             self.process = self._run("postgres", "-D", str(self.home / "data"), *arguments, output=log)
@@ -103,13 +107,13 @@ def _binaries() -> Path:
 
 
 @contextmanager
-def run_postgres() -> Iterator[Postgres]:
+def run_postgres(port: int | None = None) -> Iterator[Postgres]:
     """A server, until the block ends."""
     home = Path(tempfile.mkdtemp(prefix="netlimit-postgres-"))
     if os.geteuid() == 0:
         os.chown(home, pwd.getpwnam("postgres").pw_uid, pwd.getpwnam("postgres").pw_gid)
         home.chmod(0o755)  # the API's user goes to the socket
-    server = Postgres(home, count())
+    server = Postgres(home, count(), port)
     server.make()
     try:
         server.start()

@@ -42,14 +42,16 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
     settings = read_settings(context)
     with open_store(settings) as store:
         restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)
+        warnings = store.warn_of_window("this change")
     document = {
         "revision": restored.revision,
         "rules": restored.rules,
         "backup": {"made_at": restored.label.made_at.isoformat(), "revision": restored.label.revision},
         "damaged": restored.aside and str(restored.aside),
+        "warnings": warnings,
     }
     made = f"{restored.label.made_at:%Y-%m-%d %H:%M:%S} UTC"
     text = f"Brought back {count(restored.rules, 'rule')} of {made}, as revision {restored.revision}."
     if restored.aside is not None:
         text += f"\nThe damaged database is {restored.aside} now."
-    say(json, document, text)
+    say(json, document, "\n".join([text, *warnings]))

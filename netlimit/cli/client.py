@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import typer
 
+from netlimit.cli.asking import PLAIN, Answer, ask
 from netlimit.cli.database import find_token_file
-from netlimit.cli.errors import CommandError
+from netlimit.cli.errors import CommandError, note_speaker
 from netlimit.cli.listeners import watch
 from netlimit.cli.parts import read_settings
 from netlimit.cli.privileges import USER, find_keepers
@@ -22,12 +24,11 @@ from netlimit.cli.tls import trust
 from netlimit.custody import opened
 from netlimit.settings import Settings
 
-if TYPE_CHECKING:  # it takes long to load, and those who run here do not need it
-    import httpx
-
 ANSWER_SECONDS = 30.0
-"""How long an answer may take, apart from what the API is asked to wait."""
+"""How long a question and its whole answer may take, apart from what the API is asked to wait."""
 BULK_SECONDS = 300.0
+PAGE = 1000
+"""So many things of a list are read at once."""
 _WARNING = re.compile(r'299 netlimit "([^"]*)"')
 
 
@@ -44,8 +45,7 @@ class Client:
         self._watch = watch(settings)
         self._http = httpx.Client(
             base_url=f"{settings.url}/api/v1",
-            headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
-            timeout=ANSWER_SECONDS,
+            headers={**PLAIN, **({"Authorization": f"Bearer {self._token}"} if self._token else {})},
             verify=trust(settings),
             trust_env=not _is_loopback(settings.url),
         )
@@ -57,6 +57,20 @@ class Client:
     def get(self, path: str, **query: object) -> Any:
         """Read something; query parameters that are None, or empty lists, are left out."""
         return self.call("GET", path, params={name: value for name, value in query.items() if value not in (None, [])})
+
+    def walk(self, path: str, query: Mapping[str, object], most: int = sys.maxsize) -> Iterator[Any]:
+        """Read a list page by page, until so many things were read."""
+        cursor, read = None, 0
+        while True:
+            page = self.get(path, **query, limit=max(1, min(most - read, PAGE)), cursor=cursor)
+            yield page
+            cursor, read = page["next"], read + len(page["items"])
+            if cursor is None or read >= most:
+                return
+            if not page["items"]:
+                raise CommandError(
+                    f"What answers at {self._url} tells of more, and shows none; it is not netlimit's API."
+                )
 
     def read_text(self, path: str, accept: str) -> str:
         """Read something that is no JSON, or may be."""
@@ -75,42 +89,40 @@ class Client:
         self._read(answer)
         return _WARNING.findall(answer.headers.get("Warning", ""))
 
-    def _ask(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> httpx.Response:
+    def _ask(self, method: str, path: str, wait: int | None = None, **arguments: Any) -> Answer:
         import httpx
 
         headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
-        timeout = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
+        seconds = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
         try:
-            return self._http.request(
-                method, path, headers=headers, timeout=timeout, extensions={**self._watch}, **arguments
-            )
+            return ask(self._http, method, path, seconds, headers=headers, extensions={**self._watch}, **arguments)
         except httpx.TimeoutException:
-            raise CommandError(f"The API at {self._url} did not answer in {timeout:g} seconds.") from None
+            raise CommandError(f"The API at {self._url} did not answer in {seconds:g} seconds.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise CommandError(
                 f"No API answers at {self._url} ({error}). Is `netlimit serve` running? NETLIMIT_URL names another."
             ) from None
 
-    def _read(self, answer: httpx.Response) -> Any:
-        if answer.status_code == 204:
+    def _read(self, answer: Answer) -> Any:
+        if answer.status == 204:
             return None
         try:
-            document = answer.json()
+            document = answer.read_json()
         except ValueError:
             document = None
         if answer.is_success and document is not None:
             return document
         if not isinstance(document, dict) or "detail" not in document:
             raise CommandError(
-                f"What answers at {self._url} (with status {answer.status_code}) is not netlimit's API; "
+                f"What answers at {self._url} (with status {answer.status}) is not netlimit's API; "
                 "look at NETLIMIT_URL."
             )
-        raise CommandError(self._word(answer.status_code, document))
+        raise CommandError(self._word(answer.status, document))
 
     def _word(self, status: int, problem: Mapping[str, Any]) -> str:
         """A problem document as its sentences: of many lines that are wrong, every one."""
         if status == 401:
-            return f"{problem['detail']} {_advise(self._settings, self._token is not None)}"
+            return f"{problem['detail']} {advise(self._settings, self._token is not None)}"
         lines = [f"Line {each['line']}: {each['detail']}" for each in problem.get("errors", ()) if "line" in each]
         if len(lines) < 2:
             return str(problem["detail"])
@@ -122,7 +134,9 @@ class Client:
 @contextmanager
 def open_client(context: typer.Context) -> Iterator[Client]:
     """The API that the settings name."""
-    client = Client(read_settings(context))
+    settings = read_settings(context)
+    note_speaker(context, f"at {settings.url} is not netlimit's API, or that of another version; look at NETLIMIT_URL")
+    client = Client(settings)
     try:
         yield client
     finally:
@@ -164,7 +178,7 @@ def find_token(settings: Settings) -> str | None:
         return None
 
 
-def _advise(settings: Settings, had_token: bool) -> str:
+def advise(settings: Settings, had_token: bool) -> str:
     """What helps who has no token that is good: as after a restore on another machine, whose tokens are in the database
     that was brought back, and in no file here."""
     known = "Set NETLIMIT_TOKEN to one that is good" if had_token else "Set NETLIMIT_TOKEN"

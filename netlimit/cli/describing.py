@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
@@ -20,7 +21,12 @@ def describe_rule(rule: Rule) -> str:
     by = f" by {standing['enforced_by']}" if standing["enforced_by"] else ""
     what = " ".join(part for part in (describe_traffic(rule), describe_limit(rule)) if part)
     line = f"rule {describe_title(rule)}: {rule['action']} {rule['target']} {what}: {standing['state']}{by}."
-    return " ".join([line, *filter(None, [standing["message"]]), *rule.get("warnings", ())])
+    return " ".join([line, *_tell_end(rule), *filter(None, [standing["message"]]), *rule.get("warnings", ())])
+
+
+def _tell_end(rule: Rule) -> Iterator[str]:
+    if rule["expires_at"] is not None:
+        yield f"It ends at {datetime.fromisoformat(rule['expires_at']).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC."
 
 
 def describe_title(rule: Rule) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from netlimit import copying, crowding, namesakes, skew, unforced
+from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store, read_settings
@@ -199,8 +200,8 @@ def _ask_api(settings: Settings) -> tuple[str | None, str | None]:
     import httpx
 
     try:
-        with httpx.Client(timeout=API_SECONDS, verify=trust(settings), trust_env=False) as client:
-            client.get(f"{settings.url}/healthz", extensions={**watch(settings)})
+        with httpx.Client(headers=PLAIN, verify=trust(settings), trust_env=False) as client:
+            ask(client, "GET", f"{settings.url}/healthz", API_SECONDS, extensions={**watch(settings)})
     except StrangerError as error:
         return None, str(error)
     except (httpx.HTTPError, httpx.InvalidURL, NetlimitError) as error:

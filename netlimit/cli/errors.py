@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 from netlimit.cli.streams import standard_streams
 from netlimit.errors import NetlimitError
 
+_SPEAKER = "netlimit.speaker"
+
 
 class CommandError(NetlimitError):
     """A command cannot do what was asked, for a reason that is the command line's own."""
@@ -28,6 +30,25 @@ def word(error: BaseException) -> str:
 def complain(error: BaseException) -> None:
     """Write what is wrong to stderr."""
     typer.echo(f"netlimit: {word(error)}", err=True)
+
+
+def note_speaker(context: typer.Context, who: str) -> None:
+    """Say who it is whose documents a command is going to show, and may not be what he should be: "at URL is not …"."""
+    context.meta[_SPEAKER] = who
+
+
+@contextmanager
+def reading_of(context: Any) -> Iterator[None]:
+    """Turn what fails over a document that has another shape into a sentence, where somebody is noted who speaks."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        speaker = context.meta.get(_SPEAKER)
+        if speaker is None or isinstance(error, NetlimitError | UnicodeEncodeError):
+            raise
+        raise CommandError(
+            f"What answers {speaker}. (Of what it says: {type(error).__name__}: {str(error)[:200]}.)"
+        ) from error
 
 
 @contextmanager
@@ -60,5 +81,5 @@ class Sentences(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with in_words():
+        with in_words(), reading_of(ctx):
             return super().invoke(ctx)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from netlimit.cli.actor import local_actor
 from netlimit.cli.controllers import TEARDOWN, refuse_stranger
+from netlimit.cli.disks import try_disk
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
@@ -33,6 +34,8 @@ CHANGES = "every change of rules in it"
 """What a window undoes that was opened by somebody else."""
 LEFT = "Limits that are left in the kernel go on limiting: run `netlimit teardown` again."
 """What is said of a teardown that the kernel refuses."""
+DATABASE_SECONDS = 10.0
+"""How long a teardown has a database work, before it goes on without."""
 WAITS = (
     "Going on; the controller that runs keeps its hands off, and the database is told once it answers. Who starts this "
     "machine, or a controller, before brings the limits back."
@@ -178,7 +181,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     """Stop the controller; returns the qdiscs to put back, None if nobody knows, and what to tell. A database that
     is lost must not keep anybody from taking the limits away."""
     try:
-        with open_store(settings) as store:
+        with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
             store.pause(settings.host, True, local_actor(settings))
             if kernel.controlled():
@@ -208,6 +211,16 @@ def _warn_of_loss(devices: Iterable[str]) -> None:
 
 def _forget(settings: Settings, devices: Iterable[str]) -> None:
     """What others had is there again."""
-    with open_store(settings) as store:
+    with _open_briefly(settings) as store:
         for device in devices:
             store.forget_root(settings.host, device)
+
+
+@contextmanager
+def _open_briefly(settings: Settings) -> Iterator[Store]:
+    """The database, for as long as a teardown waits for it. Raises StoreError."""
+    with open_store(settings, silence=DATABASE_SECONDS) as store:
+        if store.path is not None:
+            try_disk(store.path)
+        store.allow(DATABASE_SECONDS)
+        yield store

@@ -12,7 +12,7 @@ import typer
 
 from netlimit.cli.client import limits_path, open_client
 from netlimit.cli.errors import CommandError
-from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
+from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_document, print_table, say
 from netlimit.cli.report import report
 from netlimit.reading import MOST, read_whole
 
@@ -66,8 +66,8 @@ def show(context: typer.Context, domain: Domain, json: bool = JSON) -> None:
     with open_client(context) as client:
         text = client.read_text(limits_path(domain), _JSON if json else "*/*")
     if json:
-        text = jsonlib.dumps(jsonlib.loads(text), indent=2, ensure_ascii=False)
-    typer.echo(text, nl=not text.endswith("\n"))
+        return say(True, jsonlib.loads(text), "")
+    return print_document(text)
 
 
 @app.command("put")

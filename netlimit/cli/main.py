@@ -38,7 +38,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Escapes in what others have written are shown, not left out unseen, as click does without `color`.
+    context_settings={"help_option_names": ["-h", "--help"], "color": True},
 )
 
 

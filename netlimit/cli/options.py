@@ -23,7 +23,9 @@ Burst = Annotated[str | None, typer.Option("--burst", help="How much may come at
 Action = Annotated[str | None, typer.Option("--action", help="drop (default), reject, observe, allow, block, shape.")]
 Ceil = Annotated[str | None, typer.Option("--ceil", help="For shape: may borrow up to here.")]
 Ttl = Annotated[str | None, typer.Option("--ttl", help="How long the rule lasts: 90s, 10m, 2h, 7d.")]
-ExpiresAt = Annotated[str | None, typer.Option("--expires-at", help="When it ends: 2030-01-31T18:00:00Z.")]
+ExpiresAt = Annotated[
+    str | None, typer.Option("--expires-at", help="When it ends: 2030-01-31T18:00:00Z; without a zone, in UTC.")
+]
 Name = Annotated[str | None, typer.Option("--name", help="A unique name.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="key=value; may be repeated.")]
 Hosts = Annotated[list[str] | None, typer.Option("--host", help="Only on this gateway; may be repeated.")]

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SILENCE = 25.0
 """Seconds that the server of a database may say nothing to what runs on and on: longer than locks are waited for."""
+PAUSE_SECONDS, COPY_SECONDS = 10.0, 30.0
+"""How long the copy may work at a pause that a command tells it, and at all rules; 100,000 take some three seconds."""
 
 
 @contextmanager
@@ -58,14 +60,14 @@ def open_store(settings: Settings, patience: float | None = None, silence: float
 
 
 @contextmanager
-def open_copy(settings: Settings) -> Iterator[Replica | None]:
+def open_copy(settings: Settings, allowed: float | None = None) -> Iterator[Replica | None]:
     """The copy of what was applied last, until the block ends; None, with a line in the log, if it cannot be kept: a
-    full disk must keep nobody from limiting."""
+    full disk must keep nobody from limiting. It works for so long as is `allowed`, in seconds, in all."""
     from netlimit.store import open_replica
 
     replica = None
     try:
-        replica = open_replica(settings.state, settings.host)
+        replica = open_replica(settings.state, settings.host, allowed)
     except StoreError as error:
         log.error("%s Without it, the controller cannot go on when the database is gone.", error)
     try:
@@ -95,7 +97,7 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
 
     try:
         try_disk(settings.state / FILE)
-        with open_copy(settings) as replica:
+        with open_copy(settings, COPY_SECONDS) as replica:
             if replica is not None:
                 replica.follow(store)
     except StoreError as error:
@@ -109,7 +111,7 @@ def pause_copy(settings: Settings) -> None:
 
     try:
         try_disk(settings.state / FILE)
-        with open_copy(settings) as replica:
+        with open_copy(settings, PAUSE_SECONDS) as replica:
             if replica is not None:
                 replica.follow_pause(True)
     except StoreError as error:

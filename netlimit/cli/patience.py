@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from netlimit.cli.backlog import Backlog
+from netlimit.plain import show_text
 
 ROOM_SECONDS = 0.1
 """How long is waited for room at most; not at all while others wait before."""
@@ -43,7 +44,8 @@ def tell_loss(lines: int, who: str = "netlimit") -> str:
 
 
 class ImpatientStream:
-    """Stands for a text stream, and waits for no reader. A reader who is gone is no error.
+    """Stands for a text stream, and waits for no reader. A reader who is gone is no error, and nothing that is written
+    is obeyed by a terminal.
 
     `send` writes what there is room for, and raises BlockingIOError where there is none; `descriptor` is asked for room
     (poll(2)); `close` closes what was opened for this. A forked copy of this process writes to the stream itself: what
@@ -77,13 +79,15 @@ class ImpatientStream:
 
     def write(self, text: str) -> int:
         """Send lines, or hold them; an unfinished one waits for its end."""
+        length, text = len(text), show_text(text)
         if self._is_copied():
-            return self.stream.write(text)
+            self.stream.write(text)
+            return length
         with self._lock:
             lines, end, self._begun = (self._begun + text).rpartition("\n")
             for some in _split(lines + end):
                 self._write(some)
-        return len(text)
+        return length
 
     def flush(self) -> None:
         """Send what there is room for now."""

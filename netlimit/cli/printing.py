@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from netlimit.cli.streams import find_terminal
+from netlimit.plain import show_line, show_text
+
 T = TypeVar("T")
 JSON = typer.Option(False, "--json", help="Print JSON.")
 _ENDLESS = 1000
@@ -33,10 +36,11 @@ def print_as(as_json: bool, document: T, show: Callable[[T], None]) -> None:
 
 
 def open_console() -> Console:
-    """Where tables go. What is no terminal gets each row on one line, for grep."""
+    """Where tables go, of `add_row` and `make_line`: a terminal obeys what rich writes. What is no terminal gets each
+    row on one line, for grep."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(highlight=False)
-    return Console(highlight=False, width=_ENDLESS, no_color=True)
+        return Console(file=find_terminal(), highlight=False)
+    return Console(file=find_terminal(), highlight=False, width=_ENDLESS, no_color=True)
 
 
 def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -48,13 +52,26 @@ def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def add_row(table: Table, *cells: object) -> None:
-    """Add a row; what is None stays empty, and nothing in a cell is taken for markup."""
-    table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
+    """Add a row; what is None stays empty, and nothing in a cell is taken for markup or obeyed by a terminal. Where a
+    table has a row for each thing, that is one line."""
+    show = show_line if table.show_header else show_text
+    table.add_row(*(make_line("" if cell is None else show(str(cell))) for cell in cells))
+
+
+def make_line(text: str) -> Text:
+    """What is shown beside tables, or in them."""
+    return Text(show_text(text))
 
 
 def print_table(table: Table) -> None:
     """Print a table."""
     open_console().print(table)
+
+
+def print_document(text: str) -> None:
+    """Print what somebody has given as he has given it; a terminal shows it, and obeys nothing of it."""
+    output = sys.stdout if sys.stdout.isatty() else find_terminal()
+    output.write(text if text.endswith("\n") else f"{text}\n")
 
 
 def count(number: int, noun: str) -> str:

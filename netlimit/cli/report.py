@@ -8,28 +8,31 @@ from typing import Any
 
 import typer
 
-from netlimit.cli.errors import CommandError
+from netlimit.cli.asking import PLAIN, ask
+from netlimit.cli.errors import CommandError, note_speaker
 from netlimit.cli.parts import read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_as, print_table
 from netlimit.settings import Listen
 
 SECONDS = 30.0
-"""How long the limiter may take."""
+"""How long the limiter may take for its whole answer."""
 
 
 def report(context: typer.Context, json: bool = JSON) -> None:
     """Report which limits are too tight, too loose or unused, and what says so; what needs a look comes first."""
-    print_as(json, _ask(read_settings(context).limiter_listen), _show)
+    place = read_settings(context).limiter_listen
+    note_speaker(context, f"at {place} is not netlimit's limiter, or that of another version")
+    print_as(json, _ask(place), _show)
 
 
 def _ask(place: Listen) -> Any:
     import httpx
 
     try:
-        with httpx.Client(trust_env=False, timeout=SECONDS) as client:
-            answer = client.get(f"http://{_find_near(place)}/v1/report")
+        with httpx.Client(headers=PLAIN, trust_env=False) as client:
+            answer = ask(client, "GET", f"http://{_find_near(place)}/v1/report", SECONDS)
         if answer.is_success:
-            return answer.json()
+            return answer.read_json()
     except httpx.TimeoutException:
         raise CommandError(f"The limiter at {place} did not answer in {SECONDS:g} seconds.") from None
     except (httpx.HTTPError, ValueError) as error:
@@ -37,7 +40,7 @@ def _ask(place: Listen) -> Any:
             f"No limiter answers at {place} ({error}). Is `netlimit limiter` running? NETLIMIT_LIMITER_LISTEN is where."
         ) from None
     raise CommandError(
-        f"What answers at {place} (with status {answer.status_code}) is not netlimit's limiter; "
+        f"What answers at {place} (with status {answer.status}) is not netlimit's limiter; "
         "look at NETLIMIT_LIMITER_LISTEN."
     )
 

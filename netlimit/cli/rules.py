@@ -25,7 +25,6 @@ app = typer.Typer(help="Rules: who may send or receive how much.", no_args_is_he
 Key = Annotated[str, typer.Argument(metavar="ID|NAME", help="The rule's id or name.")]
 Keys = Annotated[list[str], typer.Argument(metavar="ID|NAME", help="Ids or names of rules.")]
 Field = StrEnum("Field", {field: field for field in sorted(FIELDS - {"target", "ttl", "enabled"})})  # type: ignore[misc]
-PAGE = 1000
 DRY_RUN = {"dry_run": "true"}
 
 
@@ -222,20 +221,13 @@ def exported(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def walk_rules(client: Client, wanted: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     """Every rule that matches, page by page."""
-    cursor = None
-    while True:
-        page = client.get("/rules", **wanted, limit=PAGE, cursor=cursor)
+    for page in client.walk("/rules", wanted):
         yield from page["items"]
-        cursor = page["next"]
-        if cursor is None:
-            return
 
 
 def read_rules(client: Client, most: int, wanted: Mapping[str, object]) -> dict[str, Any]:
     """At most so many rules that match, as one page."""
-    page: dict[str, Any] = client.get("/rules", **wanted, limit=min(most, PAGE))
-    items = page["items"]
-    while page["next"] is not None and len(items) < most:
-        page = client.get("/rules", **wanted, limit=min(most - len(items), PAGE), cursor=page["next"])
+    items: list[Any] = []
+    for page in client.walk("/rules", wanted, most):
         items += page["items"]
     return {**page, "items": items}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from netlimit.cli.actor import local_actor
+from netlimit.cli.client import advise, find_token
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_as, print_table, say
@@ -44,6 +45,19 @@ def create(context: typer.Context, name: NewName, role: RoleOption, ttl: Ttl = N
     if not json and sys.stdout.isatty():
         typer.echo(f"The token of {name} ({chosen}{ends}), shown only now:", err=True)
     say(json, {**describe(token), "token": text}, text)
+
+
+@app.command()
+def show(context: typer.Context) -> None:
+    """Print the token that commands here show to the API.
+
+    It is NETLIMIT_TOKEN, or else the admin's that the first start has kept in a file, if that file is as it was made.
+    """
+    settings = read_settings(context)
+    token = find_token(settings)
+    if token is None:
+        raise CommandError(f"There is no token here. {advise(settings, had_token=False)}")
+    typer.echo(token)
 
 
 @app.command(name="list")

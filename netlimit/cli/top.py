@@ -12,11 +12,10 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from netlimit.cli.client import Client, open_client, rule_path
 from netlimit.cli.flows import Flow, measure
-from netlimit.cli.printing import JSON, add_row, make_table, open_console, say
+from netlimit.cli.printing import JSON, add_row, make_line, make_table, open_console, say
 from netlimit.rules import Action
 
 MOST_OFFENDERS = 10
@@ -86,18 +85,18 @@ def render(frame: Frame) -> Group:
     observing = [flow for flow in frame.flows if flow.action == Action.OBSERVE]
     others = [flow for flow in frame.flows if flow.action not in (Action.SHAPE, Action.OBSERVE)]
     parts = [
-        _list_offenders(frame.offenders) if frame.offenders else Text("Nobody is being limited."),
+        _list_offenders(frame.offenders) if frame.offenders else make_line("Nobody is being limited."),
         *([_list_limits(others)] if others else []),
         *([_list_limits(observing, "WOULD DROP")] if observing else []),
         *([_list_queues(shaping)] if shaping else []),
-        *([] if frame.flows else [Text("There are no rules to watch.")]),
+        *([] if frame.flows else [make_line("There are no rules to watch.")]),
         *(
-            [Text(f"{frame.left_out:,} more rules were not measured; name those that are meant.")]
+            [make_line(f"{frame.left_out:,} more rules were not measured; name those that are meant.")]
             if frame.left_out
             else []
         ),
     ]
-    return Group(parts[0], *(each for part in parts[1:] for each in (Text(""), part)))
+    return Group(parts[0], *(each for part in parts[1:] for each in (make_line(""), part)))
 
 
 def _list_offenders(offenders: Sequence[Document]) -> Table:
@@ -133,10 +132,8 @@ def _find_rules(client: Client, keys: Sequence[str]) -> tuple[list[Document], in
     found: list[Document] = []
     left_out = 0
     for state in ("applied", "degraded"):
-        before, page = len(found), client.get("/rules", state=state, limit=_AT_ONCE)
-        found += page["items"][: MOST_MEASURED - before]
-        while page["next"] is not None and len(found) < MOST_MEASURED:
-            page = client.get("/rules", state=state, limit=_AT_ONCE, cursor=page["next"])
+        before = len(found)
+        for page in client.walk("/rules", {"state": state}, MOST_MEASURED - before):
             found += page["items"][: MOST_MEASURED - len(found)]
         left_out += page["total"] - (len(found) - before)
     return found, left_out

@@ -72,6 +72,11 @@ class Charge(NamedTuple):
         """The question whether there is room for it."""
         return Ask(self.rule, self.account.budget.limit, "", self.hits)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether never more than the limit go in any such time, whenever that begins."""
+        return self.account.budget.limit.algorithm is Algorithm.SLIDING_WINDOW_LOG
+
     def __str__(self) -> str:
         times = "" if self.hits == 1 else f", of which the request takes {self.hits}"
         return f"The budget of {self.account.budget.limit} for {self.account.hosts}{times}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from netlimit.client.errors import BudgetExhausted, QuotaExhausted
 from netlimit.client.holds import LONGEST, Holds, Place, locate
 from netlimit.client.retry import Retry, is_lost, is_refused, is_replayable
 from netlimit.l7.decision import Decision
+from netlimit.l7.memory.counter import SECOND, Clock
+from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.store import Ask
 
 Line = tuple[str, ...]
@@ -53,7 +55,9 @@ class Count(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send the request; its answer, or what httpx raised instead."""
+    """Send the request; its answer, or what httpx raised instead. `charges` are asked about again when it goes out."""
+
+    charges: tuple[Charge, ...] = ()
 
 
 class Drop(NamedTuple):
@@ -88,6 +92,8 @@ class Conduct:
         self._retry = retry
         self._clock = clock
         self._holds = Holds(max(LONGEST, retry.patience))
+        self._sent = MemoryStore(Clock(lambda: round(clock() * SECOND), 0))
+        """What has gone out, which may be long after it was paid for: there was no connection before."""
         self._bound = f", and it may wait {retry.patience:g} s in all."
 
     def pursue(self, request: httpx.Request) -> Course:
@@ -99,7 +105,7 @@ class Conduct:
             yield from self._await_turn(errand)
             attempt += 1
             sent = self._clock()
-            outcome = yield Send()
+            outcome = yield Send(tuple(charge for charge in errand.charges if charge.is_exact))
             if isinstance(outcome, httpx.TransportError):
                 pause = self._back_off(attempt)
                 if not is_lost(request, outcome) or not self._may_repeat(errand, attempt, pause):
@@ -114,6 +120,14 @@ class Conduct:
                 pause = again
             if pause:
                 yield Wait(pause)
+
+    def go_out(self, charges: Iterable[Charge]) -> float:
+        """Seconds until a request that has its connection may go out on it; 0: it goes now, and is counted."""
+        for charge in charges:
+            decision = self._sent.decide_now([charge.ask])[0]
+            if not decision.admitted:
+                return decision.retry_after
+        return 0.0
 
     def _hear(self, errand: Errand, attempt: int, response: httpx.Response, sent: float) -> float | None:
         """How long to back off before the request is sent again; None: this is the answer."""

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from threading import Lock
+from typing import Any
 from weakref import finalize
 
 import httpx
 from anyio.from_thread import start_blocking_portal
 
-from netlimit.client.budget import Budgets, Ledger
+from netlimit.client.budget import Budgets, Charge, Ledger
 from netlimit.client.course import Conduct, Count, Drop, Enter, Leave, Line, Outcome, Send, Step, Wait
 from netlimit.client.retry import Retry
 from netlimit.l7.decision import Decision
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.store import Ask, Store
+
+
+def goes_out(event: str, info: Mapping[str, Any]) -> bool:
+    """Whether a request that has its connection is about to go out on it; not the CONNECT to a proxy. In HTTP/2 it
+    must not be held up there: its stream has a number already, which another would take as well."""
+    return event == "http11.send_request_headers.started" and info["request"].method != b"CONNECT"
+
+
+@contextmanager
+def tracing(request: httpx.Request, trace: Callable[..., object] | None) -> Iterator[None]:
+    """Have `trace` told how a request is sent; None tells nobody."""
+    former = request.extensions
+    if trace is not None:
+        request.extensions = {**former, "trace": trace}
+    try:
+        yield
+    finally:
+        request.extensions = former
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
@@ -69,14 +88,27 @@ class AsyncTransport(httpx.AsyncBaseTransport):
                 await standing.aclose()
             case Count(ask):
                 return (await self._store.decide([ask]))[0]
-            case Send():
-                try:
-                    return await self._transport.handle_async_request(request)
-                except httpx.TransportError as error:
-                    return error
+            case Send(charges):
+                return await self._send(request, charges)
             case Drop(response):
                 await response.aclose()
         return None
+
+    async def _send(self, request: httpx.Request, charges: tuple[Charge, ...]) -> Outcome:
+        others = request.extensions.get("trace")
+
+        async def trace(event: str, info: Mapping[str, Any]) -> None:
+            if goes_out(event, info):
+                while wait := self._conduct.go_out(charges):
+                    await self._sleep(wait)
+            if others is not None:
+                await others(event, info)
+
+        with tracing(request, trace if charges else others):
+            try:
+                return await self._transport.handle_async_request(request)
+            except httpx.TransportError as error:
+                return error
 
     async def aclose(self) -> None:
         """Let go of connections and counters."""
@@ -133,14 +165,27 @@ class Transport(httpx.BaseTransport):
                 standing.close()
             case Count(ask):
                 return self._decide([ask])[0]
-            case Send():
-                try:
-                    return self._transport.handle_request(request)
-                except httpx.TransportError as error:
-                    return error
+            case Send(charges):
+                return self._send(request, charges)
             case Drop(response):
                 response.close()
         return None
+
+    def _send(self, request: httpx.Request, charges: tuple[Charge, ...]) -> Outcome:
+        others = request.extensions.get("trace")
+
+        def trace(event: str, info: Mapping[str, Any]) -> None:
+            if goes_out(event, info):
+                while wait := self._conduct.go_out(charges):
+                    self._sleep(wait)
+            if others is not None:
+                others(event, info)
+
+        with tracing(request, trace if charges else others):
+            try:
+                return self._transport.handle_request(request)
+            except httpx.TransportError as error:
+                return error
 
     def close(self) -> None:
         """Let go of connections and counters."""

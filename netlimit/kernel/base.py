@@ -13,6 +13,9 @@ from netlimit.state import Entry, State, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
 
+TURN_SECONDS = 10.0
+"""For which a command waits until another process has written."""
+
 
 class Reading(NamedTuple):
     """An entry as it was found, with its counters: packets, and IP bytes."""
@@ -130,8 +133,9 @@ class Kernel(Protocol):
         where that takes long, those that were found last. Raises KernelError."""
         ...
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Keep every other netlimit process on this host from writing meanwhile. Raises KernelError after a while."""
+    def exclusive(self, patience: float = TURN_SECONDS) -> AbstractContextManager[None]:
+        """Keep every other netlimit process on this host from writing meanwhile. Raises Occupied where another one does
+        so for `patience` seconds, and KernelError."""
         ...
 
     def sole(self) -> AbstractContextManager[None]:

@@ -33,6 +33,7 @@ FINDINGS = Path("/run/netlimit/capabilities.json")
 """What root has found out for a controller that may not make namespaces to try it in."""
 
 _CLONE_NEWNET = 0x40000000
+_LONGEST_ANSWER = 1 << 20
 _PROBE_SECONDS = 120
 _ATTEMPTS = 3
 _ELBOW_ROOM = 16
@@ -198,15 +199,16 @@ def _try_once(give_up: Callable[[], None]) -> tuple[dict[str, str | None], str]:
         asked.close()
     found: dict[str, str | None] = {}
     ended = "" if answer.poll(_PROBE_SECONDS) else f"took more than {_PROBE_SECONDS} seconds"
-    with answer, suppress(EOFError, OSError):  # the latter where it has died within its answer
-        found = {} if ended else answer.recv()
+    # It may have died within its answer, and has the rights of another user by then: what comes is text, and no object.
+    with answer, suppress(EOFError, OSError, ValueError):
+        found = {} if ended else read_findings(decode(answer.recv_bytes(_LONGEST_ANSWER)))
     process.kill()
     process.join()
     return found, ended
 
 
 def _answer(asked: Connection, give_up: Callable[[], None]) -> None:
-    asked.send(_probe_here(give_up))
+    asked.send_bytes(print_findings(_probe_here(give_up)).encode())
 
 
 def _probe_here(give_up: Callable[[], None] = lambda: None) -> dict[str, str | None]:
@@ -416,15 +418,20 @@ def _try_tree(name: str, step: WriteTree, module: str) -> str | None:
 
 
 def _notes() -> Iterator[str]:
-    for device in sorted(os.listdir(b"/sys/class/net")):
-        if device != b"lo" and _receives_merged(device):
-            name = decode_name(device)
-            yield (
-                f"{name} merges packets before they are counted (GRO): one packet of a rate in packets can be up to "
-                "64 kB of TCP, and a rate in bits is charged the headers of the first alone: of small packets several "
-                f"times as much passes. `ethtool -K {name} gro off` makes a packet a packet; `action: shape` charges "
-                "all bytes."
-            )
+    """What no rule needs, and an operator should know. On our own device nothing is merged, whatever it says."""
+    devices = set(os.listdir(b"/sys/class/net")) - {b"lo", os.fsencode(INGRESS_DEVICE)}
+    merging = [decode_name(device) for device in sorted(devices) if _receives_merged(device)]
+    if merging:
+        named, more = ", ".join(merging[:_MOST_NAMED]), len(merging) - _MOST_NAMED
+        yield (
+            f"{named}{f' and {more} more' if more > 0 else ''} {'merge' if len(merging) > 1 else 'merges'} packets "
+            "before they are counted (GRO): one packet of a rate in packets can be up to 64 kB of TCP, and a rate in "
+            "bits is charged the headers of the first alone: of small packets several times as much passes. "
+            f"`ethtool -K {merging[0]} gro off` makes a packet a packet there; `action: shape` charges all bytes."
+        )
+
+
+_MOST_NAMED = 3
 
 
 def _receives_merged(device: bytes) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from netlimit.errors import KernelError
+from netlimit.errors import KernelError, Occupied
 from netlimit.kernel import membership
 
 _NETLINK_NETFILTER = 12
@@ -50,12 +50,12 @@ class Claim(IntEnum):
 
 @contextmanager
 def claimed(claim: Claim, purpose: str, patience: float, taken: str) -> Iterator[None]:
-    """Hold a claim on this thread's network namespace. Raises KernelError, with `taken` as its reason when somebody
-    else has held it for `patience` seconds."""
+    """Hold a claim on this thread's network namespace. Raises KernelError: Occupied, with `taken` as its reason, when
+    somebody else has held it for `patience` seconds."""
     deadline = time.monotonic() + patience
     while (held := _try_claim(claim, purpose)) is None:
         if time.monotonic() >= deadline:
-            raise KernelError(purpose, taken)
+            raise Occupied(purpose, taken)
         time.sleep(random.uniform(_SHORTEST, _LONGEST))  # noqa: S311  no secret
     with held:
         yield

@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_netw
 from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.ingress import Ingress
-from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.headers import BFD, BFD_ECHO, NEVER_FORWARDED
 from netlimit.kernel.queues import add_up
 from netlimit.marks import MarkUse
@@ -41,6 +41,7 @@ from netlimit.state import (
     HopLimit,
     Icmp6,
     InSet,
+    Invalid,
     IpSet,
     Is,
     IsOwn,
@@ -189,8 +190,9 @@ class FakeKernel:
         del ports
         return [each for each in self.opened if each.owner is None or each.owner in owners]
 
-    def exclusive(self) -> AbstractContextManager[None]:
+    def exclusive(self, patience: float = TURN_SECONDS) -> AbstractContextManager[None]:
         """One process has it anyway."""
+        del patience
         return nullcontext()
 
     def sole(self) -> AbstractContextManager[None]:
@@ -703,7 +705,7 @@ def _selects(packet: Packet, match: Match) -> bool:
         return packet.hop_limit < match.value if match.below else packet.hop_limit == match.value
     if isinstance(match, HasSocket):
         return packet.established
-    if isinstance(match, Ended):  # it knows of none that is over
+    if isinstance(match, Ended | Invalid):  # it knows of none that is over, and takes all for sound
         return False
     return isinstance(match, Icmp6) and packet.icmp_type == match.type
 

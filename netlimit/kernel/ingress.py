@@ -57,6 +57,10 @@ _HANDLE = 1
 _INFO = _PRIORITY << 16 | socket.htons(3)
 """The priority, and all protocols (ETH_P_ALL)."""
 _CLSACT, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFFFFF2, 0xFFFFFFF3
+_ROOT_QDISC = 0
+"""As the parent of filters: those of the root qdisc, whatever its handle."""
+_UNFILTERED = ("noqueue", "pfifo_fast", "mq", "tbf")
+"""What most devices have for a root, and takes no filters."""
 _CLSACTS = (_CLSACT,)
 """What qdiscs of the kinds clsact and ingress hang on."""
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
@@ -67,9 +71,9 @@ _KEEPER = struct.pack("=HBBIHBBI", 0, 0, 0, int.from_bytes(b"nl-k"), 6, 0, 0, 0)
 _FIRST_ACTION = 1
 _ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw": 4, "route": 6, "u32": 7, "flow": 9}
 """Where each kind of filter has its actions (TCA_…_ACT)."""
-_MIRRED_PARAMETERS = 2
+_MIRRED_PARAMETERS, _MIRRED_BLOCK = 2, 4
 _MIRRED = struct.Struct("=IIiiiiI")
-_REDIRECT, _HANDS_ON, _STOLEN = 1, 3, 4
+_REDIRECT, _HANDS_ON, _HANDS_COPY, _STOLEN = 1, 3, 4, 4
 """What a filter and its action "mirred" are made of (linux/pkt_cls.h, linux/tc_act/tc_mirred.h)."""
 _CT_ACTION, _CT_NAT, _FLAGS = 3, 8, struct.Struct("=H")
 """What an action "ct" is told to do (linux/tc_act/tc_ct.h)."""
@@ -133,7 +137,7 @@ def find_redirecting() -> dict[str, str]:
 
 
 def find_diverting() -> dict[str, str]:
-    """The devices on whose egress, which comes before the root qdisc, a filter does so."""
+    """The devices on whose egress, which comes before the root qdisc, or in the root qdisc itself a filter does so."""
     return _find_leading(_EGRESS)
 
 
@@ -154,26 +158,49 @@ def read_ifbs() -> frozenset[str]:
 
 
 def find_handing() -> dict[str, str]:
-    """The devices on whose ingress a filter hands packets to another device, as if they came in there."""
-    return _find_leading(_INGRESS, _HANDS_ON)
+    """The devices on whose ingress a filter hands packets to another device, as if they came in there: to one of the
+    kind ifb, too, which gives back only what leaves by it."""
+    return _find_acting(_INGRESS, lambda kind, told: kind == "mirred" and _leads(told, _HANDS_ON))
 
 
-def _find_leading(hook: int, way: int = _REDIRECT) -> dict[str, str]:
+def find_mirroring() -> dict[str, str]:
+    """The devices on whose ingress a filter hands a copy of packets to another device, as if it came in there."""
+    return _find_acting(_INGRESS, lambda kind, told: kind == "mirred" and _leads(told, _HANDS_COPY))
+
+
+def find_returning() -> dict[str, str]:
+    """The devices on whose egress, or in whose root qdisc, a filter hands packets, or copies, to another device, as if
+    they came in there."""
+    return _find_acting(_EGRESS, lambda kind, told: kind == "mirred" and _leads(told, _HANDS_ON, _HANDS_COPY))
+
+
+def _find_leading(hook: int) -> dict[str, str]:
     backs = read_ifbs()
     ifbs = {index for index, name in read_names().items() if name in backs}
-    return _find_acting(hook, lambda kind, told: kind == "mirred" and _leads_away(told, way, ifbs))
+    return _find_acting(hook, lambda kind, told: kind == "mirred" and _leads(told, _REDIRECT, harmless=ifbs))
 
 
 def _find_acting(hook: int, matches: Callable[[str, bytes], bool]) -> dict[str, str]:
     """The devices on which a filter at a hook has an action (its kind, and what it is told) that `matches`."""
     names, found = read_names(), dict[str, str]()
-    for qdisc in _read_clsacts():
-        if qdisc.device in names and _read_text(qdisc.attributes.get(_KIND, b"")) in ("clsact", "ingress"):
-            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, hook):
-                kind = _read_text(each.attributes.get(_KIND, b""))
-                if any(matches(*action) for action in _read_actions(kind, each.attributes.get(_OPTIONS, b""))):
-                    found.setdefault(names[qdisc.device], f"{kind}, pref {each.info >> 16}")
+    for device, each in _read_filters(hook):
+        kind = _read_text(each.attributes.get(_KIND, b""))
+        actions = _read_actions(kind, each.attributes.get(_OPTIONS, b""))
+        if device in names and any(matches(*action) for action in actions):
+            found.setdefault(names[device], f"{kind}, pref {each.info >> 16}")
     return found
+
+
+def _read_filters(hook: int) -> Iterator[tuple[int, TcMessage]]:
+    """All filters at a hook, each with its device, which one of a block that is shared does not tell itself; what
+    leaves comes to those of the root qdisc next."""
+    hanging = (_CLSACT, rtnetlink.ROOT) if hook == _EGRESS else _CLSACTS
+    for qdisc in rtnetlink.read_all(rtnetlink.GET_QDISC, 0, hanging_on=hanging):
+        kind = _read_text(qdisc.attributes.get(_KIND, b""))
+        where = hook if kind in ("clsact", "ingress") else _ROOT_QDISC
+        if kind not in _UNFILTERED:
+            for each in rtnetlink.read_all(rtnetlink.GET_FILTER, qdisc.device, where):
+                yield qdisc.device, each
 
 
 def _read_actions(kind: str, options: bytes) -> Iterator[tuple[str, bytes]]:
@@ -189,13 +216,15 @@ def _translates(kind: str, told: bytes) -> bool:
     return kind == "nat" or (kind == "ct" and len(flags) == _FLAGS.size and bool(_FLAGS.unpack(flags)[0] & _CT_NAT))
 
 
-def _leads_away(told: bytes, way: int, ifbs: Collection[int]) -> bool:
-    """Whether packets are led so to a device that is none of these, and there (0: gone); a mirror only copies them."""
-    parameters = decode(told).get(_MIRRED_PARAMETERS, b"")
+def _leads(told: bytes, *ways: int, harmless: Collection[int] = ()) -> bool:
+    """Whether packets, or copies, are led one of these ways to a device that is there (0: gone) and not harmless, or to
+    those of a block, whichever they are."""
+    said = decode(told)
+    parameters = said.get(_MIRRED_PARAMETERS, b"")
     if len(parameters) < _MIRRED.size:
         return False
     *_, how, target = _MIRRED.unpack_from(parameters)
-    return how == way and target not in {0, *ifbs}
+    return how in ways and (any(said.get(_MIRRED_BLOCK, b"")) or target not in {0, *harmless})
 
 
 def _is_asked(each: TcMessage) -> bool:

@@ -14,7 +14,7 @@ from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import addresses, capabilities, ingress, ipset, iptables, libiptc, queues, sessions, tc
 from netlimit.kernel.background import Background
-from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading, Unanswered
+from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading, Unanswered
 from netlimit.kernel.claim import Claim, claimed, is_claimed
 from netlimit.kernel.connections import ConnectionReader
 from netlimit.kernel.holders import HolderWatch
@@ -32,7 +32,7 @@ from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
 
 _PATIENCE, _MOMENT = 10.0, 0.5
-"""Seconds for which the end of another's writing, and of another controller, is waited for."""
+"""Seconds for which the rules of nftables may be read, and the end of another controller is waited for."""
 _LONGEST = 120.0
 """Seconds after which a listing of nftables is given up."""
 
@@ -108,10 +108,10 @@ class LinuxKernel:
             return self._connections.read(ports, owners)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, patience: float = TURN_SECONDS) -> Iterator[None]:
         """Keep every other netlimit process in this network namespace from writing meanwhile."""
-        taken = f"another process of netlimit has been writing for {_PATIENCE:g} seconds"
-        with claimed(Claim.WRITER, "write to the kernel", _PATIENCE, taken):
+        taken = f"another process of netlimit has been writing for {patience:g} seconds"
+        with claimed(Claim.WRITER, "write to the kernel", patience, taken):
             yield
 
     @contextmanager

@@ -53,10 +53,10 @@ def _try_lock(path: str, purpose: str) -> int | None:
         raise KernelError(purpose, f"the lock file {path} cannot be opened: {error.strerror}{helps}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who had it before may have removed it: then it keeps nobody out.
+        # Who had it before may have removed it: then it keeps nobody out. Nor does it where names have been exchanged.
         if Path(path).lstat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
-    except (BlockingIOError, FileNotFoundError):
+    except OSError:
         pass
     os.close(descriptor)
     return None

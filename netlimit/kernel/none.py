@@ -10,7 +10,7 @@ from netlimit.conflicts import HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel.addresses import read_own
 from netlimit.kernel.background import Background
-from netlimit.kernel.base import Addresses, Connection, HostFacts, Reading
+from netlimit.kernel.base import TURN_SECONDS, Addresses, Connection, HostFacts, Reading
 from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.sessions import list_root_sockets, read_sessions
@@ -70,8 +70,9 @@ class NoKernel:
         del ports, owners
         return ()
 
-    def exclusive(self) -> AbstractContextManager[None]:
+    def exclusive(self, patience: float = TURN_SECONDS) -> AbstractContextManager[None]:
         """Nobody writes."""
+        del patience
         return nullcontext()
 
     @contextmanager

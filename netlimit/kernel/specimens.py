@@ -24,6 +24,7 @@ from netlimit.state import (
     HopLimit,
     Icmp6,
     InSet,
+    Invalid,
     Is,
     IsOwn,
     Jump,
@@ -82,6 +83,7 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield Is("tcp"), Continues(resets=False)
     yield Is("tcp"), EndsNothing()
     yield (Opens(),)
+    yield Is("udplite"), Invalid()
     yield (Ended(),)
     yield Connected(name, "src"), Connected(name, "dst")
     yield from ((IsOwn(side),) for side in get_args(Side))

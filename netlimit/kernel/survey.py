@@ -21,7 +21,9 @@ from netlimit.kernel.ingress import (
     find_diverting,
     find_editing,
     find_handing,
+    find_mirroring,
     find_redirecting,
+    find_returning,
     find_rewriting,
     read_ifbs,
 )
@@ -123,6 +125,8 @@ def look_round(
         translators=look.at("which modules translate", lambda: tuple(_find_translators()), _NOTHING),
         rewriting=look.at("which filters translate addresses", find_rewriting, {}),
         handing=look.at("which filters hand packets to other devices", find_handing, {}),
+        mirroring=look.at("which filters hand copies to other devices", find_mirroring, {}),
+        returning=look.at("which filters hand back what leaves", find_returning, {}),
         editing=look.at("which filters write into packets", find_editing, {}),
         above=look.at("which devices stand on others", lambda: dict(_find_above()), {}),
         ifbs=look.at("which devices are of the kind ifb", read_ifbs, frozenset()),

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import Extractor, Scope, hash_key, path
-from netlimit.l7.rules import Descriptor, Entry, Node, RuleSet
+from netlimit.l7.identity import ClientAddress, Extractor, Scope, hash_key, path
+from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings
 
 LONGEST = 512
@@ -96,6 +96,12 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _find_keys(child, (*before, pattern.key))
     for key, child in node.default.items():
         yield from _find_keys(child, (*before, key))
+
+
+def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:
+    """What tells a client's own address, behind proxies too; of an extractor of another kind nobody knows it."""
+    client = extractors.get(CLIENT_KEY)
+    return client.find if isinstance(client, ClientAddress) else lambda scope: None
 
 
 def shorten(value: str) -> str:

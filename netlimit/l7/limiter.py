@@ -6,15 +6,16 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netlimit.l7.breaker import State
-from netlimit.l7.decision import Decision, new
+from netlimit.l7.decision import Decision, Unanswered, new
 from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate, Passage, find_client, find_size
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, make_key, replaced
+from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, replaced
 from netlimit.l7.store import Ask, Store
 from netlimit.l7.usage import Usage
 
@@ -72,6 +73,10 @@ class Verdict:
         return wishes.pop() if len(wishes) == 1 else OnLimit.REJECT
 
 
+Judge = Callable[[Sequence[Status]], bool]
+"""Whether a request may pass of which this is known, one status for each descriptor."""
+
+
 class Limiter:
     """Decides about requests. For tasks of one event loop; its store may be shared with other processes."""
 
@@ -104,18 +109,21 @@ class Limiter:
         size: int = 0,
         entered: bool = False,
         escalates: bool = True,
+        longest: float = inf,
+        judge: Judge | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
         `client`, with `size` bytes of body (by default what descriptors tell of both), unless it has `entered` already;
         if they refuse the request, no other rule is asked. `escalates` says whether a refusal may have the client
-        blocked: whether who asks is known to tell its address truly. A refused request holds no leases. Raises
-        CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
+        blocked: whether who asks is known to tell its address truly. What a leaky bucket would have wait for more than
+        `longest` seconds is refused. `judge` has the last word about the statuses. A refused request holds no leases.
+        Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
         if self.guarded and not entered:
-            return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates)
-        return self._decide(domain, descriptors, hits, charge, client, escalates)
+            return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates, longest, judge)
+        return self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge)
 
     @property
     def guarded(self) -> bool:
@@ -152,9 +160,11 @@ class Limiter:
         charge: bool,
         client: str | None,
         escalates: bool,
+        longest: float,
+        judge: Judge | None,
     ) -> Verdict:
         rules = self._rules()
-        matches = [self._find_match(rules, domain, descriptor) for descriptor in descriptors]
+        matches = [rules.find_for(domain, descriptor) for descriptor in descriptors]
         without = replaced(matches)
         asks: list[Ask] = []
         owners: list[int] = []
@@ -162,10 +172,12 @@ class Limiter:
             if match is None or match.rule.unlimited or match.rule.alias in without:
                 continue
             weight = descriptors[index].hits
-            self._make_asks(asks, match, hits if weight is None else weight, charge)
+            self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
             owners += [index] * (len(asks) - len(owners))
         decisions = await self._store.decide(asks) if asks else []
         verdict = self._conclude(matches, owners, asks, decisions)
+        if judge is not None:
+            verdict.allowed = judge(verdict.statuses)
         if verdict.allowed:
             return verdict
         if verdict.leases:  # a request that is refused holds nothing
@@ -184,12 +196,14 @@ class Limiter:
         client: str | None,
         size: int,
         escalates: bool,
+        longest: float,
+        judge: Judge | None,
     ) -> Verdict:
         entry = await self.enter(descriptors, hits, client, size)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, charge, client, escalates)
+            verdict = await self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge)
         except BaseException:
             await self.release(entry)
             raise
@@ -210,8 +224,10 @@ class Limiter:
     ) -> None:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
             rule = status.rule
-            # Who waits for his turn instead is not refused.
+            # Who waits for his turn instead is not refused; of whom no counter could be asked nobody knows what he did.
             if status.allowed or rule is None or not rule.escalate or rule.on_limit is not OnLimit.REJECT:
+                continue
+            if isinstance(status.decision, Unanswered):
                 continue
             # Of other entries nobody vouches that they are an address because they look like one: a client writes its
             # key or header as it likes, and a limit that many share says nothing of any one of them.
@@ -244,18 +260,11 @@ class Limiter:
             if not allowed and rule is not None and limit is not None:
                 self.usage.find_counts(rule, limit, limit is rule.concurrency).deferred += 1
 
-    def _find_match(self, rules: RuleSet, domain: str, descriptor: Descriptor) -> Match | None:
-        if descriptor.limit is None or domain not in rules.domains:
-            return rules.find(domain, descriptor.entries)
-        # A limit that comes with the request has counters of its own, for all of the descriptor.
-        name = f"override:{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
-        rule = Rule(domain, name, descriptor.limit)
-        return Match(rule, make_key([entry.value for entry in descriptor.entries]))
-
-    def _make_asks(self, asks: list[Ask], match: Match, hits: int, charge: bool) -> None:
+    def _make_asks(self, asks: list[Ask], match: Match, hits: int, charge: bool, longest: float) -> None:
         rule, key = match
         if rule.limit is not None:
-            asks.append(new(Ask, (rule, rule.limit, key, hits, self._find_slack(rule, rule.limit), "", charge)))
+            slack = self._find_slack(rule, rule.limit)
+            asks.append(new(Ask, (rule, rule.limit, key, hits, slack, "", charge, longest)))
         if rule.concurrency is not None:
             lease = f"{self._process}{next(self._leases)}"
             slack = self._find_slack(rule, rule.concurrency)
@@ -297,7 +306,7 @@ class Limiter:
         return Verdict(False, tuple(statuses), retry_after, 0.0, tuple(held))
 
     def _judge(self, ask: Ask, decision: Decision) -> Status:
-        rule, limit, key, hits, _, lease, _ = ask
+        rule, limit, key, hits, _, lease, _, _ = ask
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
         return new(Status, (decision.admitted or counts.observes, rule, limit, decision, key))

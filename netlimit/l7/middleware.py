@@ -16,7 +16,7 @@ from typing import Any
 from netlimit.errors import LimitError
 from netlimit.l7.counters import open_counters
 from netlimit.l7.deferral.deferral import Deferral, find_key
-from netlimit.l7.extraction import Extraction
+from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
 from netlimit.l7.identity import EXTRACTORS, Extractor
@@ -89,6 +89,7 @@ class RateLimit:
         self._app = app
         self._store = open_counters(counters) if isinstance(counters, str) else counters
         self._extraction = Extraction(rules, self._domain, extractors)
+        self._find_address = choose_address(extractors)
         self._rules = rules
         self._limiter = Limiter(rules, self._store, pressure)
         self._queues = Queues(self._limiter, rules)
@@ -97,17 +98,18 @@ class RateLimit:
         self._hits = hits
         self._families = families
         self._deferral = deferral
-        self._reports = f"{deferral.path}/" if deferral is not None else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
-        kind = scope["type"]
+        kind, deferral = scope["type"], self._deferral
+        if kind == "http" and deferral is not None:
+            deferral.start(self._limiter, self._app)  # one that is mounted in another is not told when that starts
         if kind == "lifespan":
             await self._live(scope, receive, send)
         elif kind not in ("http", "websocket") or self._is_exempt(scope["path"]):
             await self._app(scope, receive, send)
-        elif self._reports and scope["path"].startswith(self._reports) and self._deferral is not None:
-            await self._deferral.report(scope, send)
+        elif deferral is not None and deferral.is_asked(scope):
+            await deferral.report(scope, send)
         else:
             listener = Listener(receive)
             try:
@@ -124,7 +126,8 @@ class RateLimit:
         if deferral is not None:
             key = await deferral.find_predecessors(self._rules(), self._domain, descriptors)
             if key is not None:
-                return await deferral.accept(scope, listener.receive, send, key, self._domain, descriptors, hits)
+                address, told = self._find_address(scope), (self._domain, descriptors, hits)
+                return await deferral.accept(scope, listener.receive, send, key, *told, address=address)
         verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait)
         if verdict.leases:
             return await self._hold(scope, listener, send, verdict)
@@ -132,8 +135,10 @@ class RateLimit:
             return await self._pass(scope, listener, send, verdict)
         if deferral is not None and verdict.on_limit is OnLimit.DEFER and verdict.retry_after < inf:
             self._limiter.count_deferred(verdict)
-            key, wait = find_key(verdict), verdict.retry_after
-            return await deferral.accept(scope, listener.receive, send, key, self._domain, descriptors, hits, wait)
+            key, address, told = find_key(verdict), self._find_address(scope), (self._domain, descriptors, hits)
+            return await deferral.accept(
+                scope, listener.receive, send, key, *told, retry_after=verdict.retry_after, address=address
+            )
         return await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
@@ -194,7 +199,7 @@ class RateLimit:
 def _make_rules(limit: str | Limit | Rule, key: str) -> tuple[Callable[[], RuleSet], str]:
     """A rule by itself, and its domain."""
     if not isinstance(limit, Rule):
-        limit = Rule(DOMAIN, key, parse_limit(limit) if isinstance(limit, str) else limit)
+        limit = Rule(DOMAIN, key, limit if isinstance(limit, Limit) else parse_limit(str(limit)))
     rules = RuleSet({limit.domain: Node(default={key: Node(limit)})})
     return lambda: rules, limit.domain
 

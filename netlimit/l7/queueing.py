@@ -3,6 +3,10 @@
 A counter at which requests wait has a line, in the order in which they came, and who comes later does not get in before
 those who wait. A request that several counters have wait stands in the line of each, and is decided about when it is
 first in all of them: who came first of all is first everywhere, so no two wait for each other, and nobody starves.
+
+While one of the counters does not let it in for longer than another takes to make up for its hits, it stands aside in
+the other's line, and who comes later passes: a client that has used up its own limit does not close one that it shares.
+It takes its place again in time for its turn, and from then on nobody passes until it has been decided about.
 Lines are those of this process; processes that share their counters in Redis take turns as it happens.
 """
 
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
+from netlimit.l7.decision import Unanswered
 from netlimit.l7.limit import Algorithm, Limit, widen
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.rules import Descriptor, Mode, OnLimit, Rule, RuleSet
@@ -24,7 +29,7 @@ MOST = 1000
 """Requests that wait, of all together."""
 MOST_OF_ONE = 100
 """Requests in one line."""
-GLANCE = 0.5
+GLANCE = 0.2
 """Seconds after which whoever waits for another request to end looks again, if none has ended here meanwhile."""
 
 Patience = Callable[[Awaitable[Verdict]], Awaitable[Verdict]]
@@ -44,14 +49,25 @@ class _Line:
     waiters: list[_Waiter] = field(default_factory=list)
 
     @property
+    def known(self) -> float:
+        """Before this nobody gets in, for certain: a request in flight may end at any time."""
+        return 0.0 if self.limit.algorithm is Algorithm.CONCURRENCY else self.opens
+
+    @property
     def turn(self) -> float:
         """When one more would get in, at the earliest."""
         limit, hits = self.limit, sum(waiter.hits for waiter in self.waiters)
         if limit.algorithm is Algorithm.CONCURRENCY or self.rule.mode is Mode.ELASTIC or not limit.amount:
-            return self.opens
+            return self.known
         if limit.algorithm in (Algorithm.GCRA, Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET):
             return self.opens + hits * limit.seconds / limit.amount
         return self.opens + hits // (limit.amount + widen(limit, self.rule.overshoot or 0)) * limit.seconds
+
+    def find_recovery(self, hits: int) -> float:
+        """Seconds in which the counter lets in so many hits again, as a rule; a request in flight takes its time."""
+        if self.limit.algorithm is Algorithm.CONCURRENCY:
+            return GLANCE
+        return max(hits, 1) * self.limit.seconds / self.limit.amount if self.limit.amount else inf
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +85,8 @@ class _Waiter:
     longest: float
     """Seconds that whoever asks waits for the answer."""
     lines: dict[_Place, _Line]
+    aside: set[_Place] = field(default_factory=set)
+    """Where it has left its place to those who come later, for the time being. It stands in one line at least."""
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __lt__(self, other: _Waiter) -> bool:
@@ -79,10 +97,19 @@ class _Waiter:
         return self.arrived + min(self.longest, *(line.rule.max_wait for line in self.lines.values()))
 
     @property
+    def known(self) -> float:
+        """Before this it does not get in, for certain."""
+        return max(line.known for line in self.lines.values())
+
+    @property
     def opens(self) -> float:
         """When it may get in: when all its lines open, once it is first in each; until then nobody knows."""
-        lines = self.lines.values()
+        lines = [line for place, line in self.lines.items() if place not in self.aside]
         return max(line.opens for line in lines) if all(line.waiters[0] is self for line in lines) else inf
+
+    def find_return(self, place: _Place) -> float:
+        """When it is to stand again where it stands aside."""
+        return self.opens - self.lines[place].find_recovery(self.hits)
 
 
 async def _simply(waiting: Awaitable[Verdict]) -> Verdict:
@@ -92,9 +119,10 @@ async def _simply(waiting: Awaitable[Verdict]) -> Verdict:
 class Queues:
     """A limiter that has requests wait instead of refusing them, where their rules say so. For one event loop.
 
-    At most `most` wait in all and `most_of_one` in a line; more are refused. Nobody waits longer than the least
-    `max_wait` of the rules that have him wait: whose turn is known to come later is refused at once. A request that is
-    given up (cancelled) leaves its place to the next.
+    At most `most` wait in all and `most_of_one` in a line; more are refused. (Of those about whom a leaky bucket in
+    Redis is asked at the same time some more may wait.) Nobody waits longer than the least `max_wait` of the rules that
+    have him wait: whose turn is known to come later is refused at once. A request that is given up (cancelled) leaves
+    its place to the next.
     """
 
     def __init__(
@@ -148,14 +176,15 @@ class Queues:
     ) -> Verdict:
         verdict, until = None, _now() + longest
         number = next(self._numbers)  # before it is asked: answers may come in another order
-        lines = self._find_lines(domain, descriptors) if self._lines else {}
+        lines = self._find_lines(domain, descriptors, hits) if self._lines else {}
         if not lines:
+            left = max(0.0, until - _now()) if self.waiting < self._most else 0.0
             verdict = await self._limiter.decide(
-                domain, descriptors, hits, client=client, entered=True, escalates=escalates
+                domain, descriptors, hits, client=client, entered=True, escalates=escalates, longest=left
             )
             if verdict.allowed:
-                return await self._delay(verdict, patience, until) if verdict.delay else verdict
-            if not _is_worth_waiting(verdict):
+                return await self._delay(verdict, patience) if verdict.delay else verdict
+            if not _is_worth_waiting(verdict) or _comes_too_late(verdict, left):
                 return verdict
             lines = self._open_lines(verdict)
         waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines)
@@ -172,7 +201,7 @@ class Queues:
         finally:
             self.waiting -= 1
             self._leave(waiter)
-        return await self._delay(verdict, patience, until) if verdict.delay else verdict
+        return await self._delay(verdict, patience) if verdict.delay else verdict
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended; if others wait for that, one of them is up."""
@@ -185,8 +214,10 @@ class Queues:
 
     async def _wait(self, waiter: _Waiter) -> Verdict:
         while True:
+            self._return(waiter)
             now, opens = _now(), waiter.opens
             if opens <= now:
+                left = max(0.0, waiter.arrived + waiter.longest - now)
                 verdict = await self._limiter.decide(
                     waiter.domain,
                     waiter.descriptors,
@@ -194,17 +225,21 @@ class Queues:
                     client=waiter.client,
                     entered=True,
                     escalates=waiter.escalates,
+                    longest=left,
                 )
+                if _comes_too_late(verdict, left):
+                    return verdict  # nothing that those behind him have to heed
                 self._note(verdict)
                 if verdict.allowed or not _is_worth_waiting(verdict):
                     return verdict
                 self._join(waiter, self._open_lines(verdict))
-            elif now >= waiter.deadline or waiter.deadline < opens < inf:
+            elif now >= waiter.deadline or (opens < inf and waiter.deadline < waiter.known):
                 return await self._refuse(waiter, max(line.turn for line in waiter.lines.values()))
             else:
+                alarm = min(opens, waiter.deadline, *map(waiter.find_return, waiter.aside))
                 waiter.stirred.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(opens, waiter.deadline)):
+                    async with asyncio.timeout_at(alarm):
                         await waiter.stirred.wait()
 
     async def _refuse(self, waiter: _Waiter, turn: float, verdict: Verdict | None = None) -> Verdict:
@@ -213,35 +248,39 @@ class Queues:
             verdict = await self._limiter.decide(waiter.domain, waiter.descriptors, 0, entered=True)
             statuses = list(verdict.statuses)
             for index, (_, rule, limit, _, key) in enumerate(statuses):
-                if rule is not None and limit is not None and _find_place(rule, key) in waiter.lines:
+                if (
+                    rule is not None
+                    and limit is not None
+                    and _find_place(rule, key) in waiter.lines.keys() - waiter.aside
+                ):
                     statuses[index] = statuses[index]._replace(allowed=False)
                     self._limiter.usage.find_counts(rule, limit, limit is rule.concurrency).refused += waiter.hits
             verdict = replace(verdict, allowed=False, delay=0.0, statuses=tuple(statuses))
         self._forget_empty(waiter.lines)
         return replace(verdict, retry_after=max(turn - _now(), verdict.retry_after))
 
-    async def _delay(self, verdict: Verdict, patience: Patience, until: float) -> Verdict:
+    async def _delay(self, verdict: Verdict, patience: Patience) -> Verdict:
         """Wait as a leaky bucket has said, which has given the request its place already."""
+        self.waiting += 1
         try:
-            if self.waiting >= self._most or _now() + verdict.delay > until:
-                await self._limiter.release(verdict)
-                return replace(verdict, allowed=False, retry_after=verdict.delay, delay=0.0, leases=())
-            self.waiting += 1
-            try:
-                return await patience(_sit_out(verdict))
-            finally:
-                self.waiting -= 1
+            return await patience(_sit_out(verdict))
         except BaseException:
             await self._limiter.release(verdict)
             raise
+        finally:
+            self.waiting -= 1
 
-    def _find_lines(self, domain: str, descriptors: Sequence[Descriptor]) -> dict[_Place, _Line]:
-        """The lines that there are at the counters of a request."""
-        rules = self._rules()
+    def _find_lines(self, domain: str, descriptors: Sequence[Descriptor], hits: int) -> dict[_Place, _Line]:
+        """The lines that there are at the counters of a request. None if one of its rules never admits it: it would
+        keep out those behind it, and not get in."""
         lines = {}
-        for descriptor in descriptors:
-            match = rules.find(domain, descriptor.entries)
-            place = None if match is None or descriptor.limit else _find_place(match.rule, match.key)
+        matches = self._rules().find_counting(domain, descriptors)
+        for descriptor, match in zip(descriptors, matches, strict=True):
+            if match is None:
+                continue
+            if _is_too_heavy(match.rule, hits if descriptor.hits is None else descriptor.hits):
+                return {}
+            place = _find_place(match.rule, match.key)
             if place in self._lines:
                 lines[place] = self._lines[place]
         return lines
@@ -264,21 +303,52 @@ class Queues:
             if line is not None and limit is not None and decision is not None:
                 wait = decision.retry_after
                 line.limit = limit
+                if wait == inf or isinstance(decision, Unanswered):
+                    continue  # it is too heavy, and others are not; or nobody knows when they get in
                 line.opens = now + (min(wait, GLANCE) if limit.algorithm is Algorithm.CONCURRENCY else wait)
 
     def _join(self, waiter: _Waiter, lines: dict[_Place, _Line]) -> None:
-        """Stand in lines, before those who came later; the waiter may stand in some of them already."""
-        for line in lines.values():
-            if waiter not in line.waiters:
-                insort(line.waiters, waiter)
+        """Stand in lines, before those who came later, or aside; the waiter may stand in some of them already."""
         waiter.lines |= lines
+        now = _now()
+        last = max(waiter.lines.values(), key=lambda line: line.opens)
+        for place, line in waiter.lines.items():
+            if line is not last and max(now, line.opens) + line.find_recovery(waiter.hits) <= last.opens:
+                self._step_aside(waiter, place)
+            else:
+                self._take_place(waiter, place)
+        self._forget_empty(waiter.lines)
+
+    def _return(self, waiter: _Waiter) -> None:
+        """Stand again where the turn is near."""
+        if waiter.aside:
+            now = _now()
+            for place in [place for place in waiter.aside if waiter.find_return(place) <= now]:
+                self._take_place(waiter, place)
+
+    def _take_place(self, waiter: _Waiter, place: _Place) -> None:
+        waiter.aside.discard(place)
+        # Where all have stood aside, the line has ended, and there may be a new one.
+        line = waiter.lines[place] = self._lines.setdefault(place, waiter.lines[place])
+        if waiter not in line.waiters:
+            insort(line.waiters, waiter)
+
+    def _step_aside(self, waiter: _Waiter, place: _Place) -> None:
+        waiter.aside.add(place)
+        line = waiter.lines[place]
+        if waiter in line.waiters:
+            self._step_out(waiter, line)
 
     def _leave(self, waiter: _Waiter) -> None:
-        for line in waiter.lines.values():
-            line.waiters.remove(waiter)
-            if line.waiters:
-                line.waiters[0].stirred.set()
+        for place, line in waiter.lines.items():
+            if place not in waiter.aside:
+                self._step_out(waiter, line)
         self._forget_empty(waiter.lines)
+
+    def _step_out(self, waiter: _Waiter, line: _Line) -> None:
+        line.waiters.remove(waiter)
+        if line.waiters:
+            line.waiters[0].stirred.set()
 
     def _forget_empty(self, lines: dict[_Place, _Line]) -> None:
         for place, line in lines.items():
@@ -294,9 +364,29 @@ def _find_place(rule: Rule, key: str) -> _Place:
     return rule.domain, rule.name, key
 
 
+def _is_too_heavy(rule: Rule, hits: int) -> bool:
+    """Whether a rule refuses so many hits whenever they come."""
+    if rule.limit is None or rule.observes or rule.mode is Mode.ELASTIC:
+        return False
+    return hits > rule.limit.capacity + widen(rule.limit, rule.overshoot or 0)
+
+
 def _is_worth_waiting(verdict: Verdict) -> bool:
-    """Whether a refused request is to wait, and would get in some time."""
-    return verdict.on_limit is OnLimit.QUEUE and verdict.retry_after < inf
+    """Whether a refused request is to wait, and would get in some time; where no counter can be asked nobody knows."""
+    answered = not any(isinstance(status.decision, Unanswered) for status in verdict.statuses if not status.allowed)
+    return answered and verdict.on_limit is OnLimit.QUEUE and verdict.retry_after < inf
+
+
+def _comes_too_late(verdict: Verdict, longest: float) -> bool:
+    """Whether a leaky bucket has refused a request only because whoever asks does not wait until its turn."""
+    return any(
+        not status.allowed
+        and status.limit is not None
+        and status.limit.algorithm is Algorithm.LEAKY_BUCKET
+        and status.decision is not None
+        and status.decision.reset_after > longest
+        for status in verdict.statuses
+    )
 
 
 async def _sit_out(verdict: Verdict) -> Verdict:

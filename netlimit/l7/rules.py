@@ -235,6 +235,21 @@ class RuleSet:
         root = self.domains.get(domain)
         return None if root is None else find_match(root, entries)
 
+    def find_for(self, domain: str, descriptor: Descriptor) -> Match | None:
+        """What a descriptor finds; the limit that comes with it, if it has one, is a rule of its own."""
+        if descriptor.limit is None or domain not in self.domains:
+            return self.find(domain, descriptor.entries)
+        # It has counters of its own, for all of the descriptor.
+        name = f"override:{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
+        rule = Rule(domain, name, descriptor.limit)
+        return Match(rule, make_key([entry.value for entry in descriptor.entries]))
+
+    def find_counting(self, domain: str, descriptors: Sequence[Descriptor]) -> list[Match | None]:
+        """What each descriptor of a request finds, without the rules that others among these take the place of."""
+        matches = [self.find_for(domain, descriptor) for descriptor in descriptors]
+        without = replaced(matches)
+        return [None if match is None or match.rule.alias in without else match for match in matches]
+
     def __iter__(self) -> Iterator[Rule]:
         for root in self.domains.values():
             yield from root.walk()

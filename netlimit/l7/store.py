@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from netlimit.l7.decision import Decision
@@ -28,6 +29,9 @@ class Ask(NamedTuple):
     """Whether refused hits are counted too, as what has happened already must be (an answer's bytes, tokens that a
     model has used) and as Envoy's ratelimit does: a window's count goes over its limit, a bucket owes no more than
     `bound_debt` says."""
+    longest: float = inf
+    """For a leaky bucket: seconds that the request can wait for its turn. One whose turn comes later is refused, and
+    leaves its place to others."""
 
 
 class Store(Protocol):

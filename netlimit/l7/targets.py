@@ -29,7 +29,8 @@ def read_paths(target: bytes) -> tuple[str, ...]:
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
-    path = target if target.startswith(b"/") else _AUTHORITY.sub(b"", target, count=1)
+    authority = _AUTHORITY.match(target)
+    path = target[authority.end() :] if authority else target
     for end in (b"#", b"?"):
         path = path.partition(end)[0]
     return find_meanings(unquote_to_bytes(path).decode("utf-8", "replace"))

@@ -8,19 +8,20 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Table, delete, insert, select
 from sqlalchemy.engine import URL
 
-from netlimit.custody import made_file, opened
 from netlimit.errors import StoreError
 from netlimit.store import clock, migrate, vfs
+from netlimit.store.connection import LONGEST_VALUE
 from netlimit.store.engine import Database
 from netlimit.store.tables import SCHEMA, metadata
 
@@ -31,6 +32,14 @@ _SIZES, _PAGES = 16, slice(12, 16)
 is twelve bytes further on."""
 _CHUNK = 2**20
 _LABEL = "CREATE TABLE backup (made_at TEXT, source TEXT, revision INTEGER, digest TEXT)"
+_WORKING = (
+    "SELECT name FROM sqlite_master WHERE sql NOT LIKE 'CREATE TABLE %' AND sql NOT LIKE 'CREATE TRIGGER %' "
+    "AND sql NOT LIKE 'CREATE INDEX %' AND sql NOT LIKE 'CREATE UNIQUE INDEX %' UNION ALL "
+    "SELECT m.name || '.' || c.name FROM sqlite_master AS m, pragma_table_xinfo(m.name) AS c "
+    "WHERE m.sql LIKE 'CREATE TABLE %' AND c.hidden > 0"
+)
+"""Views, tables of modules, and generated columns. SQLite goes by the text, whatever else the schema says of it."""
+_TRIGGERS = "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TRIGGER %'"
 _NOT_SEALED = ("backup", "sqlite_sequence")
 
 
@@ -48,19 +57,39 @@ class NoBackup(StoreError):
 
 
 def write_backup(database: Database, path: Path, now: datetime) -> Label:
-    """Write a backup to a new file, 0600. Raises StoreError, and OSError where the file cannot be made."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        with TemporaryDirectory(prefix=".netlimit-", dir=path.parent) as directory:
-            made = Path(directory) / path.name
-            with opened(made.parent, directory=True) as place, made_file(made.name, place, 0o600):
-                pass  # before SQLite opens it, which would make it readable to others
+    """Write a backup to a new file, 0600. Raises StoreError, and OSError where the file cannot be made.
+
+    SQLite opens files by name, so it is made where nobody else may exchange names, and then copied into what was made
+    at the path: others may write the directory in which root wants it."""
+    with TemporaryDirectory(prefix="netlimit-") as directory, open(path, "xb", opener=_make) as file:
+        try:
+            made = Path(directory) / "backup.db"
             label = _fill(database, made, now)
-            made.replace(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+            with made.open("rb") as source:
+                shutil.copyfileobj(source, file, _CHUNK)
+            file.flush()
+            os.fsync(file.fileno())
+            if not _is_there(file, path):
+                raise StoreError(
+                    f"Somebody has put something else in the place of {path} while the backup was written: give it a "
+                    "name in a directory that nobody else may write."
+                )
+        except BaseException:
+            if _is_there(file, path):
+                path.unlink()
+            raise
     return label
+
+
+def _make(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _is_there(file: BinaryIO, path: Path) -> bool:
+    """Whether the path is that of the open file."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    return False
 
 
 @contextmanager
@@ -103,10 +132,12 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _look_for_label(path: Path) -> None:
-    """Whether it says that it is a backup: some other database of gigabytes is not copied to find out."""
+    """Whether it says that it is a backup: some other database of gigabytes is not copied to find out. And whether it
+    holds rows only: what is worked out may work without end."""
     vfs.install()  # a FIFO may be in its place by now
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
+        working = connection.execute(_WORKING).fetchone()
         connection.execute("SELECT made_at FROM backup").fetchone()
     except sqlite3.Error as error:
         raise NoBackup(
@@ -114,6 +145,11 @@ def _look_for_label(path: Path) -> None:
         ) from None
     finally:
         connection.close()
+    if working is not None:
+        raise NoBackup(
+            f"{path} is no backup as `netlimit backup` makes them: what {working[0]!r} holds is worked out as it is "
+            "read, and nobody knows for how long. Take another one."
+        )
 
 
 def copy_rows(source: Connection, target: Connection, table: Table) -> None:
@@ -152,7 +188,9 @@ def _seal(path: Path, label: Label) -> None:
 def _verify(copy: Path, path: Path) -> Label:
     """Read the label, and compare what it says with what is there."""
     connection = sqlite3.connect(copy)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
     try:
+        _drop_triggers(connection)
         made_at, source, revision, digest = connection.execute("SELECT * FROM backup").fetchone()
         schema: str = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
         sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok" and _digest(connection) == digest
@@ -169,6 +207,12 @@ def _verify(copy: Path, path: Path) -> Label:
             f"The backup {path} is of a newer netlimit (schema {schema}; this one knows {SCHEMA}); install that one."
         )
     return Label(datetime.fromisoformat(made_at), source, revision)
+
+
+def _drop_triggers(connection: sqlite3.Connection) -> None:
+    """Whatever they would do, and for however long, once the copy is migrated."""
+    for (name,) in connection.execute(_TRIGGERS).fetchall():
+        connection.execute('DROP TRIGGER "{}"'.format(name.replace('"', '""')))
 
 
 def _digest(connection: sqlite3.Connection) -> str:

@@ -27,7 +27,7 @@ def changes(connection: Connection, since: int, host: str, known: int | None = N
     """What changed after `since`; None when that is not known any more, or lies in the future (a restored backup), or
     was another revision than the one with the stamp `known` (a server that lagged has taken another's place)."""
     now, mark = clock.read(connection)
-    if known is not None and known != (mark if since == now else _stamp_of(connection, since)):
+    if known is not None and not is_known(connection, since, known):
         return None
     if since == now:
         return Changes(now, (), (), mark)
@@ -38,6 +38,12 @@ def changes(connection: Connection, since: int, host: str, known: int | None = N
     elsewhere = connection.scalars(select(rules.c.id).where(changed, ~_concerns(host)))
     here = connection.execute(select(*RULE_COLUMNS).where(changed, _concerns(host)))
     return Changes(now, tuple(map(from_row, here)), (*removed, *elsewhere), mark)
+
+
+def is_known(connection: Connection, number: int, stamp: int) -> bool:
+    """Whether a revision is the one with this stamp here."""
+    now, mark = clock.read(connection)
+    return stamp == (mark if number == now else _stamp_of(connection, number))
 
 
 def _stamp_of(connection: Connection, number: int) -> int | None:

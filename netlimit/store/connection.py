@@ -1,6 +1,7 @@
 """A connection of SQLite. What root opens by name others may have exchanged for a link, so each call is made with the
-rights of those who could have: SQLite opens its log, and what else it puts beside a file, whenever it needs them. And
-each call may meet a disk that hangs: then it is given up, and the connection with it."""
+rights of those who could have: SQLite opens its log, and what else it puts beside a file, whenever it needs them. Each
+call may meet a disk that hangs: then it is given up, and the connection with it. And who may write the file can make
+statements that never end of ours (a view, a trigger), so each works for so long and no longer."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from netlimit.custody import Rights, find_rights, is_exchangeable, opened, opening_as
-from netlimit.stalls import Disk, Stalled, find_disk
+from netlimit.stalls import Disk, Overworked, Stalled, find_disk
 from netlimit.store import vfs
+from netlimit.store.allowance import Allowance
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
@@ -23,11 +25,22 @@ Result = TypeVar("Result")
 
 READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
 """They begin a transaction: one that reads first, which calls no disk yet, and one that writes."""
+WORK_SECONDS = 300.0
+"""How long a statement may work, all its rows together; the longest, of 100,000 rules, takes about four, and a slow
+disk makes that much more."""
+LONGEST_VALUE = 2**27
+"""Bytes. One function makes a value of a thousand million, in one step that nobody can end."""
 
 
-def connect(path: Path, patience: float) -> DiskConnection:
-    """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. Raises sqlite3.Error, also
-    where it cannot be looked at, the rights of others cannot be had, or its disk hangs."""
+def refuse_work(seconds: float) -> Overworked:
+    """The error for who has had a database work for so long, in seconds."""
+    return Overworked(f"what it was asked was broken off after {seconds:g} seconds of work")
+
+
+def connect(path: Path, patience: float, allowance: Allowance | None = None) -> DiskConnection:
+    """Open a file, of which a lock is waited for so long, in seconds; any thread may use it. It may work for so long
+    as the `allowance` says, if there is one. Raises sqlite3.Error, also where it cannot be looked at, the rights of
+    others cannot be had, or its disk hangs."""
     try:
         vfs.install()
         rights, disk = _judge(path), find_disk(path.parent)
@@ -43,7 +56,7 @@ def connect(path: Path, patience: float) -> DiskConnection:
             connection = disk.call(partial(_open, path, patience, rights), _close_late, path)
     except OSError as error:
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
-    connection.place(path, disk, rights)
+    connection.place(path, disk, rights, allowance or Allowance(refuse_work))
     return connection
 
 
@@ -51,10 +64,12 @@ def _open(path: Path, patience: float, rights: Rights | None) -> DiskConnection:
     # `mode=rw` keeps SQLite from making the file, which it would make readable to all.
     address = f"file:{quote(str(path))}?mode=rw"
     with opening_as(rights):
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
             cached_statements=64, factory=DiskConnection,
         )  # fmt: skip
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+    return connection
 
 
 def _close_late(connection: DiskConnection | None) -> None:
@@ -79,15 +94,49 @@ def _judge(path: Path) -> Rights | None:
 def _on_disk(
     method: Callable[Concatenate[Owner, P], Result], again: bool = False
 ) -> Callable[Concatenate[Owner, P], Result]:
-    """The method as a call that may hang. `again`: it is all or nothing, and so may be made a second time."""
+    """The method as a call that may hang, or work without end. `again`: it is all or nothing, and so may be made a
+    second time."""
 
     @wraps(method)
     def call(self: Owner, /, *arguments: P.args, **named: P.kwargs) -> Result:
         connection = self.connection if isinstance(self, sqlite3.Cursor) else self
         assert isinstance(connection, DiskConnection)
-        return connection.call(partial(method, self, *arguments, **named), again)
+        bound = self.statement if isinstance(self, _Cursor) else _Statement()
+        return connection.work(partial(method, self, *arguments, **named), bound, again)
 
     return call
+
+
+class _Statement:
+    """How long one statement has worked, all its calls together, in seconds."""
+
+    worked = 0.0
+
+
+class _Bound:
+    """Of one call: by its statement, and by what the thread that makes it may wait in all."""
+
+    def __init__(self, connection: DiskConnection, statement: _Statement, allowance: Allowance) -> None:
+        """Raises what a call does that may not even begin."""
+        allowance.spend(0.0)
+        if statement.worked > WORK_SECONDS:
+            raise refuse_work(WORK_SECONDS)
+        self._connection, self._statement, self._allowance = connection, statement, allowance
+        self._breaks = allowance.breaks
+        self.is_told = False
+        self.worked = 0.0
+
+    def is_passed(self, worked: float) -> bool:
+        left = min(WORK_SECONDS - self._statement.worked, self._allowance.find_left())
+        return worked > left or self._allowance.breaks != self._breaks
+
+    def spend(self, worked: float) -> None:
+        self.worked = worked
+        self._statement.worked += worked
+
+    def end(self) -> None:
+        self.is_told = True
+        self._connection.interrupt()
 
 
 class DiskConnection(sqlite3.Connection):
@@ -97,6 +146,7 @@ class DiskConnection(sqlite3.Connection):
     _path: Path
     _disk: Disk
     _rights: Rights | None = None
+    _allowance: Allowance
     _is_lost = _writes = False
 
     @property
@@ -104,20 +154,33 @@ class DiskConnection(sqlite3.Connection):
         """Whether a call hangs, or has hung."""
         return self._is_lost
 
-    def place(self, path: Path, disk: Disk, rights: Rights | None) -> None:
-        """Say of which file it is, where that lies, and with whose rights calls are made."""
-        self._path, self._disk, self._rights = path, disk, rights
+    def place(self, path: Path, disk: Disk, rights: Rights | None, allowance: Allowance) -> None:
+        """Say of which file it is, where that lies, with whose rights calls are made, and how long they may work."""
+        self._path, self._disk, self._rights, self._allowance = path, disk, rights, allowance
 
-    def call(self, work: Callable[[], Result], again: bool = False) -> Result:
+    def work(self, work: Callable[[], Result], statement: _Statement, again: bool = False) -> Result:
+        """What `work`, which is of a statement, gives within its bound; `again` as for `call`. Raises Stalled, and
+        Overworked: then what was being written is undone."""
+        bound = _Bound(self, statement, self._allowance)
+        try:
+            return self.call(work, again, bound)
+        except sqlite3.OperationalError as error:
+            if bound.is_told and getattr(error, "sqlite_errorname", None) == "SQLITE_INTERRUPT":
+                raise refuse_work(round(bound.worked, 1)) from error
+            raise
+        finally:
+            self._allowance.note(bound.worked)
+
+    def call(self, work: Callable[[], Result], again: bool = False, bound: _Bound | None = None) -> Result:
         """What `work` gives, which may be made `again` with the rights of whoever has the directory by then. Raises
-        Stalled."""
+        Stalled, and Overworked where it does not heed its bound."""
         if self._is_lost:
             raise Stalled
         try:
             return self._disk.call(
-                partial(self._act, work, again), lambda _: self._act(partial(_close_late, self)), self._path
+                partial(self._act, work, again), lambda _: self._act(partial(_close_late, self)), self._path, bound
             )
-        except Stalled:
+        except (Stalled, Overworked):
             self._is_lost = True
             raise
 
@@ -192,16 +255,31 @@ class DiskConnection(sqlite3.Connection):
 
 class _Cursor(sqlite3.Cursor):
     _execute = _on_disk(sqlite3.Cursor.execute, again=True)
-    executemany = _on_disk(sqlite3.Cursor.executemany)
-    executescript = _on_disk(sqlite3.Cursor.executescript)
+    _executemany = _on_disk(sqlite3.Cursor.executemany)
+    _executescript = _on_disk(sqlite3.Cursor.executescript)
     fetchone = _on_disk(sqlite3.Cursor.fetchone)
     fetchmany = _on_disk(sqlite3.Cursor.fetchmany)
     fetchall = _on_disk(sqlite3.Cursor.fetchall)
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.statement = _Statement()
+
+    def executemany(self, sql: str, *arguments: Any) -> Any:
+        """Raises Stalled and Overworked."""
+        self.statement = _Statement()
+        return self._executemany(sql, *arguments)
+
+    def executescript(self, script: str) -> Any:
+        """Raises Stalled and Overworked."""
+        self.statement = _Statement()
+        return self._executescript(script)
+
     def execute(self, sql: str, *arguments: Any) -> Any:
-        """Raises Stalled."""
+        """Raises Stalled and Overworked."""
         if sql == READ:
             return super().execute(sql, *arguments)
+        self.statement = _Statement()
         if sql == WRITE and isinstance(self.connection, DiskConnection):
             self.connection.begin_writing()
         return self._execute(sql, *arguments)

@@ -19,11 +19,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from netlimit.errors import Busy, Slow, StoreError
-from netlimit.stalls import Stalled, find_disk
+from netlimit.stalls import Overworked, Stalled, find_disk
 from netlimit.store import files
-from netlimit.store.connection import READ, WRITE, DiskConnection, connect
+from netlimit.store.allowance import Allowance
+from netlimit.store.connection import READ, WRITE, DiskConnection, connect, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
-from netlimit.store.servers import Names, Reached, find_servers
+from netlimit.store.servers import Names, Reached, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
 CHANNEL = "netlimit"
@@ -36,6 +37,10 @@ CHECK_SECONDS = 10.0
 SHORT_SILENCE = 2.0
 """Seconds that a server may say nothing to who is impatient: longer than he waits for locks, and than what he asks
 takes."""
+
+LEAST_WORK = 10.0
+"""Seconds that SQLite may work in all, however little is allowed: to write what 100,000 rules have counted takes
+some."""
 
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
@@ -107,10 +112,13 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.path = Path(self.url.database or "") if self.is_sqlite else None
         self.allow: Callable[[float | None], None] = lambda seconds: None
-        """How long the calling thread may wait for a server from now on, in seconds, for all answers together (None:
-        without end). Then its connection is given up, and it hears Slow. Of who is not impatient, nobody asks."""
+        """How long the calling thread may wait for a server from now on, in seconds, for all answers together, or may
+        have SQLite work (None: without end, but for SQLite's bound of each statement). Then its connection is given up,
+        or what it asks broken off, and it hears Slow. Of a server's, who is not impatient is asked nothing."""
+        self._allowance = Allowance(refuse_work)
         if self.path:
-            self.engine = _open_sqlite(self.path, self._patience)
+            self.engine = _open_sqlite(self.path, self._patience, self._allowance)
+            self.allow = self._allow_work
         else:
             self.engine = _open_postgres(self.url, patience)
             if silence is not None or patience is not None:
@@ -149,10 +157,13 @@ class Database:
         with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
             place = self._place
             yield connection
-            if self.find_place() != place:
-                raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
-            if wake and not self.is_sqlite:
-                connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+            self._conclude(connection, place, wake)
+
+    def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
+        if self.find_place() != place:
+            raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
+        if wake and not self.is_sqlite:
+            connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
@@ -178,7 +189,9 @@ class Database:
                 if not self.is_sqlite and found not in (None, SCHEMA):
                     # Changes of rules begin with the clock: so do we, for else each could wait for the other.
                     connection.execute(text("LOCK TABLE clock IN ACCESS EXCLUSIVE MODE"))
+                place = self.find_place()
                 yield connection
+                self._conclude(connection, place, wake=True)
 
     def _make_file(self, path: Path) -> None:
         """Make it, where it is missing. Raises StoreError."""
@@ -194,7 +207,7 @@ class Database:
         files.check_beside(self.path)
         end = time.monotonic() + CHECK_SECONDS
         with self._in_words():
-            connection = connect(self.path, BUSY_SECONDS)
+            connection = connect(self.path, BUSY_SECONDS, self._allowance)
             connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_STEPS)
             try:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -235,6 +248,13 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+    def _allow_work(self, seconds: float | None) -> None:
+        self._allowance.grant(None if seconds is None else max(seconds, LEAST_WORK))
+
+    def break_off(self) -> None:
+        """Have end what SQLite works at now, in whatever thread: who asked hears Slow."""
+        self._allowance.break_off()
 
     def _choose_journal(self) -> None:
         """It is a property of the file, so set once."""
@@ -365,9 +385,10 @@ def _parse_url(text: str) -> URL:
     return url
 
 
-def _open_sqlite(path: Path, patience: float) -> Engine:
+def _open_sqlite(path: Path, patience: float, allowance: Allowance) -> Engine:
     pool = _POOL | {"pool_size": 40, "pool_timeout": patience, "poolclass": QueuePool}  # as many as the API has threads
-    engine = create_engine("sqlite://", creator=partial(connect, path, patience), hide_parameters=True, **pool)
+    creator = partial(connect, path, patience, allowance)
+    engine = create_engine("sqlite://", creator=creator, hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     event.listen(engine, "handle_error", _leave_stalled)
@@ -375,9 +396,10 @@ def _open_sqlite(path: Path, patience: float) -> Engine:
 
 
 def _leave_stalled(context: ExceptionContext) -> None:
-    """A connection whose call hangs is of no use any more; the others are."""
+    """A connection whose call does not end is of no use any more; the others are."""
     used = context.connection.connection.driver_connection if context.connection is not None else None
-    if isinstance(context.original_exception, Stalled) and isinstance(used, DiskConnection) and used.is_lost:
+    is_given_up = isinstance(context.original_exception, Stalled | Overworked)
+    if is_given_up and isinstance(used, DiskConnection) and used.is_lost:
         context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
 
 
@@ -402,6 +424,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _open_postgres(url: URL, patience: float | None) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
+    defaults |= find_proof(url)
     defaults["client_encoding"] = _ENCODING  # whatever the URL, the environment or the database say
     pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
     try:
@@ -421,9 +444,9 @@ def _be_impatient(engine: Engine, url: URL, silence: float, looks_up: bool) -> C
     returned function grants; `looks_up`: nor are the names of servers waited for."""
     from psycopg import OperationalError  # the driver is not everywhere
 
-    from netlimit.store.silence import Allowance, ImpatientConnection
+    from netlimit.store.silence import ImpatientConnection, TooSlow
 
-    names, allowance = Names(find_servers(url) if looks_up else ()), Allowance()
+    names, allowance = Names(find_servers(url) if looks_up else ()), Allowance(TooSlow)
 
     def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
         allowance.spend(0.0)  # who has nothing left need not begin

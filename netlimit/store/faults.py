@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from netlimit.errors import Busy, Slow, StoreError
+from netlimit.stalls import Overworked
 
 BUSY_SECONDS = 20
 """How long a writer waits for its turn, and a statement for a lock; the longest change, 100,000 rules, takes about
@@ -55,8 +56,8 @@ _RESCUE = (
 def explain_fault(error: BaseException, name: str, patience: float = BUSY_SECONDS) -> StoreError:
     """The error to raise for one of a driver; `name` is the database's, without any password, and `patience` how long
     it was waited for a lock."""
-    if getattr(error, "allowed", None) is not None:
-        return Slow(f"The database {name} answers too slowly ({error}).")
+    if getattr(error, "allowed", None) is not None or isinstance(error, Overworked):
+        return Slow(f"The database {name} answers too slowly ({error}).", name)
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
     code = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from netlimit.records import HostStatus, Reception, SafeReason
 from netlimit.rules import is_network
-from netlimit.store import moments
+from netlimit.store import changes, moments
 from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
@@ -24,7 +24,7 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
     row = {
         "host": status.host,
         "backend": status.backend,
-        "applied_revision": status.applied_revision,
+        "applied_revision": _find_applied(connection, status),
         "hz": status.hz,
         "capabilities": dict(status.capabilities),
         "own": list(status.own),
@@ -50,6 +50,12 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
     }
     connection.execute(upsert(connection, hosts), [row])
     return received
+
+
+def _find_applied(connection: Connection, status: HostStatus) -> int:
+    """The revision that a gateway has applied; 0 for one that this database does not know."""
+    is_here = status.stamp is None or changes.is_known(connection, status.applied_revision, status.stamp)
+    return status.applied_revision if is_here else 0
 
 
 def statuses(connection: Connection) -> list[HostStatus]:

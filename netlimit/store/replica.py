@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, delete, select, update
 
 from netlimit.custody import acting_for
-from netlimit.errors import StoreError
+from netlimit.errors import Slow, StoreError
 from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
@@ -30,6 +30,8 @@ _AT_ONCE = 5000
 FILE = "applied.db"
 """The name of the copy in its directory."""
 _SHORT_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+"""How long a copy works at what others ask it of itself."""
 T = TypeVar("T")
 
 
@@ -184,7 +186,7 @@ class Replica(Store):
         """Keep whose copy it is: a machine that starts may not have its name yet. And what it is known to have said."""
         connection.execute(delete(tables.hosts).where(tables.hosts.c.host != self._host))
         if connection.execute(select(tables.hosts.c.host)).first() is None:
-            hosts.report(connection, status or HostStatus(self._host, ""))
+            hosts.report(connection, _take(status) if status else HostStatus(self._host, ""))
 
     @property
     def owner(self) -> str | None:
@@ -222,7 +224,7 @@ class Replica(Store):
 
     def report(self, status: HostStatus, at: datetime | None = None) -> Reception:
         """Keep what the controller says of itself."""
-        return _try(partial(super().report, status, at), Reception(at or datetime.now(UTC), None))
+        return _try(partial(super().report, _take(status), at), Reception(at or datetime.now(UTC), None))
 
     def mark(self, host: str, exceptional: Sequence[Exceptional], cleared: Iterable[int]) -> None:
         """Keep the states of rules."""
@@ -252,6 +254,11 @@ class Replica(Store):
             rules.write_rules(connection, some, now, now)
 
 
+def _take(status: HostStatus) -> HostStatus:
+    """What the controller says, taken as it is: the copy may be behind it."""
+    return replace(status, stamp=None)
+
+
 def _try(do: Callable[[], T], otherwise: T) -> T:
     """What `do` gives, or something else when the copy cannot do its part."""
     try:
@@ -261,10 +268,10 @@ def _try(do: Callable[[], T], otherwise: T) -> T:
         return otherwise
 
 
-def open_replica(directory: Path, host: str) -> Replica:
+def open_replica(directory: Path, host: str, allowed: float | None = None) -> Replica:
     """The copy in a directory (made with mode 0700 where it is missing). One that is damaged, or of a newer version, is
-    begun anew: it is a copy. One that cannot be written (the disk is full, or it is busy) is taken as it is. Raises
-    StoreError."""
+    begun anew: it is a copy. One that cannot be written (the disk is full, or it is busy) is taken as it is. The
+    calling thread may have it work for so long as is `allowed`, in seconds, in all. Raises StoreError."""
     path = directory / FILE
     try:
         if not directory.is_dir():
@@ -278,8 +285,12 @@ def open_replica(directory: Path, host: str) -> Replica:
     if path.is_symlink():  # root must not write where the controller's user has led it
         raise StoreError(f"The copy of the applied rules {path} is a link to another file; remove it.")
     replica = Replica(path, host)
+    replica.allow(allowed)
     try:
         replica.upgrade()
+    except Slow:
+        replica.close()
+        raise
     except (Damaged, TooNew) as error:
         log.warning("%s It is a copy, and begun anew.", error)
         replica.close()
@@ -312,6 +323,7 @@ def read_revision(directory: Path) -> int | None:
     if path.is_symlink() or not path.is_file():
         return None
     with closing(Replica(path, "")) as replica:
+        replica.allow(_LOOK_SECONDS)
         return _try(replica.revision, None)
 
 
@@ -322,6 +334,7 @@ def read_owner(directory: Path) -> str | None:
     if path.is_symlink() or not path.is_file():
         return None
     with closing(Replica(path, "")) as replica:
+        replica.allow(_LOOK_SECONDS)
         return replica.owner
 
 

@@ -18,7 +18,7 @@ from netlimit.store.clock import revision as newest_revision
 from netlimit.store.conflicts import find_twins
 from netlimit.store.rows import Kept, with_number
 from netlimit.store.rules import erase, forget, write_kept
-from netlimit.store.standing import judged
+from netlimit.store.standing import Standing, judged
 
 
 def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime, judge: Judge | None = None) -> int:
@@ -56,15 +56,25 @@ def bring_back(
 
 def withhold_forced(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept | None]:
     """What comes in place of the rules that would come back into force and were forced: one that is gone stays away,
-    one that is held stays as it is, any other is disabled. So no two of them get the same name. With one that is held
-    stays what has been allowed since: that may be what it spares."""
+    one that is held stays as it is, any other is disabled. So no two of them get the same name. While any rule is in
+    force that was forced, what has been allowed since stays: that may be what it spares."""
     barred, present = _find_forced(connection, then, now)
     disabled = {
         rule_id: Kept(with_changes(kept.rule, enabled=False), kept.created_at, now) if rule_id in present else None
         for rule_id, kept in barred.items()
     }
     held = _hold(barred, present, then, now)
-    return disabled | held | (_keep_allows(connection, {**then, **disabled, **held}, now) if held else {})
+    come = {**then, **disabled, **held}
+    return disabled | held | (_keep_allows(connection, come, now) if _is_forced_on(connection, come, now) else {})
+
+
+def _is_forced_on(connection: Connection, come: Mapping[int, Kept | None], now: datetime) -> bool:
+    """Whether a rule that was forced limits or blocks, once these have come."""
+    kept = Standing(connection, come).forced()
+    return any(
+        rule.forced_by is not None and rule.action not in HARMLESS and rule.in_force(now)
+        for rule in (*kept, *(each.rule for each in come.values() if each))
+    )
 
 
 def _keep_allows(connection: Connection, then: Mapping[int, Kept | None], now: datetime) -> dict[int, Kept]:

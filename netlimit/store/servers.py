@@ -14,18 +14,51 @@ MOST_REACHED = 16
 """Of so many servers that connections were made to, the last, the addresses are kept."""
 
 
+_PROVING_SINCE = 160000
+"""The version of libpq from which on it can be told what a server must prove."""
+_SCRAM, _NOT_IN_CLEAR = "scram-sha-256", "!password"
+
+
 def find_servers(url: URL) -> tuple[str, ...]:
     """The hosts that the driver is told, by name or address: by the URL or, where that says nothing, by the environment
     (libpq, 34.15: PGHOST, PGHOSTADDR, PGSERVICE). None for SQLite, and for a socket in a directory."""
+    said = _find_said(url)
+    hosts = [each.strip() for name in ("hostaddr", "host") for each in str(said.get(name) or "").split(",")]
+    return tuple(dict.fromkeys(each for each in hosts if each and not each.startswith(("/", "@"))))
+
+
+def find_proof(url: URL) -> dict[str, str]:
+    """What the driver is to ask of a server (libpq, 34.1.2: `require_auth`), for any local user may listen at a port
+    that is free for a moment, and another host on the way: who has a password must have it proved that the server knows
+    it (SCRAM, RFC 5802), and shows it nobody. Nothing where the URL or the environment says it, where a certificate
+    tells whose the server is, or a directory whose the socket."""
+    said = _find_said(url)
+    if (
+        not (find_servers(url) or said.get("service"))
+        or said.get("require_auth")
+        or said.get("sslmode") in ("verify-ca", "verify-full")
+    ):
+        return {}
+    return {"require_auth": _SCRAM if said.get("password") else _NOT_IN_CLEAR} if _can_ask_for_proof() else {}
+
+
+def _can_ask_for_proof() -> bool:
+    try:
+        from psycopg import pq  # not everywhere: it is an extra
+    except ImportError:
+        return False
+    return pq.version() >= _PROVING_SINCE
+
+
+def _find_said(url: URL) -> dict[str, Any]:
+    """What libpq is told, by the environment and by the URL."""
     if url.get_backend_name() == "sqlite":
-        return ()
+        return {}
     try:
         told = url.get_dialect()().create_connect_args(url)[1]
     except (SQLAlchemyError, ValueError):  # who opens it tells
-        return ()
-    said = {**_read_environment(), **told}
-    hosts = [each.strip() for name in ("hostaddr", "host") for each in str(said.get(name) or "").split(",")]
-    return tuple(dict.fromkeys(each for each in hosts if each and not each.startswith(("/", "@"))))
+        return {}
+    return {**_read_environment(), **told}
 
 
 def _read_environment() -> dict[str, str]:

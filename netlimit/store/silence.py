@@ -4,12 +4,13 @@ take too long."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator
 from typing import Any
 
 import psycopg
+
+from netlimit.store.allowance import Allowance
 
 _LONGEST_LOOK = 0.5
 """Seconds of silence that one look counts at most: who has been suspended himself must not blame the server."""
@@ -23,33 +24,12 @@ class TooSlow(psycopg.OperationalError):
         self.allowed = allowed
 
 
-class Allowance:
-    """How long one thread may still wait for a server, however many answers that are. Without a word, for ever."""
-
-    def __init__(self) -> None:
-        self._thread: int | None = None
-        self._seconds: float | None = None
-        self._spent = 0.0
-
-    def grant(self, seconds: float | None) -> None:
-        """Let the calling thread, and no other, wait for so long from now on (None: for ever)."""
-        self._thread, self._seconds, self._spent = threading.get_ident(), seconds, 0.0
-
-    def spend(self, seconds: float) -> None:
-        """So long has been waited. Raises TooSlow."""
-        if self._seconds is None or threading.get_ident() != self._thread:
-            return
-        self._spent += seconds
-        if self._spent > self._seconds:
-            raise TooSlow(self._seconds)
-
-
 class ImpatientConnection(psycopg.Connection[Any]):
     """Is closed, with psycopg.OperationalError, when nothing comes of the server for longer than `silence`, in
     seconds, while it is asked; or when what the asking thread may wait is used up."""
 
     silence = 2.0
-    allowance = Allowance()
+    allowance = Allowance(TooSlow)
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
         """Wait for an answer."""

@@ -122,9 +122,18 @@ class Store:
         self._database.close()
 
     def allow(self, seconds: float | None) -> None:
-        """Let the calling thread wait for a server for so long in all, from now on; then it hears Slow. None: for as
-        long as it takes."""
+        """Let the calling thread wait for a server for so long in all, from now on, or have SQLite work for so long;
+        then it hears Slow. None: for as long as it takes."""
         self._database.allow(seconds)
+
+    @property
+    def name(self) -> str:
+        """What errors call it; without a password."""
+        return str(self._database)
+
+    def break_off(self) -> None:
+        """Have end what SQLite works at now, in whatever thread: who asked hears Slow."""
+        self._database.break_off()
 
     def reached(self) -> tuple[str, ...]:
         """The addresses of the hosts where it was found, whatever the URL calls them."""
@@ -150,15 +159,22 @@ class Store:
         aside = None
         with open_backup(path) as (label, backup):
             try:
-                self.upgrade()
+                restored = self._restore(backup, label, as_actor(actor), now, force)
             except Damaged:
                 if not force:
                     raise
                 aside = self._database.put_aside(now)
-                self.upgrade()
-            with self._changing() as connection:
-                restored = restore(connection, backup, label, as_actor(actor), now, force)
+                restored = self._restore(backup, label, as_actor(actor), now, force)
         return replace(restored, aside=aside)
+
+    def _restore(self, backup: Connection, label: Label, actor: Actor, now: datetime, force: bool) -> Restored:
+        """Tables come with what is in them: a controller takes an empty database for what is wanted."""
+        self._database.check_pages()
+        with self._database.migrating() as connection:
+            migrate.upgrade(connection)
+            restored = restore(connection, backup, label, actor, now, force)
+            self._prune(connection)
+        return restored
 
     def watch(self) -> Watch:
         """Begin to hear of changes."""
@@ -807,8 +823,11 @@ class Store:
         """A transaction that the audit tells of."""
         with self._database.writing() as connection:
             yield connection
-            audit.prune(connection, self._audit_length)
-            history.prune(connection, self._revisions)
+            self._prune(connection)
+
+    def _prune(self, connection: Connection) -> None:
+        audit.prune(connection, self._audit_length)
+        history.prune(connection, self._revisions)
 
     def _stream(self, host: str) -> Generator[Any]:
         """First the revision with its stamp, then the rules: so the snapshot stands before `load` returns."""

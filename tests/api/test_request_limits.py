@@ -243,6 +243,52 @@ def test_a_head_that_is_too_large_is_refused(url: str, end: bytes, status: bytes
         assert read_all(connection)[:12] in (b"HTTP/1.1 " + status, b"HTTP/1.1 400")
 
 
+def in_pieces(text: bytes, size: int) -> list[bytes]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("size", [1_000_000, 1001, 1], ids=["at once", "in pieces", "by the byte"])
+@pytest.mark.parametrize(("fields", "status"), [(100, b"200"), (130, b"431"), (2_000, b"431")])
+def test_a_head_of_many_fields_is_refused(url: str, fields: int, status: bytes, size: int) -> None:
+    """Each is work for the API, in which nobody else is served, however short it is."""
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + b"A:\r\n" * fields + b"\r\n"
+    with open_socket(url) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(ConnectionError):
+            for piece in in_pieces(head, size):
+                connection.sendall(piece)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 " + status) or (size < 1002 < fields and not answer)
+    if answer and status == b"431":
+        assert b"application/problem+json" in answer
+        assert b"The head has too many lines: at most 128 are read." in answer
+
+
+def test_heads_are_counted_one_by_one(url: str) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + TOKENS["admin"].encode() + b"\r\n"
+    with open_socket(url) as connection:
+        for _ in range(3):
+            connection.sendall(head + b"A:\r\n" * 60 + b"\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                part = connection.recv(65536)
+                assert part
+                received += part
+            assert received.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("fields", "read"), [(100, True), (2_000, False)])
+def test_nor_are_many_fields_read_behind_a_body_in_chunks(url: str, fields: int, read: bool) -> None:
+    body = b'{"target": "10.1.2.3", "rate": "200 packets/s"}' + b"\n" * 3_000
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in in_pieces(body, 700))
+    head = post(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked\r\nConnection: close")
+    with open_socket(url) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(head + chunks + b"0\r\n" + b"A:\r\n" * fields + b"\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 201" if read else b"") is True
+        connection.close()
+
+
 def test_connections_are_bounded_and_the_newest_takes_the_place_of_who_waits_longest(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import closing
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from netlimit.store import Store
 from tests.cli.running import Netlimit, settings_in, until
 from tests.ports import free_port
 
@@ -105,6 +108,20 @@ def test_after_a_restore_on_another_machine_it_says_what_to_run(served: Netlimit
     stale.chmod(0o600)
     assert f"The one in {stale} is not known to this database, as after a restore" in new.refuse("status")
     server.end()
+
+
+def test_a_restore_tells_of_an_open_window_whose_end_undoes_it(served: Netlimit, tmp_path: Path) -> None:
+    backup = str(tmp_path / "backup")
+    served.do("rule", "add", "10.1.2.3", "--action", "block", "--no-wait")
+    served.do("backup", backup)
+    assert served.ask("restore", backup, "--force")["warnings"] == []
+    with closing(Store(served.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.open_window(600, "test", datetime.now(UTC))
+    try:
+        assert served.do("restore", backup, "--force").splitlines()[-1].startswith("A window of confirmation is open")
+        assert len(served.ask("restore", backup, "--force")["warnings"]) == 1
+    finally:
+        served.do("confirm")
 
 
 def test_of_a_line_with_two_mistakes_there_is_one_line(served: Netlimit) -> None:

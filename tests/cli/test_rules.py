@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,11 @@ def test_every_option_arrives(served: Netlimit) -> None:
 
 
 def test_edit_changes_what_is_named(served: Netlimit) -> None:
-    served.do("rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one", "--ttl", "1h", "--label", "a=b")
+    added = served.do(
+        "rule", "add", "10.1.2.3", "--rate", "200 packets/s", "--name", "one", "--ttl", "1h", "--label", "a=b"
+    )
+    end = datetime.fromisoformat(served.ask("rule", "show", "one")["expires_at"])
+    assert f" It ends at {end.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC." in added
     said = served.do("rule", "edit", "one", "--rate", "20 Mbit/s", "--label", "c=d", "--unset", "expires_at")
     assert said.startswith("Changed rule ")
     assert said.endswith("(one): drop 10.1.2.3 from 20 Mbit/s per host: applied by iptables.\n")

@@ -29,6 +29,23 @@ def test_a_token_is_printed_once_and_good_until_it_is_revoked(served: Netlimit) 
     assert "There is no token 'ci' that is not revoked already" in served.refuse("token", "revoke", "ci")
 
 
+def test_the_token_of_the_command_line_is_shown_unless_somebody_has_exchanged_its_file(
+    served: Netlimit, tmp_path: Path
+) -> None:
+    """A shell that reads it (`cat`) follows a link of the API's user to any file."""
+    file = Path(served.environment["NETLIMIT_DATABASE_URL"].partition("///")[2]).parent / "admin.token"
+    assert served.run("token", "show", NETLIMIT_TOKEN="").stdout == file.read_text()
+    assert served.run("token", "show", NETLIMIT_TOKEN="nl_1_2").stdout == "nl_1_2\n"
+    moved, secret = tmp_path / "moved", tmp_path / "secret"
+    secret.write_text("of somebody else\n")
+    file.rename(moved)
+    try:
+        file.symlink_to(secret)
+        assert "There is no token here." in served.refuse("token", "show", NETLIMIT_TOKEN="")
+    finally:
+        moved.replace(file)
+
+
 def test_tokens_of_the_command_line_are_in_the_audit(served: Netlimit) -> None:
     made = served.ask("token", "create", "audited", "--role", "viewer")
     assert FORM.fullmatch(made["token"] + "\n")

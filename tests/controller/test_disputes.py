@@ -1,6 +1,8 @@
 """While something is not as it was applied and cannot be put right, or is undone over and over, the rules concerned are
 not applied; they are again when peace is made."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -9,8 +11,8 @@ import pytest
 from netlimit import controller
 from netlimit.controller import Controller
 from netlimit.drift import CALM_SECONDS, LAST_REST, MOST_REPAIRS
-from netlimit.errors import KernelError
-from netlimit.kernel import lock
+from netlimit.errors import KernelError, Occupied
+from netlimit.kernel import base, lock
 from netlimit.kernel.lock import locked
 from netlimit.plan import Step
 from netlimit.records import State
@@ -169,6 +171,31 @@ def test_rules_that_change_do_not_wait_for_the_end_of_a_rest(site: Site) -> None
     site.controller._back_off(1.0, lambda: next(looks) >= 15)
     assert next(looks) >= 15, "the attempt has loaded nothing, and is not made over and over"
     site.controller._stop_watching()
+
+
+def test_another_writer_is_waited_for_no_longer_than_one_may_be_blind(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a command that somebody has stopped (Ctrl-Z): what is taken out meanwhile nobody sees. A command waits
+    longer, for it does nothing else."""
+    monkeypatch.setattr(Controller, "_back_off", lambda self, retry, stopped: retry)
+    waited: list[float] = []
+
+    @contextmanager
+    def wait(patience: float = base.TURN_SECONDS) -> Iterator[None]:
+        waited.append(patience)
+        raise Occupied("write to the kernel", "another process of netlimit has been writing")
+        yield
+
+    monkeypatch.setattr(site.kernel, "exclusive", wait)
+    site.add(target="10.0.0.9", action="block")
+    with pytest.raises(Occupied):
+        site.controller.sync()
+    assert waited == [base.TURN_SECONDS]
+    waited.clear()
+    run(site, 2)
+    assert waited
+    assert max(waited) <= controller.BLIND_SECONDS
 
 
 def test_the_lock_of_iptables_is_waited_for_no_longer_than_one_may_be_blind() -> None:

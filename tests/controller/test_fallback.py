@@ -466,7 +466,7 @@ def test_a_rule_that_comes_while_a_pass_begins_is_handed_over_by_it(
     late: list[Rule] = []
     exclusive = site.kernel.exclusive
 
-    def enter() -> AbstractContextManager[None]:
+    def enter(*_: float) -> AbstractContextManager[None]:
         if not late:
             late.append(site.add(target="10.0.0.2", rate="5 packets/s"))
         return exclusive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
 from netlimit.plan import Step, WriteTree
-from netlimit.records import State
+from netlimit.records import Changes, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
 from netlimit.tree import INGRESS_DEVICE, Queues, SavedRoot, Topology, Usage
@@ -103,6 +104,23 @@ def test_a_device_that_goes_while_its_queues_are_written_holds_up_nobody(site: S
     site.controller.tick()
     assert site.store.hosts()[0].last_error is None
     assert set(site.kernel.trees) == {"lan"}
+
+
+def test_a_device_that_comes_between_the_look_at_devices_and_that_at_rules_has_its_queues(gateway: Shaper) -> None:
+    """Who is told that a rule is applied must not find a device without it that was there before the rule."""
+    gateway.kernel.routes = WITHOUT_WAN
+    gateway.tick()
+    changes = gateway.store.changes
+
+    def come(*asked: Any) -> Changes | None:
+        gateway.kernel.routes = HOME
+        return changes(*asked)
+
+    gateway.store.changes = come  # type: ignore[method-assign]
+    gateway.shape("10.2.0.2")
+    gateway.tick()
+    assert gateway.store.hosts()[0].applied_revision == gateway.store.revision()
+    assert "wan" in gateway.kernel.trees
 
 
 def test_hosts_that_appear_find_room_however_small_sets_are(small_site: Callable[[int], Site]) -> None:

@@ -140,7 +140,7 @@ def test_what_another_process_applied_meanwhile_is_not_undone(site: Site, monkey
     real = site.kernel.exclusive
 
     @contextmanager
-    def exclusive() -> Iterator[None]:
+    def exclusive(*_: float) -> Iterator[None]:
         monkeypatch.setattr(site.kernel, "exclusive", real)
         site.add(target="10.0.0.2", rate="3 packets/s")
         running.sync()

@@ -3,6 +3,7 @@ that he may: nothing outside of netlimit changes owner, mode or content, and not
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,10 +75,10 @@ def make_former(stage: Stage) -> None:
     """)
 
 
-def run(stage: Stage, name: str) -> int:
+def run(stage: Stage, name: str) -> subprocess.CompletedProcess[str]:
     if name in SCRIPTS:
-        return stage.run(*fill(stage, SCRIPTS[name])).returncode
-    return stage.netlimit(*fill(stage, COMMANDS[name])).returncode
+        return stage.run(*fill(stage, SCRIPTS[name]))
+    return stage.netlimit(*fill(stage, COMMANDS[name]))
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -117,4 +118,5 @@ def test_all_of_them_do_their_work_where_nobody_does(stage: Stage) -> None:
     """Else the tests above would try nothing."""
     put_back(stage)
     for name in (*COMMANDS, *SCRIPTS):
-        assert run(stage, name) == (1 if name in NOT_HARMLESS else 0), name
+        done = run(stage, name)
+        assert done.returncode == (1 if name in NOT_HARMLESS else 0), (name, done.stdout, done.stderr)

@@ -16,17 +16,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from netlimit.cli.client import find_token
 from netlimit.custody import made_directory
-from netlimit.errors import KernelError, NetlimitError
+from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.kernel.lock import locked
 from netlimit.records import Actor
 from netlimit.rules import parse_rule
 from netlimit.settings import Settings
-from netlimit.store import Store, open_replica
+from netlimit.store import Store, migrate, open_replica
 from netlimit.store.connection import connect
 from scripts.testbed.namespaces import Lab
 from tests.e2e import swapper
@@ -206,6 +207,63 @@ def test_a_damaged_database_is_put_aside_while_others_exchange_names(shared: Pat
             damage(path)
             with suppress(NetlimitError, OSError), closing(Store(f"sqlite:///{path}")) as store:
                 store.restore(backup, Actor("root"), NOW + timedelta(seconds=number), force=True)
+
+
+DIVERTER = """
+import os, sys, time
+directory, target, name, delay = *sys.argv[1:4], float(sys.argv[4])
+print("begun", flush=True)
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    for each in os.listdir(directory):
+        if each.startswith(".netlimit-") and not each.endswith(".aside"):
+            time.sleep(delay)
+            os.rename(f"{directory}/{each}", f"{directory}/{each}.aside")
+            os.mkdir(f"{directory}/{each}")
+            os.symlink(target, f"{directory}/{each}/{name}")
+            sys.exit()
+"""
+"""Somebody who puts a directory of his in the place of one that root works in, with a link in it."""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_backup_is_written_to_no_file_of_others(shared: Path, delay: float) -> None:
+    """Where root puts it into the directory of the database. The file is empty, so that SQLite takes it for its own."""
+    others = shared.parent / "others"
+    others.mkdir(mode=0o700)
+    (others / "empty").touch(mode=0o600)
+    before = describe(others)
+    with closing(Store(f"sqlite:///{shared}/netlimit.db")) as store:
+        store.upgrade()
+        words = ("setpriv", "--reuid", str(USER.pw_uid), "--regid", str(GROUP), "--clear-groups", sys.executable, "-c",
+                 DIVERTER, str(shared), str(others / "empty"), "backup", str(delay))  # fmt: skip
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as diverter:
+            assert diverter.stdout is not None
+            assert diverter.stdout.readline() == "begun\n"
+            with suppress(NetlimitError, OSError):
+                store.back_up(shared / "backup", NOW)
+            diverter.kill()
+    assert describe(others) == before
+
+
+def test_a_backup_that_is_taken_away_while_it_is_written_is_an_error(
+    shared: Path, others: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "Wrote …"; and what is in its place stays."""
+    backup = shared / "backup"
+
+    def exchange(*told: Any) -> Any:
+        backup.rename(shared / "elsewhere")
+        backup.symlink_to(others)
+        return upgrade(*told)
+
+    with closing(Store(f"sqlite:///{shared}/netlimit.db")) as store:
+        store.upgrade()
+        upgrade = migrate.upgrade
+        monkeypatch.setattr(migrate, "upgrade", exchange)
+        with pytest.raises(StoreError, match="Somebody has put something else in the place of"):
+            store.back_up(backup, NOW)
+    assert backup.is_symlink()
 
 
 @pytest.mark.parametrize("ending", ["-journal", "-wal", "-shm"])

@@ -141,11 +141,11 @@ def test_a_device_that_is_made_anew_gets_its_tree_back(limited: Gateway, lab: La
     lab.gateway.ip(*make)
     (rule,) = limited.add(shape("10.3.0.5"))
     assert limited.state(rule)[0] is State.APPLIED
+    limited.wait(lambda: bool(limited.classes("dmz")) and not limited.drift(), "the whole tree to be there")
     before = limited.classes("dmz")
-    assert before
     lab.gateway.ip("link del dmz", *make)
-    limited.wait(lambda: limited.classes("dmz") == before, "the tree to be back")
-    assert not limited.drift()
+    limited.wait(lambda: bool(limited.classes("dmz")) and not limited.drift(), "the tree to be back")
+    assert limited.classes("dmz") == before
     lab.gateway.ip("link del dmz")
 
 

@@ -11,10 +11,10 @@ from subprocess import PIPE
 import pytest
 
 from netlimit.records import State
-from scripts.testbed.namespaces import CLIENT, CLIENT_MAC, LAN6, LAN_MAC, SERVER, Lab, Namespace
+from scripts.testbed.namespaces import CLIENT, CLIENT_MAC, LAN6, LAN_MAC, SERVER, SERVER6, Lab, Namespace
 from tests import warm
 from tests.e2e.evasion import wire
-from tests.e2e.evasion.headers import FRAGMENT, TCP, UDP, Ends, fragment_header, ip4, ip6, tcp, udp
+from tests.e2e.evasion.headers import FRAGMENT, TCP, UDP, UDPLITE, Ends, fragment_header, ip4, ip6, tcp, udp
 from tests.e2e.evasion.kinds4 import ACK, FIN, PSH, RST, SYN
 from tests.e2e.frames import send
 from tests.e2e.gateway import Gateway
@@ -215,6 +215,24 @@ def test_connections_that_nobody_tracks_count_too(gateway: Gateway, untracked: s
     assert BURST <= arrived[datagrams, SERVER] <= BURST + 1
     assert arrived[acks, SERVER] == SENT
     assert gateway.count(rules[0]).dropped_packets >= SENT - BURST - 1
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_connections_of_udplite_count(gateway: Gateway, family: int) -> None:
+    """Connection tracking (Linux 6.18) takes each datagram with a right checksum for invalid, for it reckons UDP's."""
+    lab, target = gateway.lab, SERVER if family == 4 else SERVER6
+    source = "10.1.82.1" if family == 4 else "fd00:1::8201"
+    lab.add_client_addresses(source)
+    (rule,) = gateway.put({"target": source, "rate": "6 connections/min", "burst": BURST})
+    build = ip4 if family == 4 else ip6
+    packets = [
+        build(ends, UDPLITE, udp(ends, protocol=UDPLITE)) for ends in (Ends(source, target, n) for n in range(SENT))
+    ]
+    program = (sys.executable, "-m", "tests.e2e.evasion.wire", "send", "eth0")
+    packed = wire.pack([wire.frame(packet, LAN_MAC, CLIENT_MAC) for packet in packets])
+    arrived = _count(lab, lab.server, lambda: lab.client.run(*program, input=packed, cwd=warm.ROOT, timeout=120))
+    assert BURST <= arrived[source, target] <= BURST + 1
+    assert gateway.count(rule).dropped_packets >= SENT - BURST - 1
 
 
 UNCOUNTED = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,55 @@ def test_packages_that_cannot_be_fetched_are_told_of_and_leave_the_former(staged
     assert done.returncode == 1
     assert "scripts/install: the Python packages could not be installed." in done.stderr.splitlines()[-1]
     assert set(list_files(staged)) == set(before)
+
+
+@contextmanager
+def holding(*paths: Path) -> Iterator[None]:
+    """Keep the locks (flock(2)) of files and directories."""
+    with ExitStack() as held:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def test_no_other_user_keeps_an_installation_waiting(staged: Path) -> None:
+    """Whoever may open something may lock it, and keep that for as long as he likes."""
+    found = [staged / "opt/netlimit", *(staged / "opt/netlimit").rglob("*")]
+    open_to_all = [path for path in found if not path.is_symlink() and path.stat().st_mode & stat.S_IROTH]
+    with holding(*open_to_all):
+        run("timeout", "120", "scripts/install", "--root", staged, "--venv", ENVIRONMENT)
+    assert stat.S_IMODE((staged / "opt/netlimit/share/lock").lstat().st_mode) == 0o600
+
+
+def test_an_installation_says_that_it_waits_for_another(staged: Path) -> None:
+    command = ["scripts/install", "--root", staged, "--venv", ENVIRONMENT]
+    with ExitStack() as waited:
+        with holding(staged / "opt/netlimit/share/lock"):
+            waiting = waited.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT))
+            assert waiting.stderr
+            assert waiting.stderr.readline().startswith("scripts/install: another one is at work")
+        waiting.communicate(timeout=120)
+    assert waiting.returncode == 0
+
+
+def test_another_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    script = 'set -euo pipefail; source scripts/debian.bash; hold_lock "$1" 1; echo held'
+    command = ["bash", "-c", script, "scripts/install", str(lock)]
+    assert run(*command) == "held\n"
+    with holding(lock):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        f"scripts/install: another one has held {lock} for 1 seconds. Try again when it has ended."
+    )
+
+
+def test_scripts_lock_nothing_that_others_may_open() -> None:
+    locking = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and "flock " in path.read_text()}
+    assert locking == {"debian.bash"}, "hold_lock makes a file that only its owner may open"
 
 
 def test_nothing_is_uninstalled_where_nothing_is(root: None, tmp_path: Path) -> None:

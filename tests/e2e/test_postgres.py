@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, SERVER, Lab
@@ -17,6 +19,12 @@ from tests.databases import Postgres
 RULE = {"target": CLIENT, "rate": "100 packets/s"}
 WAIT = "Prefer: wait=60"
 SECONDS = 60.0
+HANG = (
+    "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(86400); RETURN NULL; END'; "
+    "CREATE CONSTRAINT TRIGGER hang AFTER INSERT ON pauses DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION hang()"
+)
+"""A commit that does not come back: as when a standby is away that must have it, or when the server's disk hangs."""
 
 
 @pytest.fixture
@@ -72,3 +80,16 @@ def test_a_server_that_goes_and_comes_back_lifts_no_limit(service: Service, lab:
     removed = service.request("DELETE", "/api/v1/rules/1", None, WAIT)
     assert removed.body is None, removed
     assert pass_through(lab) == 1000
+
+
+def test_a_teardown_does_not_wait_for_a_commit_that_never_ends(service: Service, lab: Lab, postgres_url: str) -> None:
+    added = service.request("POST", "/api/v1/rules", RULE, WAIT)
+    assert added.body["status"]["state"] == "applied", added
+    engine = create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(HANG)
+    engine.dispose()
+    words = "-m", "netlimit.cli.main", "--config", "/dev/null", "teardown"
+    done = lab.gateway.run(sys.executable, *words, env=service.env, timeout=3 * SECONDS)
+    assert "the database is told once it answers" in done.stderr
+    assert "NL-" not in lab.gateway.run("iptables-legacy-save").stdout

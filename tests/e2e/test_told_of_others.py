@@ -83,6 +83,53 @@ def test_what_others_lead_past_the_hooks_is_told(gateway: Gateway, lab: Lab, nam
         gateway.wait_for_state(limited, State.APPLIED)
 
 
+@pytest.fixture
+def beside(lab: Lab) -> Iterator[None]:
+    """A second device of the gateway, by which nobody comes."""
+    lab.gateway.ip("link add lan2 type veth peer name far", "link set lan2 up", "link set far up")
+    yield
+    lab.gateway.ip("link del lan2")
+
+
+HANDED = {"redirect": ("handed packets", 5), "mirror": ("mirrored packets", 10)}
+"""Ways of a filter's, with what doctor calls them, and how many of five packets a rule counts that names no device."""
+
+
+@pytest.mark.parametrize("way", HANDED)
+def test_what_filters_have_come_in_by_another_device_is_told(
+    beside: None, gateway: Gateway, lab: Lab, way: str
+) -> None:
+    name, counted = HANDED[way]
+    blocked, limited, anywhere, sent, back = gateway.put(
+        {"target": "10.1.0.9", "action": "block", "interface": "lan"},
+        {"target": "10.1.0.10", "rate": "1 packet/day", "interface": "lan"},
+        {"target": "10.1.0.11", "rate": "100 packets/s"},
+        {"target": "10.2.0.9", "direction": "to", "rate": "100 packets/s"},
+        {"target": SERVER, "action": "block", "protocol": "udp", "ports": [7]},
+    )
+    lab.gateway.run("tc", "qdisc", "replace", "dev", "lan", "clsact")
+    lab.gateway.run("tc", *FILTER, "action", "mirred", "ingress", way, "dev", "lan2")
+    try:
+        for source in ("10.1.0.9", "10.1.0.10", "10.1.0.11"):
+            datagram = frames.udp(source, "10.2.0.9", 9, 9999, b"x")
+            frames.send(lab.client, [frames.frame(frames.ip(source, "10.2.0.9", frames.UDP, datagram))] * 5)
+        gateway.wait(lambda: gateway.count(anywhere).matched_packets == counted, "what was sent to be counted")
+        passed = 5 + 5 + counted
+        gateway.wait(lambda: gateway.count(sent).matched_packets >= passed, "what was handed over to pass both rules")
+        with looked_again(gateway):
+            assert "lan (u32, pref 10)" in gateway.wait_for_state(blocked, State.DEGRADED)
+        assert gateway.state(limited)[0] is State.DEGRADED
+        for rule in (anywhere, sent):
+            assert (gateway.state(rule)[0] is State.DEGRADED) is (way == "mirror")
+        assert gateway.state(back) == (State.APPLIED, ""), "it comes in by another device"
+        told = gateway.attempt("doctor")
+        assert (told.returncode, f"SERIOUS: {name}" in told.stdout) == (1, True)
+    finally:
+        lab.gateway.run(*END_FILTER)
+    with looked_again(gateway):
+        gateway.wait_for_state(blocked, State.APPLIED)
+
+
 def test_shaping_to_the_gateway_tells_what_it_leaves_to_hosts_behind_nat(gateway: Gateway, lab: Lab) -> None:
     queued, limited = gateway.put(
         shape(WAN, direction="to"), {"target": WAN, "direction": "to", "rate": "900 packets/s"}
@@ -116,16 +163,19 @@ def test_what_others_have_leave_past_queues_is_told(gateway: Gateway, lab: Lab) 
 
 
 MASQUERADE = ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE")
-STATELESS = """table ip t {
-	chain c {
-		type filter hook prerouting priority raw
-		RULE
-	}
-}
-"""
+PREFIXES = ("--src-pfx", "fd00:1::/64", "--dst-pfx", "fd00:9::/64")
+
+
+def write(hook: str, rule: str) -> tuple[str, str]:
+    """The command by which nft does so at a hook."""
+    return "nft", f"table ip t {{ chain c {{ type filter hook {hook} priority raw; {rule}; }}; }}"
+
+
 REWRITTEN = {
-    "ip saddr set 10.1.9.9": (("nft", STATELESS.replace("RULE", "ip saddr 10.1.0.2 ip saddr set 10.1.9.9")), END_NFT),
-    "udp dport set 9001": (("nft", STATELESS.replace("RULE", "udp dport 9000 udp dport set 9001")), END_NFT),
+    "ip saddr set 10.1.9.9": write("prerouting", "ip saddr 10.1.0.2 ip saddr set 10.1.9.9"),
+    "udp dport set 9001": write("prerouting", "udp dport 9000 udp dport set 9001"),
+    "ip saddr set 10.1.9.8": write("input", "ip saddr 10.1.0.2 ip saddr set 10.1.9.8"),
+    "xt target SNPT": ("ip6tables-nft", "-t", "mangle", "-A", "INPUT", "-s", CLIENT6, "-j", "SNPT", *PREFIXES),
 }
 
 
@@ -136,8 +186,7 @@ def test_addresses_and_ports_that_others_write_into_packets_are_told(gateway: Ga
         {"target": "10.1.0.77", "action": "block", "direction": "to"},
         shape("10.1.0.0/24", per="target"),
     )
-    begin, end = REWRITTEN[name]
-    lab.gateway.run(*begin)
+    lab.gateway.run(*REWRITTEN[name])
     try:
         with looked_again(gateway):
             assert name in gateway.wait_for_state(limited, State.DEGRADED)
@@ -145,7 +194,7 @@ def test_addresses_and_ports_that_others_write_into_packets_are_told(gateway: Ga
         told = gateway.attempt("doctor")
         assert (told.returncode, "SERIOUS: rewritten packets" in told.stdout) == (1, True)
     finally:
-        lab.gateway.run(*end)
+        lab.gateway.run(*END_NFT)
     with looked_again(gateway):
         gateway.wait_for_state(limited, State.APPLIED)
 

@@ -47,9 +47,20 @@ def test_probing_leaves_no_trace(linux: RemoteKernel) -> None:
 
 def test_packets_that_are_merged_are_noted(linux: RemoteKernel) -> None:
     linux.run("ethtool", "-K", "near", "gro", "on")
-    assert any(note.startswith("near merges packets") and "gro off" in note for note in linux.probe().notes)
+    assert any(note.startswith("near merges packets") and "-K near gro off" in note for note in linux.probe().notes)
     linux.run("ethtool", "-K", "near", "gro", "off")
-    assert not any(note.startswith("near ") for note in linux.probe().notes)
+    assert not any("near" in note for note in linux.probe().notes)
+
+
+def test_a_thousand_devices_that_merge_packets_are_one_note_and_ours_is_none(linux: RemoteKernel) -> None:
+    """As on a concentrator. What we send through our own device again is not merged there."""
+    for name in ("nl-in", *(f"ppp{number}" for number in range(20))):
+        linux.run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-far")
+        linux.run("ethtool", "-K", name, "gro", "on")
+        linux.run("ethtool", "-K", f"{name}-far", "gro", "off")
+    (note,) = (note for note in linux.probe().notes if "GRO" in note)
+    assert note.startswith("ppp0, ppp1, ppp10 and 17 more merge packets")
+    assert "nl-in" not in note
 
 
 @pytest.fixture

@@ -912,6 +912,113 @@ def test_a_new_ifb_device_wants_a_new_program_and_meanwhile_all_passes(network: 
     assert network.readings("all")[CLIENT[4]][0] == 15
 
 
+HANDING = {
+    "redirect dev g1": ("handing", "{'g0': 'u32, pref 10'}"),
+    "mirror dev g1": ("mirroring", "{'g0': 'u32, pref 10'}"),
+    "redirect dev back": ("handing", "{'g0': 'u32, pref 10'}"),
+}
+"""What an ingress filter does, and how that is told; what is handed to an IFB as if it came in there does not come
+back."""
+
+
+@pytest.mark.parametrize("way", HANDING)
+def test_what_filters_of_others_hand_over_is_told_and_ours_is_not(network: Network, way: str) -> None:
+    gateway = network.gateway
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    asks = (
+        "from netlimit.kernel.ingress import find_handing, find_mirroring, find_redirecting\n"
+        "print(dict(handing=find_handing(), mirroring=find_mirroring(), redirecting=find_redirecting()))"
+    )
+    nothing = "{'handing': {}, 'mirroring': {}, 'redirecting': {}}"
+    assert gateway.run(sys.executable, "-c", asks).strip() == nothing
+    gateway.run("ip", "link", "add", "back", "type", "ifb")
+    place = ("dev", "g0", "ingress", "pref", "10", "protocol", "ip")
+    match = ("u32", "match", "u32", "0", "0", "action", "mirred", "ingress")
+    gateway.run("tc", "filter", "add", *place, *match, *way.split())
+    try:
+        name, told = HANDING[way]
+        said = gateway.run(sys.executable, "-c", asks).strip()
+        assert said == nothing.replace(f"'{name}': {{}}", f"'{name}': {told}")
+    finally:
+        gateway.run("tc", "filter", "del", *place)
+        gateway.run("ip", "link", "del", "back")
+
+
+LEAVING = {
+    "mirred ingress redirect dev g1": "returning",
+    "mirred ingress mirror dev g1": "returning",
+    "mirred egress redirect dev g1": "diverting",
+}
+"""What a filter does with what leaves, and how that is told."""
+
+
+@pytest.mark.parametrize("way", LEAVING)
+@pytest.mark.parametrize("where", [("egress",), ("parent", "7:")], ids=["egress", "root"])
+def test_what_filters_of_others_do_with_what_leaves_is_told(network: Network, way: str, where: tuple[str, ...]) -> None:
+    gateway = network.gateway
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    gateway.run("tc", "qdisc", "add", "dev", "g0", "root", "handle", "7:", "htb")
+    place = ("dev", "g0", *where, "pref", "10", "protocol", "ip")
+    match = ("u32", "match", "u32", "0", "0", "action")
+    assert leaving(gateway) == {}
+    try:
+        gateway.run("tc", "filter", "add", *place, *match, *way.split())
+        assert leaving(gateway) == {LEAVING[way]: {"g0": "u32, pref 10"}}
+        gateway.run("tc", "filter", "del", *place)
+        gateway.run("tc", "filter", "add", *place, *match, *COPY)
+        assert leaving(gateway) == {}, "a copy that leaves meets no rule"
+    finally:
+        gateway.run("tc", "filter", "del", *place)
+        gateway.run("tc", "qdisc", "del", "dev", "g0", "root")
+
+
+COPY = ("mirred", "egress", "mirror", "dev", "g1")
+
+
+def leaving(gateway: RemoteKernel) -> dict[str, dict[str, str]]:
+    asks = (
+        "import json\nfrom netlimit.kernel.ingress import find_diverting, find_returning\n"
+        "print(json.dumps(dict(diverting=find_diverting(), returning=find_returning())))"
+    )
+    found: dict[str, dict[str, str]] = json.loads(gateway.run(sys.executable, "-c", asks))
+    return {name: each for name, each in found.items() if each}
+
+
+KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])
+LEAD_TO_BLOCK = """
+import socket, struct, sys
+def attribute(number, value):
+    return struct.pack("=HH", len(value) + 4, number) + value + bytes(-len(value) % 4)
+index, way = map(int, sys.argv[1:])
+told = attribute(2, struct.pack("=IIiiiiI", index, 0, 4, 0, 0, way, 0)) + attribute(4, struct.pack("=I", 23))
+action = attribute(1, b"mirred" + bytes(1)) + attribute(0x8002, told)
+body = bytes(4) + attribute(0x8001, attribute(0x8001, action))
+with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
+    sock.bind((0, 0))
+    sock.send(struct.pack("=IHHII", 16 + len(body), 48, 0x605, 1, 0) + body)
+    sys.exit(-struct.unpack_from("=i", sock.recv(1 << 16), 16)[0])
+"""
+"""Makes an action of an index, which leads packets to the devices of block 23; tc of Debian 12 has no word for it."""
+
+
+@pytest.mark.skipif(KERNEL < (6, 8), reason="the kernel leads nothing to blocks")
+@pytest.mark.parametrize(("way", "name"), [(1, "redirecting"), (3, "handing"), (4, "mirroring")])
+def test_what_is_led_to_a_block_of_devices_is_told(network: Network, way: int, name: str) -> None:
+    gateway = network.gateway
+    network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    index = str(70 + way)
+    gateway.run(sys.executable, "-c", LEAD_TO_BLOCK, index, str(way))
+    place = ("dev", "g0", "ingress", "pref", "10", "protocol", "ip")
+    gateway.run(
+        "tc", "filter", "add", *place, "u32", "match", "u32", "0", "0", "action", "mirred", "index", str(70 + way)
+    )
+    try:
+        asks = f"from netlimit.kernel.ingress import find_{name}; print(find_{name}())"
+        assert gateway.run(sys.executable, "-c", asks).strip() == "{'g0': 'u32, pref 10'}"
+    finally:
+        gateway.run("tc", "filter", "del", *place)
+
+
 def test_an_ifb_device_that_is_down_is_told_and_set_up_again(network: Network) -> None:
     """Down, it drops all that is led there."""
     ingress = network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
@@ -929,6 +1036,17 @@ def shared(network: Network) -> Iterator[Network]:
     yield network
     network.gateway.run("tc", "qdisc", "replace", "dev", "g1", "clsact")
     network.gateway.run("tc", "qdisc", "del", "dev", "g1", "clsact")
+
+
+def test_what_filters_of_a_shared_block_do_is_told_of_each_device(shared: Network) -> None:
+    rule = ("block", "7", "pref", "10", "protocol", "ip")
+    match = ("u32", "match", "u32", "0", "0", "action", "mirred", "ingress", "mirror", "dev", "g0")
+    shared.gateway.run("tc", "filter", "add", *rule, *match)
+    try:
+        asks = "from netlimit.kernel.ingress import find_mirroring; print(find_mirroring())"
+        assert shared.gateway.run(sys.executable, "-c", asks).strip() == "{'g1': 'u32, pref 10'}"
+    finally:
+        shared.gateway.run("tc", "filter", "del", *rule)
 
 
 def test_a_device_with_a_shared_block_is_left_out_and_the_others_are_not(shared: Network) -> None:

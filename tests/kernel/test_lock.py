@@ -49,6 +49,23 @@ def test_a_lock_that_cannot_be_opened_is_an_error_of_the_kernel(tmp_path: Path) 
         pytest.fail("there is no such lock")
 
 
+def test_who_exchanges_the_directory_meanwhile_is_an_error_of_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, moved = tmp_path / "run", tmp_path / "moved"
+    directory.mkdir()
+
+    def exchange(descriptor: int, how: int) -> None:
+        directory.rename(moved)
+        directory.write_text("no directory")
+
+    monkeypatch.setattr("netlimit.kernel.lock.fcntl.flock", exchange)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KernelError, match="cannot be opened"), lock.locked(str(directory / "lock"), "try"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_what_root_locks_in_the_directory_of_a_controller_belongs_to_that_one(root: None, tmp_path: Path) -> None:
     """Else it could not take a lock that root has left."""
     os.chown(tmp_path, 65534, -1)

@@ -51,6 +51,18 @@ class TestExamples:
         assert bucket.at("1:00:20").hit().admitted is False
         assert bucket.at("1:05:00").hit().delay == 0
 
+    def test_who_cannot_wait_for_the_turn_takes_no_place_in_a_leaky_bucket(self, subject: Subjects) -> None:
+        bucket = subject(Limit(4, 60, Algorithm.LEAKY_BUCKET, burst=4)).at("1:00:00")
+        hurried = [bucket.hit(longest=20) for _ in range(9)]
+        assert [decision.admitted for decision in hurried] == [True] * 2 + [False] * 7
+        assert {decision.retry_after for decision in hurried[2:]} == {30}
+        assert hurried[8].remaining == 0
+        assert bucket.hit().delay == 30, "those who were refused have left the place"
+        assert bucket.hit(longest=44).retry_after == 45
+        assert bucket.hit(longest=0, charge=True).admitted is False, "what has happened counts all the same"
+        assert bucket.at("1:00:50").hit(longest=10).delay == 10
+        assert bucket.at("1:10:00").hit(longest=0).delay == 0
+
     def test_three_a_second_in_fixed_windows(self, subject: Subjects) -> None:
         window = subject(Limit(3, 1))
         assert window.at("1:00:00.1").hits(4) == [True] * 3 + [False]

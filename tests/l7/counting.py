@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 from netlimit.l7.decision import Decision
@@ -79,11 +79,27 @@ class Subject:
         """A lease that nobody else has; none where there are no leases."""
         return f"lease {next(_names)}" if self.rule.concurrency else ""
 
-    def make_ask(self, hits: int = 1, key: str = "alice", slack: int = 0, charge: bool = False, lease: str = "") -> Ask:
-        return Ask(self.rule, self.limit, key, hits, slack, lease, charge)
+    def make_ask(
+        self,
+        hits: int = 1,
+        key: str = "alice",
+        slack: int = 0,
+        charge: bool = False,
+        lease: str = "",
+        longest: float = inf,
+    ) -> Ask:
+        return Ask(self.rule, self.limit, key, hits, slack, lease, charge, longest)
 
-    def hit(self, hits: int = 1, key: str = "alice", slack: int = 0, charge: bool = False, lease: str = "") -> Decision:
-        return self.counting.ask(self.make_ask(hits, key, slack, charge, lease))
+    def hit(
+        self,
+        hits: int = 1,
+        key: str = "alice",
+        slack: int = 0,
+        charge: bool = False,
+        lease: str = "",
+        longest: float = inf,
+    ) -> Decision:
+        return self.counting.ask(self.make_ask(hits, key, slack, charge, lease, longest))
 
     def hits(self, number: int) -> list[bool]:
         """Whether each of so many requests is admitted."""

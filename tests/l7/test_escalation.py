@@ -20,12 +20,13 @@ from netlimit.controller import Controller
 from netlimit.errors import RuleError
 from netlimit.escalating import ACTOR, LABEL, Blocks
 from netlimit.l7 import escalation
+from netlimit.l7.counters import open_counters
 from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
 from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnLimit, Rule, RuleSet
+from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnFailure, OnLimit, Rule, RuleSet
 from netlimit.records import HostStatus, SafeReason, State
 from netlimit.rules import Rule as AddressRule
 from netlimit.rules import parse_rule
@@ -224,6 +225,20 @@ async def test_who_waits_for_his_turn_is_not_refused() -> None:
     limiter = make_limiter(queueing, counting.refusals)
     for _ in range(300):
         await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.7"),))])
+    assert counting.taken() == []
+
+
+@pytest.mark.anyio
+async def test_who_is_refused_because_no_counter_can_be_asked_has_done_nothing() -> None:
+    """A Redis that is away would have every client blocked that comes often enough."""
+    counting = Counting()
+    rule = Rule("web", "remote_address", parse_limit("5/minute"), on_failure=OnFailure.CLOSED, escalate=ESCALATE)
+    rules = RuleSet({"web": Node(default={"remote_address": Node(rule)})})
+    store = open_counters(f"redis://127.0.0.1:{free_port()}")
+    limiter = Limiter(lambda: rules, store, refusals=counting.refusals)
+    for _ in range(300):
+        assert not (await limiter.decide("web", [Descriptor((Entry("remote_address", "10.1.0.7"),))])).allowed
+    await store.aclose()
     assert counting.taken() == []
 
 

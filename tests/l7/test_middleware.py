@@ -159,6 +159,7 @@ class TestOneLimit:
             ({}, "Give either `limit`"),
             ({"limit": ONE, "limits": "limits.yaml"}, "Give either `limit`"),
             ({"limit": "often"}, "'often' is no limit; write for example"),
+            ({"limit": 100}, "'100' is no limit; write for example"),
             ({"limit": ONE, "key": "plan"}, "have the key 'plan', which nothing extracts; there are remote_address"),
             ({"limits": "/nowhere/limits.yaml"}, "No such file"),
         ],

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import pytest
 
+from netlimit.errors import CountersUnavailable
 from netlimit.l7.addresses import AddressRules
+from netlimit.l7.breaker import State
 from netlimit.l7.counters import open_counters
+from netlimit.l7.decision import Decision
+from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import OnLimit, Rule
+from netlimit.l7.rules import Descriptor, Entry, OnFailure, OnLimit, Rule
+from netlimit.l7.store import Ask
 from netlimit.rules import parse_rule
 from tests.l7.leaping import leaping_clock, now, run
 from tests.l7.redis.servers import Server
 from tests.l7.verdicts import describe, make_rule, make_rules
+from tests.ports import free_port
 from tests.unit.strategies import NOW, keep
 
 TEN_A_SECOND = Limit(10, 1, Algorithm.GCRA, burst=1)
+
+
+class Leaving:
+    """Counters elsewhere that may go away."""
+
+    state = State.CLOSED
+    losses = 0
+    away = False
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(leaping_clock())
+
+    async def attempt(self, asks: Sequence[Ask]) -> Sequence[Decision | CountersUnavailable]:
+        return [CountersUnavailable("They are away.") for _ in asks] if self.away else await self.store.decide(asks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
 
 def queue(name: str, limit: Limit | None, max_wait: float = 30.0, **others: object) -> Rule:
@@ -51,7 +76,9 @@ class Door:
         client: str | None = None,
         longest: float = inf,
     ) -> Verdict:
-        descriptors = describe(*(names.split() or self.names), who=who)
+        named = names.split() or self.names
+        # What is called `all` counts everybody together.
+        descriptors = [Descriptor((Entry(name, "everybody" if name == "all" else who),)) for name in named]
         verdict = await self.queues.decide("test", descriptors, hits, client=client, longest=longest)
         (self.entered if verdict.allowed else self.refused).append((round(now(), 6), label))
         return verdict
@@ -115,6 +142,59 @@ class TestOutflow:
 
         run(main())
 
+    def test_who_cannot_wait_for_the_bucket_leaves_its_rate_to_others(self) -> None:
+        async def main() -> None:
+            door = Door(make_rule("line", Limit(10, 1, Algorithm.LEAKY_BUCKET, burst=60)))
+            tasks = []
+            for number in range(300):
+                tasks += door.start(number, longest=0.5)
+                await asyncio.sleep(1 / 15)
+            await asyncio.gather(*tasks)
+            times = [time for time, _ in door.entered]
+            for second in range(20):
+                assert 9 <= sum(second <= time < second + 1 for time in times) <= 11
+
+        run(main())
+
+    @pytest.mark.parametrize("longest", [0.0, -0.001])
+    def test_who_need_not_wait_passes_though_he_cannot(self, longest: float) -> None:
+        """By a clock that goes on meanwhile: nothing is left when the bucket is asked."""
+
+        async def main() -> None:
+            rules = make_rules(make_rule("line", Limit(10, 1, Algorithm.LEAKY_BUCKET, burst=60)))
+            queues = Queues(Limiter(lambda: rules, MemoryStore()), lambda: rules)
+            verdict = await queues.decide("test", describe("line"), longest=longest)
+            assert verdict.allowed
+            assert not (await queues.decide("test", describe("line"), longest=longest)).allowed
+
+        asyncio.run(main())
+
+    def test_who_cannot_wait_is_refused_at_once_and_those_behind_him_wait(self) -> None:
+        async def main() -> None:
+            door = Door(queue("line", Limit(10, 1, Algorithm.LEAKY_BUCKET, burst=20), 1.5))
+            tasks = door.start(*range(22))
+            await asyncio.sleep(0)
+            tasks += door.start("impatient", longest=0.5)
+            await asyncio.sleep(0)
+            tasks += door.start("a", "b", "c")
+            await asyncio.gather(*tasks)
+            assert [label for _, label in door.refused] == ["impatient"]
+            assert {"a", "b", "c"} <= {label for _, label in door.entered}
+            assert door.has_forgotten_all()
+
+        run(main())
+
+    def test_whom_there_is_no_room_for_leaves_the_bucket_to_others(self) -> None:
+        async def main() -> None:
+            door = Door(make_rule("user", Limit(1, 1, Algorithm.LEAKY_BUCKET, burst=60)), most=2)
+            tasks = door.start(*range(30))
+            await asyncio.gather(*tasks)
+            assert [label for _, label in door.entered] == [0, 1, 2]
+            (last,) = await asyncio.gather(*door.start("last"))
+            assert (last.allowed, now()) == (True, 3)
+
+        run(main())
+
     def test_keys_do_not_wait_for_each_other(self) -> None:
         async def main() -> None:
             door = Door(queue("user", parse_limit("1/minute"), 600))
@@ -157,6 +237,109 @@ class TestSeveralLines:
             await door.ask("bob", who="bob", names="user all")
             assert door.entered == [(0, 0), (1, "bob")]
             await asyncio.gather(*crowd)
+
+        run(main())
+
+    @pytest.mark.parametrize("shared", [TEN_A_SECOND, Limit(10, 1), Limit(600, 60, Algorithm.SLIDING_WINDOW_LOG)])
+    def test_who_cannot_get_in_yet_by_another_limit_keeps_nobody_from_a_shared_one(self, shared: Limit) -> None:
+        async def main() -> None:
+            own = Limit(4, 60, Algorithm.GCRA, burst=1)
+            door = Door(queue("user", own, 60), queue("all", shared, 60))
+            for who in ("mallory", "trudy"):
+                await door.ask("first", who=who, names="user")
+            crowd = [
+                *door.start(*range(8), names="all"),  # others use it up
+                *door.start(*(f"mallory {number}" for number in range(3)), who="mallory", names="user all"),
+                *door.start(*(f"trudy {number}" for number in range(3)), who="trudy", names="user all"),
+            ]
+            await asyncio.sleep(0.05)
+            waits = []
+
+            async def ask(number: int) -> None:
+                began = now()
+                assert (await door.ask(number, names="all")).allowed
+                waits.append(now() - began)
+
+            tasks = []
+            for number in range(500):
+                tasks.append(asyncio.create_task(ask(number)))
+                await asyncio.sleep(0.125)
+            await asyncio.gather(*tasks, *crowd)
+            assert max(waits) < 2
+            turns = {str(label): time for time, label in door.entered}
+            for who in ("mallory", "trudy"):
+                got = [turns[f"{who} {number}"] for number in range(3)]
+                assert got == sorted(got)
+                assert got[0] < 16, "who is passed over gets in when its own limit lets it"
+                assert got[2] < 47
+            assert door.has_forgotten_all()
+
+        run(main())
+
+    def test_those_who_are_passed_over_fill_no_shared_line(self) -> None:
+        async def main() -> None:
+            door = Door(queue("user", parse_limit("1/hour"), 1e9), queue("all", TEN_A_SECOND, 1e9), most_of_one=5)
+            crowd = []
+            for who in ("mallory", "trudy"):
+                await door.ask("first", who=who, names="user")
+                crowd += door.start(*range(5), who=who, names="user all")
+                await asyncio.sleep(0)
+            verdicts = await asyncio.gather(*(door.ask(names="all") for _ in range(5)))
+            assert [verdict.allowed for verdict in verdicts] == [True] * 5
+            assert now() < 1
+            for task in crowd:
+                task.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            assert door.has_forgotten_all()
+
+        run(main())
+
+    @pytest.mark.parametrize("hits", [1, 3])
+    def test_who_needs_two_busy_counters_at_once_gets_in_among_those_who_need_one(self, hits: int) -> None:
+        async def main() -> None:
+            limit = Limit(10, 1, Algorithm.GCRA, burst=3)
+            door = Door(queue("a", limit, 600), queue("b", limit, 600))
+
+            async def come(name: str, pause: float) -> None:
+                await asyncio.sleep(pause)
+                await asyncio.gather(*door.start(*["before"] * 5, names=name))
+                tasks = []
+                for _ in range(300):
+                    tasks += door.start("one", names=name)
+                    await asyncio.sleep(0.1)
+                await asyncio.gather(*tasks)
+
+            crowds = [asyncio.create_task(come("a", 0)), asyncio.create_task(come("b", 0.05))]
+            for number in range(20):
+                await asyncio.sleep(1.013)
+                began = now()
+                await door.ask(("both", number), hits=hits, names="a b")
+                assert now() - began < 10
+            await asyncio.gather(*crowds)
+            assert door.has_forgotten_all()
+
+        run(main())
+
+    def test_a_place_that_gets_free_is_kept_for_who_needs_a_moment_for_another_limit(self) -> None:
+        async def main() -> None:
+            one = Limit(1, 600, Algorithm.CONCURRENCY)
+            door = Door(queue("door", None, 60, concurrency=one), queue("all", TEN_A_SECOND, 60))
+            held = await door.ask("held", names="door")
+            busy = door.start(*range(30), names="all")
+            await asyncio.sleep(0)
+            early = door.start("early", names="door")
+            await asyncio.sleep(0)
+            both = door.start("both", names="door all")
+            later = door.start("later", names="door")
+            await asyncio.sleep(1.03)
+            for leaving in (early, both, later):
+                await door.queues.release(held)
+                (held,) = await asyncio.gather(*leaving)
+            assert now() < 4
+            await asyncio.gather(*busy)
+            entered = [label for _, label in door.entered if not isinstance(label, int)]
+            assert entered == ["held", "early", "both", "later"]
+            assert door.has_forgotten_all()
 
         run(main())
 
@@ -327,12 +510,147 @@ class TestRequestsInFlight:
             door = Door(queue("door", None, concurrency=Limit(1, 60, Algorithm.CONCURRENCY)))
             held = await door.ask()
             (task,) = door.start(1)
-            await asyncio.sleep(3.2)
+            await asyncio.sleep(3.1)
             await door.limiter.release(held)
             await task
-            assert now() == pytest.approx(3.5)
+            assert now() == pytest.approx(3.2)
 
         run(main())
+
+    def test_who_waits_for_a_moment_only_gets_the_place_that_gets_free_meanwhile(self) -> None:
+        async def main() -> None:
+            door = Door(queue("door", None, concurrency=Limit(1, 60, Algorithm.CONCURRENCY)))
+            held = await door.ask()
+            (task,) = door.start(1, longest=0.15)
+            await asyncio.sleep(0.1)
+            await door.queues.release(held)
+            assert (await task).allowed
+            assert now() == pytest.approx(0.1)
+
+        run(main())
+
+
+def test_who_is_too_heavy_is_refused_at_once_and_keeps_nobody_out() -> None:
+    """What a request weighs a client may choose."""
+
+    async def main() -> None:
+        door = Door(queue("all", Limit(10, 1, Algorithm.GCRA, burst=2), max_wait=3.0))
+        waiting = door.start(*range(4))
+        await asyncio.sleep(0)
+        heavy = door.start("heavy", hits=1000)
+        await asyncio.sleep(0)
+        waiting += door.start("behind")
+        await asyncio.gather(*waiting, *heavy)
+        assert door.refused == [(0.0, "heavy")]
+        assert door.entered == [(0.0, 0), (0.0, 1), (0.1, 2), (0.2, 3), (0.3, "behind")]
+        assert door.has_forgotten_all()
+
+    run(main())
+
+
+def test_what_a_descriptor_weighs_may_be_too_heavy_though_the_request_is_not() -> None:
+    async def main() -> None:
+        door = Door(queue("all", Limit(10, 1, Algorithm.GCRA, burst=2)))
+        waiting = door.start(*range(4))
+        await asyncio.sleep(0)
+        verdict = await door.queues.decide("test", [Descriptor((Entry("all", "everybody"),), hits=1000)])
+        assert (verdict.allowed, verdict.retry_after, now()) == (False, inf, 0.0)
+        await asyncio.gather(*waiting)
+
+    run(main())
+
+
+def test_what_a_descriptor_weighs_has_it_wait_though_the_request_were_too_heavy() -> None:
+    async def main() -> None:
+        door = Door(queue("all", Limit(2, 1, Algorithm.GCRA, burst=2)))
+        await door.ask("first", hits=2)
+        waiting = door.start("two", hits=2)
+        await asyncio.sleep(0.6)  # there is room for one, and he who waits needs it
+        verdict = await door.queues.decide("test", [Descriptor((Entry("all", "everybody"),), hits=1)], hits=1000)
+        assert (verdict.allowed, door.entered) == (True, [(0.0, "first"), (1.0, "two")])
+        await asyncio.gather(*waiting)
+
+    run(main())
+
+
+def test_who_is_too_heavy_for_one_limit_does_not_wait_for_another() -> None:
+    async def main() -> None:
+        door = Door(queue("all", Limit(10, 1, Algorithm.GCRA, burst=5)), queue("user", Limit(2, 1)))
+        waiting = door.start(*range(9), names="all")
+        await asyncio.sleep(0)
+        await door.ask("heavy", hits=3)
+        assert door.refused == [(0.0, "heavy")]
+        await asyncio.gather(*waiting)
+
+    run(main())
+
+
+def test_who_is_under_another_rule_stands_in_no_line_of_the_one_that_it_replaces() -> None:
+    async def main() -> None:
+        door = Door(
+            queue("all", Limit(2, 1, Algorithm.GCRA, burst=1), alias="general"),
+            make_rule("vip", Limit(1000, 1), replaces=("general",)),
+        )
+        others = [door.start(number, names="all")[0] for number in range(3)]
+        await asyncio.sleep(0)
+        await door.ask("vip", names="all vip")
+        await asyncio.gather(*others)
+        assert door.entered == [(0.0, 0), (0.0, "vip"), (0.5, 1), (1.0, 2)]
+
+    run(main())
+
+
+def test_a_limit_that_comes_with_the_request_replaces_nothing() -> None:
+    """It counts instead of the rule that would, in a line as at the counters."""
+
+    async def main() -> None:
+        door = Door(
+            queue("all", Limit(2, 1, Algorithm.GCRA, burst=2), alias="general"),
+            make_rule("vip", Limit(1000, 1), replaces=("general",)),
+        )
+        await door.ask("first", hits=2, names="all")
+        waiting = door.start("two", hits=2, names="all")
+        await asyncio.sleep(0.6)  # there is room for one, and he who waits needs it
+        vip = Descriptor((Entry("vip", "ann"),), limit=Limit(1000, 1))
+        verdict = await door.queues.decide("test", [Descriptor((Entry("all", "everybody"),)), vip])
+        assert (verdict.allowed, door.entered) == (True, [(0.0, "first"), (1.0, "two")])
+        await asyncio.gather(*waiting)
+
+    run(main())
+
+
+def test_nobody_waits_for_counters_that_are_away() -> None:
+    """With `on_failure: closed` he is refused."""
+
+    async def main() -> None:
+        rules = make_rules(queue("all", TEN_A_SECOND, on_failure=OnFailure.CLOSED))
+        store = open_counters(f"redis://127.0.0.1:{free_port()}")
+        queues = Queues(Limiter(lambda: rules, store), lambda: rules)
+        verdict = await queues.decide("test", [Descriptor((Entry("all", "everybody"),))])
+        await store.aclose()
+        assert (verdict.allowed, queues.waiting, queues._lines) == (False, 0, {})
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_those_who_wait_when_the_counters_go_away_are_refused_together() -> None:
+    async def main() -> None:
+        rules = make_rules(queue("all", TEN_A_SECOND, on_failure=OnFailure.CLOSED))
+        store = Leaving()
+        queues = Queues(Limiter(lambda: rules, Failover(store, MemoryStore(leaping_clock()), 1.0)), lambda: rules)
+
+        async def ask() -> tuple[bool, float]:
+            verdict = await queues.decide("test", [Descriptor((Entry("all", "everybody"),))])
+            return verdict.allowed, round(now(), 6)
+
+        waiting = [asyncio.create_task(ask()) for _ in range(6)]
+        await asyncio.sleep(0.15)
+        store.away = True
+        answers = await asyncio.gather(*waiting)
+        assert answers == [(True, 0.0), (True, 0.1)] + [(False, 0.2)] * 4
+        assert (queues.waiting, queues._lines) == (0, {})
+
+    run(main())
 
 
 def test_usage_tells_who_waited_and_who_was_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from netlimit.l7.document import parse_document
@@ -86,3 +88,14 @@ def test_the_middleware_compares_so_too() -> None:
         assert (await ask(app, "/static/a.css")).status == 200
 
     run(main())
+
+
+def test_a_target_of_megabytes_takes_no_longer_than_it_is_long() -> None:
+    """Of letters that may be a scheme: nobody else is answered meanwhile."""
+    began = time.process_time()
+    assert plain_path(b"A" * 2**20) == "/" + "A" * 2**20
+    assert time.process_time() - began < 5  # seconds; it took a quarter of an hour
+
+
+def test_only_what_begins_with_a_scheme_has_an_authority() -> None:
+    assert plain_path(b"a:x/http://h/login") == "/a:x/http:/h/login"

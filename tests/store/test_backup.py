@@ -4,18 +4,21 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from alembic import command
 from sqlalchemy import select, text
 
+from netlimit.errors import StoreError
 from netlimit.records import Counts, HostStatus, RuleCounters
 from netlimit.store import Damaged, InUse, NoBackup, Store, open_replica
 from netlimit.store.backup import Label, _seal
+from netlimit.store.connection import LONGEST_VALUE
 from netlimit.store.engine import Database
 from netlimit.store.migrate import alembic_config
 from netlimit.store.tables import metadata
@@ -255,6 +258,42 @@ def test_what_is_not_as_it_was_written_is_refused(sqlite_store: Store, backup: P
     assert dump(sqlite_store) == before
 
 
+WORKING = {
+    "a view": "CREATE VIEW more AS SELECT 1",
+    "a column that is worked out": "ALTER TABLE rules ADD COLUMN more GENERATED ALWAYS AS (1) VIRTUAL",
+    "a table of a module": "CREATE VIRTUAL TABLE more USING fts4(x)",
+}
+"""What could work without end, or at anything."""
+
+
+@pytest.mark.parametrize("harm", WORKING.values(), ids=WORKING.keys())
+def test_what_is_worked_out_as_it_is_read_is_refused_however_it_is_sealed(
+    sqlite_store: Store, backup: Path, harm: str
+) -> None:
+    change(backup, "DROP TABLE backup")
+    change(backup, harm)
+    _seal(backup, Label(NOW, "somebody", 12))
+    with pytest.raises(NoBackup, match="more"):
+        sqlite_store.restore(backup, "test", NOW, force=True)
+
+
+def test_a_value_that_takes_the_memory_of_a_machine_is_not_read(sqlite_store: Store, backup: Path) -> None:
+    value = f"CAST(zeroblob({LONGEST_VALUE + 1}) AS TEXT)"
+    change(backup, f"UPDATE rules SET comment = {value} WHERE id = 1")  # noqa: S608
+    with pytest.raises(NoBackup, match="too big"):
+        sqlite_store.restore(backup, "test", NOW, force=True)
+
+
+def test_triggers_of_a_backup_do_nothing(file: Path, other: Store) -> None:
+    old = Database(f"sqlite:///{file}")
+    with old.migrating() as connection:
+        command.upgrade(alembic_config(connection), "0011")
+    old.close()
+    change(file, "CREATE TRIGGER t BEFORE UPDATE ON alembic_version BEGIN SELECT RAISE(ABORT, 'worked'); END")
+    _seal(file, Label(NOW, "somebody", 12))
+    assert other.restore(file, "test", NOW).revision == 13
+
+
 def test_a_file_that_is_not_there_is_an_error_of_the_file_system(sqlite_store: Store, file: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sqlite_store.restore(file, "test", NOW)
@@ -280,6 +319,25 @@ def test_a_backup_of_an_older_netlimit_is_migrated_as_a_copy(tmp_path: Path, fil
     assert [kept.rule.rate.text for kept in other.select()[0] if kept.rule.rate] == ["5 packets/s"]
     assert file.read_bytes() == sealed
     assert keep(other, "10.0.0.2").id == 4
+
+
+def test_who_looks_while_a_database_is_filled_sees_none(
+    empty_url: str, other: Store, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one would lift every limit; so would what is left if it ends half way."""
+
+    def look() -> None:
+        with closing(Store(empty_url)) as another, pytest.raises(StoreError, match="no tables yet"):
+            another.revision()
+
+    def end(*_: object) -> NoReturn:
+        look()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("netlimit.store.store.restore", end)
+    with pytest.raises(KeyboardInterrupt):
+        other.restore(backup, "test", NOW)
+    look()
 
 
 def test_a_damaged_database_is_put_aside(tmp_path: Path, sqlite_store: Store, backup: Path) -> None:
@@ -318,7 +376,8 @@ def test_that_a_rule_was_forced_is_kept_and_comes_back_only_if_somebody_says_so(
     store.back_up(file, NOW)
     with pytest.raises(InUse, match="that alice has forced, and that would hit who is safe; use --force"):
         other.restore(file, "test", NOW)
-    assert other.select()[1] == 0
+    with pytest.raises(StoreError, match="no tables yet"):
+        other.select()
     other.restore(file, "test", NOW, force=True)
     assert [each.rule.forced_by for each in other.select()[0]] == ["alice"]
 

@@ -76,6 +76,44 @@ def test_a_controller_and_its_copy_hold_what_the_new_server_says(pair: Pair, mor
 
 
 @pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
+def test_no_rule_of_the_new_server_counts_as_applied_for_what_the_former_had(pair: Pair, more: int) -> None:
+    """A controller tells how it stands before it has read anything anew."""
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"))
+    add(pair.asked, "10.0.0.2")
+    controller.sync()
+    assert pair.asked.hosts()[0].applied_revision == 2
+
+    for number in range(more):
+        add(pair.lagging, f"10.0.0.{9 + number}")
+    pair.fail_over()
+    controller._try_database()
+    assert pair.asked.hosts()[0].applied_revision == 0
+    controller._report()
+    assert pair.asked.hosts()[0].applied_revision == 0
+    controller.sync()
+    assert pair.asked.hosts()[0].applied_revision == 1 + more
+
+
+def test_who_learns_the_stamp_of_what_is_applied_tells_it(pair: Pair) -> None:
+    """Whoever has started from the copy knows a number alone."""
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"))
+    controller.sync()
+    controller._report(stamp=0)
+    assert pair.asked.hosts()[0].applied_revision == 0
+    controller.sync()
+    controller._report()
+    assert pair.asked.hosts()[0].applied_revision == 1
+
+
+def test_an_earlier_revision_of_the_same_server_counts_as_applied(pair: Pair) -> None:
+    controller = Controller(pair.asked, FakeKernel(), Setup("gw", "fake"))
+    controller.sync()
+    add(pair.asked, "10.0.0.2")
+    controller._report()
+    assert pair.asked.hosts()[0].applied_revision == 1
+
+
+@pytest.mark.parametrize("more", [0, 1, 2], ids=["goes back", "same number", "goes on"])
 def test_the_limiter_has_the_documents_of_the_new_server(pair: Pair, more: int) -> None:
     sources = Sources(database=pair.asked)
     put(pair.asked, "auth", 77)

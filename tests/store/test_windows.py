@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -228,6 +230,34 @@ def test_what_is_spared_by_an_allow_of_its_own_stays_so_with_it(store: Store) ->
     assert standing(store) == [(1, "forced", True), (other.id, "old-door", True), (door.id, "door", True)]
     assert limit.id not in {each.rule.id for each in store.select()[0]}
     assert store.select()[0][1].rule.target == rule("10.0.0.0/8", per="target").target
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["never", "back and forth"])
+def test_who_is_allowed_under_what_was_forced_before_stays_so(store: Store, changed: bool) -> None:
+    """An admin has opened a door in what he had closed before somebody's window, of which he does not know."""
+    store.add([FORCED], "alice", NOW)
+    window = store.open_window(60, "test", NOW)
+    door = keep(store, "10.0.0.7", action="allow", protocol="tcp", name="door")
+    if changed:
+        store.change(1, lambda kept: replace(kept, comment="why"), "alice", NOW)
+        store.change(1, lambda kept: replace(kept, comment=""), "alice", NOW)
+    store.expire(window, "guard", SOON)
+    assert standing(store) == [(1, "forced", True), (door.id, "door", True)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"forced_by": None}, {"enabled": False}, {"action": Action.OBSERVE, "rate": parse_rate("9 packets/s")}],
+    ids=["not forced", "disabled", "harmless"],
+)
+def test_who_is_allowed_where_nothing_forced_is_in_force_does_not_stay_so(
+    store: Store, changes: Mapping[str, Any]
+) -> None:
+    store.add([replace(FORCED, **changes)], "alice", NOW)
+    window = store.open_window(60, "test", NOW)
+    keep(store, "10.0.0.7", action="allow", protocol="tcp", name="door")
+    store.expire(window, "guard", SOON)
+    assert [number for number, _, _ in standing(store)] == [1]
 
 
 @pytest.mark.parametrize("changes", [{"forced_by": None}, {"action": Action.ALLOW}])

@@ -8,18 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.systemd.gateway import PATIENCE, PORTS, ask, ping, pinging, run, wait, wait_for_ports
+
 STARTED = ("controller", "guard", "api")
-PATIENCE = 180.0
-"""Seconds: an emulated machine takes ten times as long as others."""
-CLIENT, OTHER = "10.99.0.2", "10.99.0.3"
 BITS = {"cap_net_admin": 12, "cap_net_raw": 13}
-PORTS = {"api": (8750,), "limiter": (8751, 8752)}
 TAKER = """
 import socket, sys, time
 ports, end, taken = [int(each) for each in sys.argv[2:]], time.monotonic() + float(sys.argv[1]), set()
@@ -40,92 +36,9 @@ print(*taken)
 """Somebody who takes ports wherever he can, for so many seconds; says which he got."""
 
 
-def run(*words: str, check: bool = True) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert not check or not done.returncode, f"{' '.join(words)}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def ask(unit: str, name: str) -> str:
-    """What systemd says of a unit."""
-    return run("systemctl", "show", "--property", name, "--value", f"netlimit-{unit}").strip()
-
-
-def wait(found: str, what: object) -> None:
-    """Wait until a command of the shell succeeds."""
-    end = time.monotonic() + PATIENCE
-    while (done := subprocess.run(("sh", "-c", found), capture_output=True, text=True, check=False)).returncode:
-        said = f"{done.stdout}{done.stderr}"
-        assert time.monotonic() < end, f"{what}: {said}\n{run('journalctl', '--no-pager', '--lines', '40')}"
-        time.sleep(0.5)
-
-
-def wait_for_ports(unit: str) -> None:
-    for port in PORTS[unit]:
-        wait(f"exec 3<>/dev/tcp/127.0.0.1/{port}".join(("bash -c '", "'")), f"the {unit} at {port}")
-
-
 def read_status(unit: str) -> dict[str, str]:
     text = Path(f"/proc/{ask(unit, 'MainPID')}/status").read_text()
     return dict(line.split(":\t", 1) for line in text.splitlines())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def up() -> None:
-    """It has booted: nothing here has started these units. root needs no token: it is in the file of the API's user."""
-    wait_for_ports("api")
-    wait("netlimit status | grep applied", "a controller that has reported")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[str]:
-    """A namespace with two addresses behind the device `lan`."""
-    run("ip", "netns", "add", "client")
-    run("ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", "client")
-    run("ip", "addr", "add", "10.99.0.1/24", "dev", "lan")
-    run("ip", "link", "set", "lan", "up")
-    for address in (CLIENT, OTHER):
-        run("ip", "-n", "client", "addr", "add", f"{address}/24", "dev", "eth0")
-    run("ip", "-n", "client", "link", "set", "eth0", "up")
-    yield "client"
-    run("ip", "netns", "del", "client")
-
-
-def ping(client: str, source: str, count: int = 5) -> int:
-    """How many of so many packets are answered."""
-    said = run(
-        "ip", "netns", "exec", client,
-        "ping", "-q", "-I", source, "-c", str(count), "-i", "0.2", "-W", "2", "10.99.0.1", check=False,
-    )  # fmt: skip
-    return int(said.split(" received")[0].rpartition(" ")[2])
-
-
-@contextmanager
-def pinging(client: str, source: str) -> Iterator[list[int]]:
-    """Packets all the while; in the end the list has how many were answered."""
-    answered: list[int] = []
-    words = ("ip", "netns", "exec", client, "ping", "-q", "-I", source, "-i", "0.05", "-W", "1", "10.99.0.1")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield answered
-        finally:
-            process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=30)
-    sent = int(said.split(" packets transmitted")[0].rpartition("\n")[2])
-    assert sent > 20
-    answered.append(int(said.split(" received")[0].rpartition(" ")[2]))
-
-
-@pytest.fixture
-def blocked(client: str) -> Iterator[str]:
-    """A client that a rule blocks, which the kernel holds."""
-    assert ping(client, CLIENT) == 5
-    rule = json.loads(run("netlimit", "rule", "add", CLIENT, "--action", "block", "--wait", "60", "--json"))
-    assert ping(client, CLIENT) == 0
-    assert ping(client, OTHER) == 5
-    yield CLIENT
-    run("netlimit", "rule", "remove", str(rule["id"]))
-    wait(f"ip netns exec {client} ping -q -I {CLIENT} -c 1 -W 1 10.99.0.1", "a client that is free again")
 
 
 def test_what_is_enabled_has_come_up_by_itself_and_only_once() -> None:
@@ -165,7 +78,7 @@ def test_nothing_is_missing_but_what_takes_more_rights() -> None:
 @pytest.mark.parametrize("how", ["restart", "kill"])
 def test_who_is_blocked_stays_so_while_the_controller_comes_and_goes(client: str, blocked: str, how: str) -> None:
     before = ask("controller", "MainPID")
-    with pinging(client, blocked) as answered:
+    with pinging(client, blocked) as pings:
         if how == "restart":
             run("systemctl", "restart", "netlimit-controller")
         else:
@@ -173,7 +86,7 @@ def test_who_is_blocked_stays_so_while_the_controller_comes_and_goes(client: str
         wait(f"test $(systemctl show -p MainPID --value netlimit-controller) -gt 0 -a $(systemctl show -p MainPID "
              f"--value netlimit-controller) != {before}", "another controller")  # fmt: skip
         time.sleep(10)
-    assert answered == [0]
+    assert pings.answered == 0
     assert ask("controller", "ActiveState") == "active"
 
 

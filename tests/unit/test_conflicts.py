@@ -86,6 +86,12 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(legacy=("-A PREROUTING -j CT --zone mark",)), "connection zones", Severity.SERIOUS, "--zone mark"),
     (HostReport(legacy=("-A PREROUTING -j CT --zone-orig 3",)), "connection zones", Severity.SERIOUS, "in each zone"),
     (HostReport(nftables="\tct original zone set 3\n"), "connection zones", Severity.SERIOUS, "zone set 3"),
+    (
+        HostReport(legacy=("-A PREROUTING -i wan -j TTL --ttl-set 64",)),
+        "raised hop limits",
+        Severity.SERIOUS,
+        "--ttl-set 64",
+    ),
     (HostReport(nftables="\tcounter xt target CT\n"), "connection zones", Severity.SERIOUS, "target CT"),
     (
         HostReport(legacy=("-A PREROUTING -j TEE --gateway 10.66.0.9",)),
@@ -130,7 +136,9 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(diverting={"wan": "u32, pref 1"}), "diverted packets", Severity.SERIOUS, "wan (u32, pref 1)"),
     (HostReport(rewriting={"lan": "matchall, pref 1"}), "rewritten packets", Severity.SERIOUS, "lan, matchall, pref 1"),
     (HostReport(editing={"lan": "matchall, pref 1"}), "edited packets", Severity.WARNING, "lan (matchall, pref 1)"),
-    (HostReport(handing={"lan": "u32, pref 1"}), "handed packets", Severity.WARNING, "lan (u32, pref 1)"),
+    (HostReport(handing={"lan": "u32, pref 1"}), "handed packets", Severity.SERIOUS, "lan (u32, pref 1)"),
+    (HostReport(mirroring={"lan": "u32, pref 1"}), "mirrored packets", Severity.SERIOUS, "lan (u32, pref 1)"),
+    (HostReport(returning={"wan": "u32, pref 1"}), "returned packets", Severity.SERIOUS, "wan (u32, pref 1)"),
     (HostReport(nftables=LEAVING), "diverted packets", Severity.SERIOUS, 'wan (`ip daddr 10.2.0.2 fwd to "w2"`)'),
     (HostReport(translators=("jool",)), "NAT64", Severity.WARNING, "The module jool translates"),
     (HostReport(waypoints=("lan", "wan")), "segment routing", Severity.WARNING, "on lan, wan"),

@@ -14,11 +14,12 @@ from netlimit.detours import (
     find_brouting,
     find_forwards,
     find_masked,
+    find_raising,
     find_rewriting,
     find_taking,
     find_translations,
 )
-from netlimit.limits import Facts
+from netlimit.limits import Facts, own_addresses
 from netlimit.rules import parse_rule
 from netlimit.tree import Diversion
 from tests.unit.shapes import HOME
@@ -158,6 +159,46 @@ def test_what_comes_by_a_bridge_is_told_where_its_ports_take_it(name: str, repor
     (finding,) = find_conflicts(joined)
     assert (finding.name, finding.severity) == ("brouted packets", Severity.SERIOUS)
     assert find_concerned(joined, rule) == ({1} if concerned else set())
+
+
+HANDED = {
+    "by the device": (True, True, {"target": "10.1.0.2", "action": "block", "interface": "lan"}),
+    "at once by the device": (True, True, {"target": "10.1.0.2", "rate": "5 connections", "interface": "lan"}),
+    "by what stands on it": (True, True, {"target": "10.1.0.2", "rate": "5 packets/s", "interface": "lan.7"}),
+    "allowed by the device": (False, False, {"target": "10.1.0.2", "action": "allow", "interface": "lan"}),
+    "by another device": (False, False, {"target": "10.1.0.2", "rate": "5 packets/s", "interface": "wan"}),
+    "a rate by whatever": (False, True, {"target": "10.1.0.2", "rate": "5 packets/s"}),
+    "a rate per peer": (False, True, {"target": "10.1.0.2", "rate": "5 packets/s", "per": "peer"}),
+    "a rate of connections": (False, True, {"target": "10.1.0.2", "rate": "5 connections/s"}),
+    "a rate of who does not come by it": (False, False, {"target": "10.2.0.2", "rate": "5 packets/s"}),
+    "a rate to somebody": (False, True, {"target": "10.2.0.2", "direction": "to", "rate": "5 packets/s"}),
+    "a rate to the gateway": (False, True, {"target": "10.1.0.1", "direction": "to", "rate": "5 packets/s"}),
+    "a rate from the gateway": (False, False, {"target": "10.1.0.1", "rate": "5 packets/s"}),
+    "at once": (False, False, {"target": "10.1.0.2", "rate": "5 connections"}),
+    "blocked": (False, False, {"target": "10.1.0.2", "action": "block"}),
+    "to who leaves by it": (
+        False,
+        False,
+        {"target": "10.1.0.2", "direction": "to", "action": "block", "interface": "lan"},
+    ),
+    "shaped where it leaves": (
+        False,
+        False,
+        {"target": "10.1.0.2", "direction": "to", "rate": "1 Mbit/s", "action": "shape", "interface": "lan"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANDED)
+def test_what_filters_hand_or_copy_to_another_device_is_told_where_a_rule_misses_it_or_counts_it_twice(
+    name: str,
+) -> None:
+    handed, mirrored, rule = HANDED[name]
+    above = {"lan": ("lan.7",)}
+    concerned = {1} if handed else set[int]()
+    assert find_concerned(HostReport(handing={"lan": "u32, pref 1"}, above=above), rule) == concerned
+    concerned = {1} if mirrored else set()
+    assert find_concerned(HostReport(mirroring={"lan": "u32, pref 1"}, above=above), rule) == concerned
 
 
 @pytest.mark.parametrize("rule", LED)
@@ -362,6 +403,11 @@ REWRITTEN = {
     "-A PREROUTING -d 10.1.0.9/32 -j RAWDNAT --to-destination 10.9.0.2/32": True,
     "-A OUTPUT -d fd00:1::/64 -j DNPT --src-pfx fd00:1::/64 --dst-pfx fd00:2::/64": True,
     "-A POSTROUTING -s fd00:1::/64 -j SNPT --src-pfx fd00:1::/64 --dst-pfx 2001:db8::/64": False,
+    "meta l4proto udp ip6 saddr fd00:1::/64  counter packets 0 bytes 0 xt target SNPT": True,
+    'counter packets 0 bytes 0 xt target "DNPT"': True,
+    "counter packets 0 bytes 0 xt target RAWSNAT": True,
+    "counter packets 0 bytes 0 xt target MARK": False,
+    'log prefix "xt target SNPT" accept': False,
     "ip saddr 10.1.0.2 ip dscp set cs1": False,
     "tcp flags syn tcp option maxseg size set rt mtu": False,
     "meta mark set 0x00000001 ip ttl set 64": False,
@@ -371,12 +417,13 @@ REWRITTEN = {
 }
 
 
+@pytest.mark.parametrize("hook", ["prerouting", "input"])
 @pytest.mark.parametrize("rule", REWRITTEN)
-def test_rules_are_named_that_write_addresses_or_ports_themselves(rule: str) -> None:
-    text = "table ip t {\n\tchain c {\n\t\ttype filter hook prerouting priority raw;\n\t\tRULE\n\t}\n}\n"
+def test_rules_are_named_that_write_addresses_or_ports_themselves(rule: str, hook: str) -> None:
+    text = f"table ip t {{\n\tchain c {{\n\t\ttype filter hook {hook} priority raw;\n\t\tRULE\n\t}}\n}}\n"
     listed, saved = ("", [rule]) if rule.startswith("-A") else (text.replace("RULE", rule), [])
-    assert [*find_rewriting(listed, saved)] == ([rule] if REWRITTEN[rule] else [])
-    assert not listed or [*find_rewriting(listed.replace("prerouting", "postrouting"), ())] == []
+    assert [*find_rewriting(listed, saved)] == ([rule.replace('"', "")] if REWRITTEN[rule] else [])
+    assert not listed or [*find_rewriting(listed.replace(f"hook {hook}", "hook postrouting"), ())] == []
 
 
 # -- which rules are concerned
@@ -425,7 +472,7 @@ MISSED: dict[str, tuple[bool, dict[str, object], dict[str, object]]] = {
 def find_concerned(report: HostReport, *rules: dict[str, object]) -> set[int]:
     (finding,) = find_conflicts(report)
     assert finding.spoils is not None
-    compilation = Compilation(Facts(topology=HOME))
+    compilation = Compilation(Facts(own=own_addresses(["10.1.0.1"]), topology=HOME))
     for number, fields in enumerate(rules, start=1):
         if fields:
             compilation.put(replace(parse_rule(fields, NOW), id=number))
@@ -450,3 +497,24 @@ def test_rules_to_those_are_concerned_whom_this_host_knows_by_another_address() 
     report = HostReport(nat=(("-A INPUT -s 10.9.0.0/16 -j SNAT --to-source 10.1.250.1",),))
     concerned = {name for name, (_, rule, _) in MISSED.items() if find_concerned(report, rule)}
     assert concerned == {"to it", "all to it", "blocked to it"}
+
+
+RAISED = {
+    "-A PREROUTING -i wan -j TTL --ttl-set 64": True,
+    "-A wan_in -p tcp -j HL --hl-inc 1": True,
+    "-A POSTROUTING -o wan -j TTL --ttl-set 65": False,
+    "-A PREROUTING -m ttl --ttl-lt 2 -j DROP": False,
+    "meta mark set 0x00000001 ip ttl set 64": True,
+    "ip6 hoplimit set 64": True,
+    'counter packets 0 bytes 0 xt target "TTL"': True,
+    "ip ttl < 2 drop": False,
+    'log prefix " ip ttl set 64"': False,
+}
+
+
+@pytest.mark.parametrize("rule", RAISED)
+def test_who_writes_another_hop_limit_before_the_kernel_asks_for_it(rule: str) -> None:
+    text = "table ip t {\n\tchain c {\n\t\ttype filter hook prerouting priority 0;\n\t\tRULE\n\t}\n}\n"
+    listed, saved = ("", [rule]) if rule.startswith("-A") else (text.replace("RULE", rule), [])
+    assert [*find_raising(listed, saved)] == ([rule.replace('"', "")] if RAISED[rule] else [])
+    assert not listed or [*find_raising(listed.replace("hook prerouting", "hook postrouting"), ())] == []

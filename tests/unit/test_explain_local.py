@@ -55,3 +55,19 @@ def test_what_is_for_a_network_or_a_group_is_not(address: str) -> None:
     found = queue("fd01::2" if ":" in address else "10.1.0.2", "from", address)
     assert found.verdict == "passes"
     assert f"{address} ends on this host, where nothing is shaped" in found.text
+
+
+@pytest.mark.parametrize(("address", "leaves_by", "verdict"), [
+    ("10.1.255.255", None, "blocked"),
+    ("10.3.0.5", None, "blocked"),
+    ("10.3.0.5", "wan", "passes"),
+    ("10.3.1.5", None, "passes"),
+])  # fmt: skip
+def test_nobody_is_safe_to_others_by_an_address_that_ends_here(
+    address: str, leaves_by: str | None, verdict: str
+) -> None:
+    """A network that is safe may hold it."""
+    rule = parse_rule({"target": "192.0.2.7", "action": "block"}, NOW)
+    packet = Packet(ip_address("192.0.2.7"), ip_address(address), in_interface="lan", out_interface=leaves_by)
+    safe = {"10.1.0.0/16": "NETLIMIT_SAFE", "10.3.0.0/16": "NETLIMIT_SAFE"}
+    assert explain(keep([rule]), packet, safe=safe, local=LOCAL).verdict == verdict

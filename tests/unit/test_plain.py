@@ -90,3 +90,36 @@ def test_a_name_is_shown_as_one_line(raw: bytes, text: str) -> None:
 
 def test_a_name_that_python_has_read_is_shown_too() -> None:
     assert plain.name_of("/sys/class/net/\udcff0") == "\\xff0"
+
+
+@given(st.text() | st.text(alphabet=st.characters(codec=None, categories=("Cc", "Cf", "Cs", "Zs", "Zl", "Zp"))))
+def test_any_text_can_be_shown(text: str) -> None:
+    shown = plain.show_text(text)
+    assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
+    assert plain.show_text(shown) == shown
+
+
+_LETTERS = st.text(alphabet=st.characters(codec=None))
+
+
+@given(
+    st.recursive(_LETTERS | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(_LETTERS, inner))
+)
+def test_json_that_is_shown_is_the_same_document(document: object) -> None:
+    for indent in (None, 2):
+        shown = plain.show_text(json.dumps(document, ensure_ascii=False, indent=indent))
+        assert json.loads(shown) == json.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("one\r\ntwo\tthree\n", "one\ntwo\tthree\n"),
+        ("\x1b[31mred\x9b", "\\u001b[31mred\\u009b"),
+        ("a\rb\x7f\u202e", "a\\u000db\\u007f\\u202e"),
+        ("\ud800\U000e0041", "\\ud800\\udb40\\udc41"),
+        ("München … 猫", "München … 猫"),
+    ],
+)
+def test_a_text_is_shown_in_its_lines(text: str, shown: str) -> None:
+    assert plain.show_text(text) == shown

@@ -353,6 +353,17 @@ def test_a_cap_that_goes_leaves_the_hosts() -> None:
     assert number(made, "10.1.0.3") & 0xFFFF == REST
 
 
+def test_a_budget_that_has_gone_counts_no_more_before_the_kernel_hears_of_it() -> None:
+    """As in the pass in which another rule ends. The hosts' rule counts on."""
+    made = gateway(shape(1, "10.1.0.0/29", per="target"), shape(2, "10.1.0.0/30", per="host"))
+    made.see(["10.1.0.2"])
+    made.sync()
+    before = made.compilation.shaping.classes()
+    assert before.keys() == {1, 2}
+    made.compilation.drop(1)
+    assert made.compilation.shaping.classes() == {2: before[2]}
+
+
 def test_a_device_has_one_cap_of_either_family_and_direction() -> None:
     made = gateway(cap(3), shape(2, "::/0", "5 Mbit/s", per="target", interface="lan"))
     assert made.compilation.shaping.classes().keys() == {2}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from netlimit.l7.deferral.deferral import Deferral, Send, complain, make_key
-from netlimit.l7.extraction import Extraction
-from netlimit.l7.identity import ClientAddress, Extractor, Scope
+from netlimit.l7.extraction import Extraction, choose_address
+from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.listening import Message, Receive
-from netlimit.l7.rules import CLIENT_KEY, OnLimit, RuleSet
+from netlimit.l7.rules import OnLimit, RuleSet
 
 PREFIX = "/v1/defer"
 
@@ -19,8 +19,8 @@ class DeferralApp:
     `deferral`; and the status of what was kept is read. Between its start and its end (lifespan) it replays.
 
     The rules of `domain` say by their keys what is asked of a request, and one with `on_limit: defer` that it finds is
-    the limit at whose rate it is replayed. Whom IP rules of `limiter` block is refused. It is for proxies alone: it
-    counts nothing, and believes what they say.
+    the limit at whose rate it is replayed. Whom IP rules of `limiter` block is refused, and what is over another limit,
+    which rejects. It is for proxies alone: it counts nothing, and believes what they say.
     """
 
     def __init__(
@@ -36,8 +36,7 @@ class DeferralApp:
         self._rules = rules
         self._domain = domain
         self._extraction = Extraction(rules, domain, extractors)
-        client = extractors.get(CLIENT_KEY)
-        self._find_address = client.find if isinstance(client, ClientAddress) else _find_nobody
+        self._find_address = choose_address(extractors)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -45,7 +44,7 @@ class DeferralApp:
             await self._live(receive, send)
         elif scope["path"].startswith(f"{PREFIX}/"):
             await self._defer(scope, receive, send)
-        elif scope["path"].startswith(f"{self._deferral.path}/"):
+        elif self._deferral.is_asked(scope):
             await self._deferral.report(scope, send)
         else:
             await complain(send, 404, f"There is {PREFIX}/… for requests to be kept, and {self._deferral.path}/….")
@@ -61,14 +60,14 @@ class DeferralApp:
         }
         address = self._find_address(scope)
         descriptors = self._extraction(wanted)
-        rules = self._rules()
-        for descriptor in descriptors:
-            match = rules.find(self._domain, descriptor.entries)
+        for match in self._rules().find_counting(self._domain, descriptors):
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
                 look = await self._limiter.decide(self._domain, descriptors, 0, client=address)
                 if look.blocked:
                     return await complain(send, 403, "The client is blocked: nothing of it is kept.")
+                if not look.allowed and look.on_limit is not OnLimit.DEFER:
+                    return await complain(send, 429, "The request is over a limit that keeps nothing.")
                 wait = look.retry_after
                 return await self._deferral.accept(
                     wanted, receive, send, key, self._domain, descriptors, 1, wait, address
@@ -82,7 +81,3 @@ class DeferralApp:
         await receive()
         await self._deferral.stop()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-def _find_nobody(scope: Scope) -> str | None:
-    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from netlimit.errors import NetlimitError
@@ -12,7 +14,8 @@ from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is kept, and for how long."""
+    """How much is kept, and for how long. Of one network no more is kept than it leaves free, so that there is room for
+    another."""
 
     most: int = 10_000
     """Requests that wait, of all together, and those of which the end is remembered."""
@@ -20,14 +23,19 @@ class Bounds:
     """Requests that wait, of one key."""
     most_bytes: int = 256 * 2**20
     """Bytes of all that wait together."""
+    most_bytes_of_one: int = 25 * 2**20
+    """Bytes of those of one key."""
     lease: float = 120.0
-    """Seconds for which a claimed request is nobody else's: longer than any try takes."""
+    """Seconds for which a claimed request is nobody else's, unless the claim is renewed."""
     keep: float = 86_400.0
     """Seconds for which it can be read what has become of a request."""
 
 
+NOBODY: Mapping[str, int] = MappingProxyType({})
+
+
 class BacklogFull(NetlimitError):
-    """No more requests are kept now: those that are would be too many, of one key or of all, or too large."""
+    """No more requests are kept now: those that are would be too many or too large, of one key, one network or all."""
 
     def __init__(self) -> None:
         super().__init__("The request is over its limit, and as many are kept already as may be.")
@@ -52,13 +60,18 @@ class Backlog(Protocol):
     """Requests that wait to be replayed. What has been put is not lost when a process dies.
 
     Requests of one key are claimed one at a time, in the order in which they came. A claim ends by itself after a
-    lease, so that the requests of a worker that died are tried again: each request is tried at least once. Every method
-    raises BacklogUnavailable.
+    lease in which it is not renewed, so that the requests of a worker that died are tried again: each request is tried
+    at least once. Every method raises BacklogUnavailable.
     """
 
     @property
     def now(self) -> Now:
         """The clock by which requests wait."""
+        ...
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a claim lasts."""
         ...
 
     async def put(self, request: Deferred) -> None:
@@ -69,9 +82,16 @@ class Backlog(Protocol):
         """Whether requests of a key wait."""
         ...
 
-    async def claim(self, now: float) -> Claim | None:
+    async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None. It counts as tried, for else one that kills its worker would be tried
-        for ever."""
+        for ever.
+
+        `places` are what networks have by now, of which each may have `most`; who has fewest goes first.
+        """
+        ...
+
+    async def renew(self, request: Deferred, now: float) -> None:
+        """Let a claim last a whole lease from now."""
         ...
 
     async def postpone(self, request: Deferred, until: float, tried: bool) -> None:

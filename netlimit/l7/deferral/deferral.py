@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from netlimit.errors import SettingsError
 from netlimit.l7.deferral.backlog import Backlog, BacklogFull, BacklogUnavailable, Bounds
@@ -30,7 +30,7 @@ from netlimit.l7.rules import Descriptor, OnLimit, Rule, RuleSet, join_key
 Send = Callable[[Message], Awaitable[None]]
 
 PATH = "/.netlimit/deferred"
-LARGEST = 2**20
+LARGEST, _MOST = 2**20, 20 * 2**20
 """Bytes of a body that is kept, at most."""
 EXPIRES = 86_400.0
 """Seconds for which a request waits for its turn, at most."""
@@ -59,8 +59,9 @@ class Deferral:
     """Keeps requests, and replays them once it has been started.
 
     `backlog` is where they are kept, or its URL. `upstream` is the URL of the server to which they are replayed, by
-    default the application that the middleware wraps. `path` is where their status is read. A request waits `expires`
-    seconds at most, and is tried `tries` times. Its body has `largest` bytes at most.
+    default the application that the middleware wraps. `path` is where their status is read, below the application's
+    root path. A request waits `expires` seconds at most, and is tried `tries` times. Its body has `largest` bytes at
+    most; more than 20 MiB it cannot have, for of one client little more is kept. Raises SettingsError.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Deferral:
         tries: int = TRIES,
         largest: int = LARGEST,
     ) -> None:
+        if largest > _MOST:
+            raise SettingsError("LARGEST", f"`largest` is {largest}; a body of {_MOST} bytes is the most that is kept.")
         self.path = path
         self._backlog = open_backlog(backlog) if isinstance(backlog, str) else backlog
         self._upstream = None if upstream is None else _open_upstream(upstream)
@@ -82,7 +85,7 @@ class Deferral:
 
     def start(self, limiter: Limiter, app: App | None = None, state: Message | None = None) -> None:
         """Begin to replay, if it has not begun. `app` is where to, unless there is an upstream; `state` that of its
-        lifespan."""
+        lifespan, if it has one."""
         if self._replayer is None:
             upstream: Upstream
             if self._upstream is not None:
@@ -105,8 +108,7 @@ class Deferral:
     async def find_predecessors(self, rules: RuleSet, domain: str, descriptors: Sequence[Descriptor]) -> str | None:
         """The key of a request of which others wait already: then it is to wait behind them, whatever the limiter says,
         or what came later would be served earlier. None if there are none."""
-        for descriptor in descriptors:
-            match = rules.find(domain, descriptor.entries)
+        for match in rules.find_counting(domain, descriptors):
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
                 with suppress(BacklogUnavailable):  # then those within the limit are served all the same
@@ -150,17 +152,21 @@ class Deferral:
             return await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
         if self._replayer is not None:
             self._replayer.stir()
-        location = f"{self.path}/{request.id}"
+        location = f"{quote(_find_root(scope))}{self.path}/{request.id}"
         told = {"id": request.id, "state": "waiting", "location": location}
         fields = [(b"location", location.encode()), (b"retry-after", b"%d" % wait)]
         await _answer(send, 202, _JSON, json.dumps(told).encode(), fields)
         return None
 
+    def is_asked(self, scope: Message) -> bool:
+        """Whether it is asked what has become of a request."""
+        return _find_route(scope).startswith(f"{self.path}/")
+
     async def report(self, scope: Message, send: Send) -> None:
         """Answer what has become of a request, by the id at the end of the path."""
         if scope["method"] not in ("GET", "HEAD"):
             return await complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
-        identity = scope["path"][len(self.path) + 1 :]
+        identity = _find_route(scope)[len(self.path) + 1 :]
         try:
             report = await self._backlog.find(identity)
         except BacklogUnavailable as error:
@@ -200,6 +206,8 @@ class Deferral:
             now,
             now + self._expires,
             address,
+            scope.get("root_path", ""),
+            None if unquote(raw.decode("latin-1")) == scope["path"] else scope["path"],
         )
 
     async def _read_body(self, scope: Message, receive: Receive) -> bytes | None:
@@ -270,6 +278,18 @@ async def _answer(
     head = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": [*head, *fields]})
     await send({"type": "http.response.body", "body": body})
+
+
+def _find_root(scope: Message) -> str:
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def _find_route(scope: Message) -> str:
+    """The path below the root path, which servers put before it, and proxies may have taken away."""
+    path: str = scope["path"]
+    root = _find_root(scope)
+    return path[len(root) :] if path.startswith(f"{root}/") else path
 
 
 def _find_raw(scope: Message) -> bytes:

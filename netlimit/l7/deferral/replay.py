@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from math import inf
 
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, State
-from netlimit.l7.deferral.upstream import Unserved, Upstream
-from netlimit.l7.limiter import Limiter
+from netlimit.l7.deferral.upstream import Served, Unserved, Upstream
+from netlimit.l7.holding import Holding
+from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.problems import describe_refusal
 
 TRIES = 5
-_AT_ONCE = 16
+_AT_ONCE = 64
 """Requests that are replayed at the same time, each of another key."""
+_AT_ONCE_OF_ONE = 16
+"""Of these, clients of one network: slow ones hold up no others."""
 _LOOK = 1.0
 """Seconds after which it is looked for what other processes have put, or left behind."""
 _SWEEP = 60.0
+_RENEWALS = 3
+"""In the time of a lease."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _GRACE = 5.0
 """Seconds that tries have at the end to come to theirs."""
+_FAULT = "Deferred requests cannot be replayed by a fault of netlimit's own. It is tried again until they can be."
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +51,10 @@ class Replayer:
         self._tries = tries
         self._clock = backlog.now
         self._stirred = asyncio.Event()
-        self._room = asyncio.Semaphore(_AT_ONCE)
-        self._trying: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._trying: dict[asyncio.Task[None], str] = {}
+        """Those that take a place, each by the network of its client: an application that goes on after its answer
+        takes none."""
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -62,12 +72,12 @@ class Replayer:
             return
         self._running.cancel()
         await asyncio.wait([self._running])
-        if self._trying:
-            await asyncio.wait(self._trying, timeout=_GRACE)
-        for task in self._trying:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_GRACE)
+        for task in self._tasks:
             task.cancel()
-        if self._trying:
-            await asyncio.wait(self._trying)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _run(self) -> None:
         swept, silent = -inf, False
@@ -84,32 +94,37 @@ class Replayer:
                 if not silent:
                     log.warning("%s It is asked again until it can be.", error)
                 silent = True
+            except Exception:
+                if not silent:
+                    log.exception(_FAULT)
+                silent = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._stirred.wait()
 
     async def _begin_all(self) -> None:
-        """Begin a try of each request whose turn it is."""
-        while True:
-            await self._room.acquire()
-            claim = None
-            try:
-                claim = await self._backlog.claim(self._clock())
-            finally:
-                if claim is None:
-                    self._room.release()
+        """Begin a try of each request whose turn it is. No network has more places than it leaves free, so that there
+        is one for another, though several be slow."""
+        while free := _AT_ONCE - len(self._trying):
+            places = Counter(self._trying.values())
+            claim = await self._backlog.claim(self._clock(), places, min(_AT_ONCE_OF_ONE, free))
             if claim is None:
                 return
             task = asyncio.create_task(self._try(claim))
-            self._trying.add(task)
+            self._tasks.add(task)
+            self._trying[task] = claim.request.network
             task.add_done_callback(self._end_try)
 
     def _end_try(self, task: asyncio.Task[None]) -> None:
-        self._trying.discard(task)
-        self._room.release()
-        self._stirred.set()
+        self._tasks.discard(task)
+        self._leave_place(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("A deferred request is tried again once its lease has ended: %s", task.exception())
+
+    def _leave_place(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            self._trying.pop(task, None)
+        self._stirred.set()
 
     async def _try(self, claim: Claim) -> None:
         request, tries = claim
@@ -128,17 +143,57 @@ class Replayer:
             return await self._finish(request, State.FAILED, None, describe_refusal(verdict))
         if not verdict.allowed:
             return await self._postpone(request, verdict.retry_after, tried=False)
+        async with self._holding(verdict):
+            served = await self._send(claim, verdict.delay)
+            if served is not None:
+                await self._finish(request, State.DONE, served.reply, "")
+                await self._see_off(served)
+        return None
+
+    @asynccontextmanager
+    async def _holding(self, verdict: Verdict) -> AsyncIterator[None]:
+        """Keep what a request holds until it has ended, however it ends."""
+        holding = Holding(self._limiter, verdict) if verdict.leases else None
         try:
-            await asyncio.sleep(verdict.delay)
-            reply = await self._upstream.send(request)
+            yield
+        finally:
+            if holding is not None:
+                holding.end()
+            await self._limiter.release(verdict)
+
+    async def _send(self, claim: Claim, delay: float) -> Served | None:
+        """None if it is to be tried again, or has failed."""
+        try:
+            async with self._keeping(claim.request):
+                await asyncio.sleep(delay)
+                return await self._upstream.send(claim.request)
         except asyncio.CancelledError:
-            await self._backlog.postpone(request, self._clock(), tried=True)
+            await self._backlog.postpone(claim.request, self._clock(), tried=True)
             raise
         except Exception as error:
-            return await self._try_again(claim, error)
+            await self._try_again(claim, error)
+            return None
+
+    @asynccontextmanager
+    async def _keeping(self, request: Deferred) -> AsyncIterator[None]:
+        """Keep a claim, however long it takes: a leaky bucket delays by hours if it is so deep."""
+        renewing = asyncio.create_task(self._renew(request))
+        try:
+            yield
         finally:
-            await self._limiter.release(verdict)
-        return await self._finish(request, State.DONE, reply, "")
+            renewing.cancel()
+
+    async def _renew(self, request: Deferred) -> None:
+        while True:
+            await asyncio.sleep(self._backlog.lease / _RENEWALS)
+            with suppress(BacklogUnavailable):  # it is asked again before the claim ends
+                await self._backlog.renew(request, self._clock())
+
+    async def _see_off(self, served: Served) -> None:
+        """Wait until the application has done what it does after its answer; meanwhile others are tried."""
+        if served.rest is not None:
+            self._leave_place(asyncio.current_task())
+            await served.rest
 
     async def _try_again(self, claim: Claim, error: Exception) -> None:
         """After a pause, unless it has been tried often enough."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from netlimit.l7.identity import hash_key
+from netlimit.l7.gate import find_client
+from netlimit.l7.identity import find_network, hash_key, read_address
 from netlimit.l7.rules import Descriptor, Entry
 
 Headers = tuple[tuple[str, str], ...]
@@ -64,6 +65,20 @@ class Deferred:
     expires: float
     address: str | None = None
     """Whom IP rules are asked about, where descriptors do not tell him himself but his /64."""
+    root_path: str = ""
+    """Below which the application was when it was accepted (ASGI)."""
+    path: str | None = None
+    """The path that the application saw, where it is another than that of the target."""
+
+    @property
+    def network(self) -> str:
+        """Whose share of the room and the places it takes: the network of its client, for the keys of one client may be
+        many. Of a client without an address it is the key."""
+        peer, _, _ = (self.client or "").rpartition(" ")
+        blocks = (find_client(descriptor) or "" for descriptor in self.descriptors)
+        told = (self.address or "", *(block.partition("/")[0] for block in blocks), peer)
+        address = next(filter(None, map(read_address, told)), None)
+        return self.key if address is None else find_network(address)
 
 
 class Reply(NamedTuple):
@@ -114,8 +129,9 @@ def keep_answered(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
 def write_head(request: Deferred) -> str:
     """All of a request but its body, to be kept."""
     fields = {name: getattr(request, name) for name in Deferred.__slots__ if name not in ("body", "descriptors")}
-    if request.address is None:  # as former versions write and read it
-        del fields["address"]
+    for name, usual in (("address", None), ("root_path", ""), ("path", None)):
+        if fields[name] == usual:  # as former versions write and read it
+            del fields[name]
     told = [[descriptor.entries, descriptor.hits] for descriptor in request.descriptors]
     return json.dumps(fields | {"descriptors": told})
 

@@ -6,8 +6,8 @@ import asyncio
 
 import httpx
 
-from netlimit.l7.deferral.request import Deferred, Reply
-from netlimit.l7.deferral.upstream import SECONDS, Collected, Unserved
+from netlimit.l7.deferral.request import Deferred
+from netlimit.l7.deferral.upstream import SECONDS, Collected, Served, Unserved
 
 
 class HttpUpstream:
@@ -17,7 +17,7 @@ class HttpUpstream:
         self._url = url.rstrip("/")
         self._client = httpx.AsyncClient(timeout=SECONDS, trust_env=False)
 
-    async def send(self, request: Deferred) -> Reply:
+    async def send(self, request: Deferred) -> Served:
         """Have a request served. Raises Unserved."""
         collected = Collected()
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
@@ -35,7 +35,7 @@ class HttpUpstream:
             raise Unserved(f"The upstream has not answered within {SECONDS:g} seconds.") from None
         except httpx.HTTPError as error:
             raise Unserved(f"The upstream cannot be reached: {error or type(error).__name__}.") from error
-        return collected.conclude()
+        return Served(collected.conclude())
 
     async def aclose(self) -> None:
         """Close the connections."""

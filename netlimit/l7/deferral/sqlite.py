@@ -7,13 +7,13 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from netlimit.custody import give
-from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
 
@@ -34,22 +34,32 @@ CREATE TABLE IF NOT EXISTS deferred (
     body BLOB NOT NULL,
     ended REAL,
     reply TEXT,
-    reason TEXT NOT NULL DEFAULT ''
+    reason TEXT NOT NULL DEFAULT '',
+    network TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX IF NOT EXISTS deferred_waiting ON deferred (key, number, size) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_ended ON deferred (ended) WHERE state <> 'waiting';
 CREATE TABLE IF NOT EXISTS clock (boot TEXT NOT NULL, origin REAL NOT NULL);  -- one row: when that boot was
 """
-_PUT = """
-INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body)
-VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?)
+_LINES = """
+DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
+CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
 """
-_WEIGH = "SELECT count(*), count(*) FILTER (WHERE key = ?), total(size) FROM deferred WHERE state = 'waiting'"
+_PUT = """
+INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body, network)
+VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?, ?)
+"""
+_WEIGH = """
+SELECT count(*), total(size), count(*) FILTER (WHERE key = ?1), total(size) FILTER (WHERE key = ?1),
+    count(*) FILTER (WHERE network = ?2), total(size) FILTER (WHERE network = ?2)
+FROM deferred WHERE state = 'waiting'
+"""
 _CLAIM = """
 UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
     SELECT number FROM deferred JOIN (
         SELECT min(number) AS first FROM deferred WHERE state = 'waiting' GROUP BY key
-    ) ON number = first WHERE due <= ? ORDER BY number LIMIT 1
+    ) ON number = first LEFT JOIN (
+        SELECT json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS has FROM json_each(?)
+    ) ON owner = network WHERE due <= ? AND coalesce(has, 0) < ? ORDER BY coalesce(has, 0), number LIMIT 1
 ) RETURNING head, body, tries
 """
 _FINISH = """
@@ -71,6 +81,7 @@ class SqliteBacklog:
 
     def __init__(self, path: Path, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
+        self.lease = self._bounds.lease
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             give(file, -1, -1, 0o600, of=(os.geteuid(),))  # SQLite gives the same mode to what it puts beside
@@ -80,6 +91,8 @@ class SqliteBacklog:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.executescript(_SCHEMA)
+        self._add_networks()
+        self._connection.executescript(_LINES)
         self.now = self._open_clock()
         self._thread = ThreadPoolExecutor(1, "deferred")
 
@@ -92,10 +105,16 @@ class SqliteBacklog:
         query = "SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ? LIMIT 1"
         return await self._run(lambda: self._connection.execute(query, (key,)).fetchone() is not None)
 
-    async def claim(self, now: float) -> Claim | None:
+    async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None."""
-        rows = await self._run(lambda: self._connection.execute(_CLAIM, (now + self._bounds.lease, now)).fetchall())
+        told = now + self.lease, json.dumps([*places.items()]), now, most
+        rows = await self._run(lambda: self._connection.execute(_CLAIM, told).fetchall())
         return Claim(read_head(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
+
+    async def renew(self, request: Deferred, now: float) -> None:
+        """Let a claim last a whole lease from now."""
+        query = "UPDATE deferred SET due = ? WHERE id = ? AND state = 'waiting'"
+        await self._run(lambda: self._connection.execute(query, (now + self.lease, request.id)))
 
     async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
         """Give a claim back."""
@@ -130,6 +149,21 @@ class SqliteBacklog:
         await self._run(self._connection.close)
         self._thread.shutdown()
 
+    def _add_networks(self) -> None:
+        """Have a file of a former version tell whose each request is."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if "network" not in {name for _, name, *_ in connection.execute("PRAGMA table_info(deferred)")}:
+                connection.execute("ALTER TABLE deferred ADD COLUMN network TEXT NOT NULL DEFAULT ''")
+                waiting = connection.execute("SELECT number, head FROM deferred WHERE state = 'waiting'").fetchall()
+                networks = [(read_head(head, b"").network, number) for number, head in waiting]
+                connection.executemany("UPDATE deferred SET network = ? WHERE number = ?", networks)
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
     def _open_clock(self) -> Now:
         """The clock of all processes that have the file open since the machine has booted; each new boot has a new one,
         by the time of day at its first opening. Who had claimed something before is dead."""
@@ -157,21 +191,28 @@ class SqliteBacklog:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            everyone, own, used = connection.execute(_WEIGH, (request.key,)).fetchone()
             head = write_head(request)
             size = len(head) + len(request.body)
-            if (
-                everyone >= self._bounds.most
-                or own >= self._bounds.most_of_one
-                or used + size > self._bounds.most_bytes
-            ):
+            if not self._has_room(request, size):
                 raise BacklogFull
             times = (request.accepted, request.expires)
-            connection.execute(_PUT, (request.id, request.key, *times, size, head, request.body))
+            connection.execute(_PUT, (request.id, request.key, *times, size, head, request.body, request.network))
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
+
+    def _has_room(self, request: Deferred, size: int) -> bool:
+        told = self._connection.execute(_WEIGH, (request.key, request.network)).fetchone()
+        everyone, used, of_key, used_by_key, of_network, used_by_network = told
+        bounds = self._bounds
+        free, free_bytes = bounds.most - everyone, bounds.most_bytes - used
+        return bool(
+            of_key < bounds.most_of_one
+            and used_by_key + size <= bounds.most_bytes_of_one
+            and of_network < free
+            and used_by_network + size <= free_bytes
+        )
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         try:

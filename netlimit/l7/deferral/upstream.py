@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from netlimit.errors import NetlimitError
@@ -20,6 +21,8 @@ _UNSERVED = (429, 502, 503, 504)
 
 App = Callable[[Message, Receive, Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
+log = logging.getLogger(__name__)
+
 
 class Unserved(NetlimitError):
     """A try has failed; the next one is to come after `retry_after` seconds at least."""
@@ -29,10 +32,18 @@ class Unserved(NetlimitError):
         self.retry_after = retry_after
 
 
+class Served(NamedTuple):
+    """A request that has been dealt with."""
+
+    reply: Reply
+    rest: asyncio.Task[None] | None = None
+    """What the application does after its answer, of which it tells the log itself what fails."""
+
+
 class Upstream(Protocol):
     """Serves requests."""
 
-    async def send(self, request: Deferred) -> Reply:
+    async def send(self, request: Deferred) -> Served:
         """Have a request served. Raises Unserved."""
         ...
 
@@ -47,18 +58,39 @@ class AppUpstream:
     def __init__(self, app: App, state: MutableMapping[str, Any] | None = None) -> None:
         self.state = state
         self._app = app
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def send(self, request: Deferred) -> Reply:
-        """Have a request served, as if its client had sent it just now. Raises Unserved."""
+    async def send(self, request: Deferred) -> Served:
+        """Have a request served, as if its client had sent it just now. A whole answer is the answer, whatever comes
+        afterwards. Raises Unserved."""
         collected = Collected()
+        serving = asyncio.create_task(self._serve(request, collected))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        serving.add_done_callback(lambda _: collected.whole.set())
         try:
             async with asyncio.timeout(SECONDS):
-                await self._app(self._make_scope(request), collected.make_receive(request.body), collected.send)
+                await collected.whole.wait()
+                if collected.is_served:
+                    return Served(collected.conclude(), None if serving.done() else serving)
+                await asyncio.wait([serving])
         except TimeoutError:
-            raise Unserved(f"The application has not answered within {SECONDS:g} seconds.") from None
+            if not collected.is_whole:
+                raise Unserved(f"The application has not answered within {SECONDS:g} seconds.") from None
+        finally:
+            if not collected.is_served and not serving.done():
+                serving.cancel()
+                await asyncio.wait([serving])
+        return Served(collected.conclude())
+
+    async def _serve(self, request: Deferred, collected: Collected) -> None:
+        try:
+            await self._app(self._make_scope(request), collected.make_receive(request.body), collected.send)
         except Exception as error:
-            raise Unserved(f"The application has failed: {type(error).__name__}.") from error
-        return collected.conclude()
+            if not collected.is_whole:
+                collected.fault = error
+            else:
+                log.exception("The application has failed after its answer to a deferred request.")
 
     async def aclose(self) -> None:
         """Nothing is open."""
@@ -73,10 +105,10 @@ class AppUpstream:
             "http_version": "1.1",
             "method": request.method,
             "scheme": request.scheme,
-            "path": unquote(path),
+            "path": unquote(path) if request.path is None else request.path,
             "raw_path": path.encode("latin-1"),
             "query_string": query.encode("latin-1"),
-            "root_path": "",
+            "root_path": request.root_path,
             "headers": [*pairs, (b"content-length", b"%d" % len(request.body))],
             "client": (host, int(port)) if host else None,
             "server": None,
@@ -93,15 +125,26 @@ class Collected:
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
         self._truncated = False
+        self.whole = asyncio.Event()
+        """Set once the answer is whole, or once no more comes."""
+        self.is_whole = False
+        self.fault: Exception | None = None
+        """What the application has raised instead."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is whole, and says that the request has been dealt with."""
+        return self.is_whole and self._status not in _UNSERVED
 
     def make_receive(self, body: bytes) -> Receive:
-        """The client's side of the connection: the body, and then nothing for ever."""
+        """The client's side of the connection: the body, and then nothing until it has the answer and goes."""
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            if not messages:
-                await asyncio.Future()
-            return messages.pop()
+            if messages:
+                return messages.pop()
+            await self.whole.wait()
+            return {"type": "http.disconnect"}
 
         return receive
 
@@ -111,6 +154,9 @@ class Collected:
             self._status, self._headers = message["status"], list(message.get("headers", ()))
         elif message["type"] == "http.response.body":
             self.add(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.is_whole = True
+                self.whole.set()
 
     def add(self, chunk: bytes) -> None:
         """Take a part of the body, as far as it is kept."""
@@ -123,7 +169,9 @@ class Collected:
         self._status, self._headers = status, headers
 
     def conclude(self) -> Reply:
-        """The answer. Raises Unserved for one that says that the request is to come again."""
+        """The answer. Raises Unserved for none, and for one that says that the request is to come again."""
+        if self.fault is not None:
+            raise Unserved(f"The application has failed: {type(self.fault).__name__}.") from self.fault
         if not self._status:
             raise Unserved("The application has ended without an answer.")
         if self._status in _UNSERVED:

@@ -30,7 +30,7 @@ class Bucket(Counter):
         self._queues = limit.algorithm is Algorithm.LEAKY_BUCKET
         self._levels: dict[str, int] = {}
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer."""
         self._acquire()
         try:
@@ -45,25 +45,28 @@ class Bucket(Counter):
                 room = self._full
             cost = self._cost if hits == 1 else hits * self._cost
             left = room - cost
-            if left < 0 or not hits:
-                return self._answer_beyond(key, room, supply, hits, slack, charge)
-            self._levels[key] = supply - left
             full, given = self._full, self._given
+            if left < 0 or not hits or (self._queues and full - room > longest * given):
+                return self._answer_beyond(key, room, supply, hits, slack, charge, longest)
+            self._levels[key] = supply - left
             wait = 0.0 if left >= cost else max(0, cost - left - slack * self._cost) / given
             delay = (full - room) / given if self._queues else 0.0
             return new(Decision, (True, left // self._cost, wait, (full - left) / given, delay, False))
         finally:
             self._release()
 
-    def _answer_beyond(self, key: str, room: int, supply: int, hits: int, slack: int, charge: bool) -> Decision:
-        """Peeks, and what the bucket itself does not hold."""
+    def _answer_beyond(
+        self, key: str, room: int, supply: int, hits: int, slack: int, charge: bool, longest: float
+    ) -> Decision:
+        """Peeks, what the bucket itself does not hold, and whose turn comes too late."""
         full, given = self._full, self._given
         lowest = -bound_debt(slack, self.limit.capacity) * self._cost if slack else -full
         if room < lowest:  # a clock since set back has counted it, or more was tolerated then
             room = lowest
             self._levels[key] = supply - room
         cost, tolerated = (hits or 1) * self._cost, slack * self._cost
-        admitted = cost <= room + tolerated
+        late = self._queues and hits > 0 and full - room > longest * given
+        admitted = cost <= room + tolerated and not late
         left = room
         if hits and (admitted or charge):
             left = max(room - cost, lowest)
@@ -72,8 +75,10 @@ class Bucket(Counter):
         wait = 0.0
         if lack > 0:
             wait = lack / given if cost <= full + tolerated and self._amount else inf
+        if late:
+            wait = max(wait, (full - left) / given)
         delay = (full - room) / given if self._queues and admitted and hits else 0.0
-        free = left // self._cost if left > 0 else 0
+        free = left // self._cost if left > 0 and not late else 0
         return new(Decision, (admitted, free, wait, (full - left) / given, delay, admitted and left < 0 < hits))
 
     def _adopt(self, other: Counter) -> None:

@@ -86,6 +86,8 @@ class MemoryStore:
         if ask.lease:
             assert isinstance(counter, Leases)
             return counter.take(ask.key, ask.lease, ask.hits, ask.slack)
+        if isinstance(counter, Bucket):
+            return counter.hit(ask.key, ask.hits, ask.slack, ask.charge, ask.longest)
         return counter.hit(ask.key, ask.hits, ask.slack, ask.charge)
 
     def _find_leases(self, ask: Ask) -> Leases | None:

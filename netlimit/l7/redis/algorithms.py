@@ -125,7 +125,7 @@ class SlidingWindowLog:
 class Bucket:
     """What a full bucket lacks. Of a leaky bucket's requests each waits until those before it have had their time."""
 
-    script = read_script("bucket", arguments=8, width=2)
+    script = read_script("bucket", arguments=9, width=2)
 
     def __init__(self, limit: Limit) -> None:
         tick = _find_tick(12 * limit.capacity // gcd(limit.amount, limit.seconds * SECOND), limit.seconds)
@@ -141,7 +141,7 @@ class Bucket:
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
-        return self._packed + _pack_hits(ask.slack, ask) + pack(self._find_most(ask))
+        return self._packed + _pack_hits(ask.slack, ask) + pack(self._find_most(ask), self._find_longest(ask))
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""
@@ -153,9 +153,12 @@ class Bucket:
         cost = (ask.hits or 1) * self._cost
         over = used + cost - ceiling
         wait = 0.0 if over <= 0 else inf if cost > ceiling or not self._given else self._wait(over)
+        late = ask.hits > 0 and before > self._find_longest(ask)
+        if late:
+            wait = max(wait, self._wait(used))
         return Decision(
             admitted,
-            max(0, self._full - used) // self._cost,
+            0 if late else max(0, self._full - used) // self._cost,
             wait,
             used / self._second,
             before / self._second if self._queues and admitted and ask.hits else 0.0,
@@ -165,6 +168,10 @@ class Bucket:
     def _find_most(self, ask: Ask) -> int:
         """So much is used at most."""
         return self._full + bound_debt(ask.slack, self._capacity) * self._cost
+
+    def _find_longest(self, ask: Ask) -> int:
+        """So much may be used before a request that waits until it is given back."""
+        return int(min(ask.longest * self._second, LARGEST)) if self._queues else LARGEST
 
     def _wait(self, over: int) -> float:
         """Seconds until so much has been given, in whole ticks: the server's clock knows no parts of them."""

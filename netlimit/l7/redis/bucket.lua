@@ -2,12 +2,14 @@
 -- a hit costs `cost` and every tick gives `given` back; `since` (microseconds) is when that was so. When the clock
 -- has been set back, it is so from now on. Costs differ when the limit's amount has changed: then whole hits go on.
 -- ARGV, for each key: a tick in microseconds, given, cost, what a full bucket holds, hits tolerated beyond that, hits,
--- whether they count though they are refused, what is used at most. Replies for each key: admitted, used before.
+-- whether they count though they are refused, what is used at most, and what may be used before one that is to wait until
+-- that is given back. Replies for each key: admitted, used before.
 local reply = {}
 for i, key in ipairs(KEYS) do
-  local at = 8 * i - 7
+  local at = 9 * i - 8
   local tick, given, cost, full = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local slack, hits, charge, most = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6], tonumber(ARGV[at + 7])
+  local longest = tonumber(ARGV[at + 8])
   local moment = now - now % tick
   local used, changed = 0, false
   local kept = redis.call('GET', key)
@@ -22,7 +24,7 @@ for i, key in ipairs(KEYS) do
     changed = tonumber(since) > moment or used > most
     used = math.min(used, most)
   end
-  local admitted = used + math.max(hits, 1) * cost <= full + slack * cost
+  local admitted = used + math.max(hits, 1) * cost <= full + slack * cost and (hits == 0 or used <= longest)
   local counted = (admitted or charge == '1') and hits or 0
   local after = math.min(used + counted * cost, most)
   if (counted > 0 or changed) and after > 0 then

@@ -19,6 +19,7 @@ from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
+from netlimit.l7.service.exchange import AGE
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, REMEMBERED, SHORT
 from netlimit.l7.targets import plain_host, plain_path, read_paths
@@ -47,7 +48,7 @@ class Template(NamedTuple):
     """Those that tell the path."""
     hits: int
     wait: float
-    """Seconds that the proxy waits for an answer."""
+    """Seconds after which a request that waits for its turn is answered, from when the question has come."""
     deny: int
     client: Extractor
     """Finds the address that IP rules are asked about; nothing where a descriptor is to tell it."""
@@ -89,7 +90,7 @@ class Authorizer:
             partial(_stay, receive),
             template.client(scope),
             template.escalates and self._askers.vouch(scope["headers"]),
-            template.wait,
+            template.wait if template.wait == inf else max(template.wait - _find_age(scope), 0.0),
         )
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
@@ -141,6 +142,12 @@ def _find_nobody(scope: Scope) -> None:
     return None
 
 
+def _find_age(scope: Scope) -> float:
+    """Seconds for which who asks has waited already; nobody knows in a server of somebody else's."""
+    find = scope.get(AGE)
+    return find() if find is not None else 0.0
+
+
 async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:
     """Wait for a verdict while somebody waits for the answer. Raises Problem when nobody does any more."""
     listener = Listener(receive)
@@ -163,7 +170,7 @@ def _read_wait(text: str | None) -> float:
     if text is None:
         return inf
     if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", text, re.ASCII):
-        raise Problem(422, "`wait` is how many seconds the proxy waits for an answer, such as 0.8.", "wait")
+        raise Problem(422, "`wait` is how many seconds a request waits for its turn at most, such as 0.5.", "wait")
     return float(text)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -18,7 +21,8 @@ from uvicorn.server import ServerState
 
 from netlimit.l7.listening import Receive
 from netlimit.l7.service.answers import CLOSE, TEXT, Answer
-from netlimit.l7.service.exchange import Exchange, Scope, write_answer
+from netlimit.l7.service.exchange import AGE, Exchange, Scope, write_answer
+from netlimit.l7.service.pace import Pace
 from netlimit.l7.service.questions import LARGEST
 from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
 
@@ -28,6 +32,8 @@ _MOST_BYTES = 8 * LARGEST
 """What is read of one message at most, also of what nobody reads any more."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
+_INFO_BYTES = 56
+"""The beginning of `struct tcp_info`; its last four bytes are `tcpi_last_data_recv`."""
 
 Respond = Callable[[Scope, Receive], Awaitable[Answer]]
 
@@ -46,10 +52,13 @@ class Connection(asyncio.Protocol):
         *,
         respond: Respond,
         room: Room,
+        pace: Pace,
     ) -> None:
-        """As uvicorn makes one, but for what it is told beforehand: who answers, and the room for all connections."""
+        """As uvicorn makes one, but for what it is told beforehand: who answers, the room for all connections, and
+        their pace."""
         self._respond = respond
         self._room = room
+        self._pace = pace
         self._state = server_state
         self._loop = _loop or asyncio.get_event_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -59,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._since = room.now
         self._stalled: int | None = None
         self._drained: asyncio.Future[None] | None = None
-        self._size = self._chunk = 0
+        self._size = self._chunk = self._first = 0
         self._problem = Answer(400, [TEXT], b"Invalid HTTP request received.")
         self._current: Exchange | None = None
         self._last: Exchange | None = None
@@ -161,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._part, self._since, self._size = _HEAD, self._room.now, 0
+        self._part, self._since, self._size, self._first = _HEAD, self._room.now, 0, self._chunk
         self._url = b""
         self._headers = []
         self._expects = False
@@ -180,7 +189,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """All of its head has come."""
-        if self._size + self._chunk > HEAD_BYTES and self._measure_head() > HEAD_BYTES:
+        if self._first + self._size > HEAD_BYTES and self._measure_head() > HEAD_BYTES:
             self._problem = _too_large()
             raise ValueError("the head is too large")
         parser = self._parser
@@ -194,6 +203,7 @@ class Connection(asyncio.Protocol):
             "path": unquote(path) if "%" in path else path,
             "query_string": url.query or b"",
             "headers": self._headers,
+            AGE: self._find_age,
         }
         keeps = version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
         self._part, self._since = _BODY, self._room.now
@@ -218,7 +228,13 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         """Answer the next request."""
         self._current = self._pipeline.popleft()
-        task = self._loop.create_task(self._answer(self._current))
+        self._pace.begin(partial(self._start, self._current))
+
+    def _start(self, exchange: Exchange) -> None:
+        if exchange.gone:  # before its turn
+            self._current = None
+            return
+        task = self._loop.create_task(self._answer(exchange))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
@@ -262,6 +278,14 @@ class Connection(asyncio.Protocol):
             self._expects = False
         if self._paused:
             self._resume()
+
+    def _find_age(self) -> float:
+        """Seconds since the last that was read has come to this host, where it may have lain before."""
+        try:
+            told = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except (OSError, ValueError):  # it has ended; uvloop says the latter
+            return 0.0
+        return int.from_bytes(told[-4:], sys.byteorder) / 1000
 
     def _pause(self) -> None:
         if not self._paused and not self._transport.is_closing():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from functools import partial
 from math import ceil, isinf
 from typing import Any
 
@@ -111,20 +111,20 @@ def _make_response(verdict: Verdict, families: Collection[Family]) -> RateLimitR
     return response
 
 
-def _is_over(verdict: Verdict, descriptors: Sequence[Descriptor]) -> bool:
-    """Whether the request is over its limits: over any of them; but of quotas, over all.
+def _may_pass(descriptors: Sequence[Descriptor], statuses: Sequence[Status]) -> bool:
+    """Whether the request is over none of its limits; but of quotas, not over all.
 
     Quotas that belong together, since they are of the same model at the same backend, count as one, which is used up
     when any of them is.
     """
     left: dict[object, bool] = {}
-    for status, descriptor in zip(verdict.statuses, descriptors, strict=True):
+    for status, descriptor in zip(statuses, descriptors, strict=True):
         if status.rule is not None and status.rule.quota and not status.rule.unlimited:
             group = _find_group(descriptor)
             left[group] = left.get(group, True) and status.allowed
         elif not status.allowed:
-            return True
-    return bool(left) and not any(left.values())
+            return False
+    return not left or any(left.values())
 
 
 def _find_group(descriptor: Descriptor) -> object:
@@ -163,10 +163,10 @@ async def should_rate_limit(
     """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
     CountersUnavailable."""
     domain, descriptors, hits, client = read_question(question)
-    verdict = await limiter.decide(domain, descriptors, hits, charge=True, client=client, escalates=escalates)
-    over = _is_over(verdict, descriptors)
-    if over == verdict.allowed:  # quotas see that in another way
-        verdict = replace(verdict, allowed=not over)
+    judge = partial(_may_pass, descriptors)
+    verdict = await limiter.decide(
+        domain, descriptors, hits, charge=True, client=client, escalates=escalates, judge=judge
+    )
     return _make_response(verdict, families)
 
 

@@ -14,6 +14,8 @@ from netlimit.l7.service.answers import CLOSE, Answer
 
 Scope = MutableMapping[str, Any]
 
+AGE = "netlimit.age"
+"""In a scope: tells how many seconds ago the request has come to this host."""
 MOST_HELD = 64 * 2**10
 """Bytes of a body that are held for who is to read them; then the other end is left to push."""
 _STATUS = {each.value: b"HTTP/1.1 %d %b\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus}

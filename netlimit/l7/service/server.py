@@ -15,6 +15,7 @@ import uvicorn
 
 from netlimit.l7.service.application import Service
 from netlimit.l7.service.connection import Connection
+from netlimit.l7.service.pace import Pace
 from netlimit.l7.service.room import Room, find_most
 from netlimit.l7.service.rpc import RpcServer
 
@@ -28,7 +29,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         self._room = Room(find_most())
-        protocol: Any = partial(Connection, respond=service.answer, room=self._room)
+        protocol: Any = partial(Connection, respond=service.answer, room=self._room, pace=Pace())
         config = uvicorn.Config(
             service,
             loop="none",

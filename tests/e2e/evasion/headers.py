@@ -49,12 +49,15 @@ def _sum_transport(ends: Ends, protocol: int, segment: bytes) -> int:
     return checksum(pseudo + segment)
 
 
-def udp(ends: Ends, data: bytes = b"x" * 64, *, to: int = PORT, port: int = 0, wrong: str = "") -> bytes:
-    """A UDP datagram. `wrong` is "checksum", "no checksum" or "length"."""
+def udp(
+    ends: Ends, data: bytes = b"x" * 64, *, to: int = PORT, port: int = 0, wrong: str = "", protocol: int = UDP
+) -> bytes:
+    """A UDP datagram, or one of UDP-Lite, whose checksum covers all. `wrong` is "checksum", "no checksum" or
+    "length"."""
     port = port or 20_000 + ends.number
     length = 8 + len(data) + (40 if wrong == "length" else 0)
     head = struct.pack("!HHHH", port, to, length, 0)
-    value = _sum_transport(ends, UDP, head + data) or 0xFFFF
+    value = _sum_transport(ends, protocol, head + data) or 0xFFFF
     value = {"checksum": value ^ 0x5555, "no checksum": 0}.get(wrong, value)
     return struct.pack("!HHHH", port, to, length, value) + data
 

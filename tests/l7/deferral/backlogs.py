@@ -79,6 +79,32 @@ class BacklogSuite:
         await backlog.postpone(first, now + 9, tried=True)
         assert await backlog.claim(now + 9) == (first, 2)
 
+    async def test_a_claim_that_is_renewed_is_nobody_elses(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(lease=100)
+        request = make_request()
+        await backlog.put(request)
+        now = time.time()
+        assert await backlog.claim(now) == (request, 1)
+        await backlog.renew(request, now + 99)
+        assert await backlog.claim(now + 198) is None
+        assert await backlog.claim(now + 199) == (request, 2)
+        await backlog.finish(request, State.DONE, now, None, "")
+        await backlog.renew(request, now)
+        assert not await backlog.is_waiting(request.key)
+
+    async def test_of_a_network_no_more_are_claimed_than_it_has_places(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        crowd = [make_request(f"key {n}", client=f"2001:db8:0:{n:x}::1 80") for n in range(3)]
+        other = make_request("other", client="192.0.2.1 80")
+        for request in (*crowd, other):
+            await backlog.put(request)
+        assert len({request.network for request in crowd}) == 1
+        now, network = time.time(), crowd[0].network
+        assert await backlog.claim(now, {network: 1}, 2) == (other, 1)  # of whom fewer are under way
+        assert await backlog.claim(now, {network: 2}, 2) is None
+        assert await backlog.claim(now, {network: 1, other.network: 1}, 2) == (crowd[0], 1)
+        assert await backlog.claim(now, {network: 2}, 3) == (crowd[1], 1)
+
     async def test_its_end_can_be_read(self, open_backlog: OpenBacklog) -> None:
         backlog = open_backlog()
         request = make_request()
@@ -106,31 +132,63 @@ class BacklogSuite:
         assert (report.state, report.reply, report.reason) == (State.FAILED, None, "The upstream has answered 503.")
 
     async def test_it_is_bounded_by_key_and_in_all(self, open_backlog: OpenBacklog) -> None:
-        backlog = open_backlog(most=5, most_of_one=3)
-        for _ in range(3):
+        backlog = open_backlog(most=5, most_of_one=2)
+        for _ in range(2):
             await backlog.put(make_request("alice"))
         with pytest.raises(BacklogFull, match="as many are kept already as may be"):
             await backlog.put(make_request("alice"))
-        await backlog.put(make_request("bob"))
-        await backlog.put(make_request("bob"))
+        for number in range(3):
+            await backlog.put(make_request(f"bob {number}", client=f"203.0.{number}.1 80"))
         with pytest.raises(BacklogFull):
-            await backlog.put(make_request("carol"))
+            await backlog.put(make_request("carol", client="198.51.100.1 80"))
         claim = await backlog.claim(time.time())
         assert claim is not None
         await backlog.finish(claim.request, State.DONE, time.time(), None, "")
-        await backlog.put(make_request("alice"))
+        await backlog.put(make_request("carol", client="198.51.100.1 80"))
 
     async def test_it_is_bounded_in_bytes(self, open_backlog: OpenBacklog) -> None:
-        backlog = open_backlog(most_bytes=25_000)
-        for _ in range(2):
-            await backlog.put(make_request(body=b"x" * 10_000))
+        backlog = open_backlog(most_bytes=35_000)
+        for number in range(2):
+            await backlog.put(make_request(body=b"x" * 10_000, client=f"192.0.{number}.1 80"))
+        await backlog.put(make_request("bob", body=b"x" * 9000))
         with pytest.raises(BacklogFull):
-            await backlog.put(make_request("bob", body=b"x" * 10_000))
-        await backlog.put(make_request("bob", body=b"x" * 100))
+            await backlog.put(make_request("carol", body=b"x" * 5000, client="198.51.100.1 80"))
+        await backlog.put(make_request("carol", body=b"x" * 100, client="198.51.100.1 80"))
         claim = await backlog.claim(time.time())
         assert claim is not None
         await backlog.finish(claim.request, State.DONE, time.time(), None, "")
+        await backlog.put(make_request("carol", body=b"x" * 5000, client="198.51.100.1 80"))
+
+    async def test_of_one_key_it_is_bounded_in_bytes(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(most_bytes_of_one=15_000)
+        await backlog.put(make_request(body=b"x" * 10_000))
+        with pytest.raises(BacklogFull):
+            await backlog.put(make_request(body=b"x" * 10_000, client="198.51.100.1 80"))
         await backlog.put(make_request("bob", body=b"x" * 10_000))
+        claim = await backlog.claim(time.time())
+        assert claim is not None
+        await backlog.finish(claim.request, State.DONE, time.time(), None, "")
+        await backlog.put(make_request(body=b"x" * 10_000))
+
+    @pytest.mark.parametrize("bounds", [{"most": 16}, {"most_bytes": 170_000}], ids=["requests", "bytes"])
+    async def test_there_is_room_for_other_networks(self, open_backlog: OpenBacklog, bounds: dict[str, int]) -> None:
+        """Whatever keys a client invents, and though there be several such."""
+        backlog = open_backlog(**bounds)
+
+        async def fill(network: int) -> int:
+            for number in range(16):
+                client = f"2001:db8:{network:x}:{number:x}::1 80"
+                try:
+                    await backlog.put(make_request(f"{network} {number}", body=b"x" * 10_000, client=client))
+                except BacklogFull:
+                    return number
+            return 16
+
+        kept = [await fill(network) for network in range(4)]
+        assert kept == [8, 4, 2, 1]
+        while (claim := await backlog.claim(time.time())) is not None:
+            await backlog.finish(claim.request, State.DONE, time.time(), None, "")
+        assert await fill(9) == 8  # what has ended takes up nothing
 
     async def test_another_process_takes_over_when_the_lease_has_ended(self, open_backlog: OpenBacklog) -> None:
         dying, heir = open_backlog(lease=2.0), open_backlog(lease=2.0)

@@ -23,6 +23,12 @@ LEASE = 0.5
 HUNDRED_A_SECOND = Limit(100, 1)
 
 
+class Keeping(Deferral):
+    """Replays nothing, and puts nothing off until its turn tomorrow."""
+
+    def start(self, *_: Any) -> None: ...
+
+
 async def main(url: str, served: Path, role: str) -> None:
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -39,7 +45,8 @@ async def main(url: str, served: Path, role: str) -> None:
     backlog = open_backlog(url, Bounds(lease=LEASE))
     limit = HUNDRED_A_SECOND if role == "replay" else Limit(1, 86_400)
     rule = Rule("app", "user", limit, on_limit=OnLimit.DEFER)
-    app_ = RateLimit(app, rule, key=header("X-User"), deferral=Deferral(backlog))
+    deferral = Deferral(backlog) if role == "replay" else Keeping(backlog)
+    app_ = RateLimit(app, rule, key=header("X-User"), deferral=deferral)
     if role == "replay":
         life: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         life.put_nowait({"type": "lifespan.startup"})

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import BacklogUnavailable, Bounds
+from netlimit.l7.deferral.backlog import BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.deferral import open_backlog
 from netlimit.l7.deferral.redis import RedisBacklog
-from netlimit.l7.deferral.request import State, keep_answered, keep_headers
+from netlimit.l7.deferral.request import Deferred, State, keep_answered, keep_headers
 from netlimit.l7.deferral.sqlite import SqliteBacklog
+from netlimit.l7.rules import Descriptor, Entry
 from tests.l7.deferral.backlogs import BacklogSuite, make_request
 from tests.l7.redis.servers import Server
+
+TOLD = (Descriptor((Entry("remote_address", "2001:db8:1:2::/64"), Entry("path", "/"))),)
+LOST = "Redis has lost deferred requests, by eviction or a failover: those (%d now) are dropped, and never replayed."
 
 
 class TestBacklogs(BacklogSuite):
@@ -61,6 +67,48 @@ async def test_no_more_ends_are_remembered_than_may_wait(tmp_path: Path) -> None
     await backlog.sweep(1e9)
     assert [await backlog.find(request.id) is not None for request in requests] == [False] * 2 + [True] * 3
     await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_file_of_a_former_version_tells_the_networks_too(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    request, other = make_request("alice"), make_request("bob", client="198.51.100.1 80")
+    await backlog.put(request)
+    await backlog.put(other)
+    await backlog.aclose()
+    with closing(sqlite3.connect(tmp_path / "deferred.db")) as connection:
+        connection.executescript("DROP INDEX deferred_lines; ALTER TABLE deferred DROP COLUMN network")
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    assert await backlog.claim(backlog.now(), {request.network: 1}, 1) == (other, 1)
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_those_of_a_key_that_wait_hold_up_no_others_in_redis(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    requests = [make_request("alice") for _ in range(1000)]
+    other = make_request("bob")
+    for request in (*requests, other):
+        await backlog.put(request)
+    assert await backlog.claim(time.time()) == (requests[0], 1)
+    assert await backlog.claim(time.time()) == (other, 1)
+    await backlog.aclose()
+
+
+@pytest.mark.parametrize(
+    ("told", "network"),
+    [
+        ({"client": "192.0.2.1 80"}, "192.0.2"),
+        ({"client": "2001:db8:1:2::3 80"}, "2001:db8:1::/48"),
+        ({"client": "127.0.0.1 80", "address": "2001:db8:1:2::3"}, "2001:db8:1::/48"),
+        ({"client": "127.0.0.1 80", "descriptors": TOLD}, "2001:db8:1::/48"),
+        ({"client": None}, "alice"),
+        ({"client": "testclient 80"}, "alice"),
+    ],
+)
+def test_whose_room_and_places_it_takes(told: dict[str, Any], network: str) -> None:
+    assert make_request("alice", **told).network == network
 
 
 @pytest.mark.parametrize("url", ["mysql://x", "sqlite://relative.db", "deferred.db", ""])
@@ -165,4 +213,129 @@ async def test_what_was_claimed_before_the_machine_has_booted_is_free(
     backlog = SqliteBacklog(tmp_path / "deferred.db")
     assert backlog.now() == pytest.approx(time.time(), abs=5)
     assert await backlog.claim(backlog.now()) == (request, 2)
+    await backlog.aclose()
+
+
+async def put_all(backlog: RedisBacklog, *requests: Deferred) -> None:
+    for request in requests:
+        await backlog.put(request)
+
+
+@pytest.mark.anyio
+async def test_a_request_that_redis_has_lost_is_dropped_and_the_others_go_on(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.client.flushall()
+    backlog, heir = RedisBacklog(server.url), RedisBacklog(server.url)
+    lost, behind, other = make_request(body=b"x" * 1000), make_request(), make_request("bob")
+    await put_all(backlog, lost, behind, other)
+    server.client.delete(f"nl:{{deferred}}:request:{lost.id}")  # as Redis evicts it
+    assert await backlog.claim(time.time()) == (behind, 1)
+    assert await backlog.claim(time.time()) == (other, 1)
+    assert [record.getMessage() for record in caplog.records] == [LOST % 1]
+    assert await backlog.find(lost.id) is None
+    server.client.delete(f"nl:{{deferred}}:request:{other.id}")  # while it is tried
+    for request in (behind, other):
+        await backlog.finish(request, State.DONE, time.time(), None, "")
+    assert await backlog.find(other.id) is None
+    assert server.client.xlen("nl:{deferred}:stream") == 0
+    assert not await backlog.is_waiting("alice")
+    await backlog.aclose()
+    assert await heir.claim(time.time()) is None
+    await heir.aclose()
+
+
+@pytest.mark.anyio
+async def test_what_a_lost_request_took_up_is_given_back(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url, Bounds(most=4, most_of_one=2, most_bytes_of_one=15_000))
+    lost, other = make_request(body=b"x" * 10_000), make_request("bob", client="198.51.100.1 80")
+    await put_all(backlog, lost, other)
+    server.client.delete(f"nl:{{deferred}}:request:{lost.id}")
+    assert await backlog.claim(time.time()) == (other, 1)
+    await put_all(backlog, make_request(body=b"x" * 10_000))
+    await backlog.aclose()
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Server]:
+    """A server that can go back to what it has saved, as after a failover to a replica that has not heard the
+    last."""
+    running = Server(tmp_path, "--enable-debug-command", "yes")
+    yield running
+    running.close()
+
+
+def fail_over(server: Server) -> None:
+    server.client.execute_command("DEBUG", "RELOAD", "NOSAVE")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("breaks", [False, True], ids=["unnoticed", "the connection breaks"])
+async def test_after_a_failover_what_the_new_master_has_is_replayed(
+    forgetful: Server, breaks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    backlog = RedisBacklog(forgetful.url)
+    first, lost, also_lost, new = (make_request(key) for key in ("alice", "alice", "bob", "bob"))
+    await backlog.put(first)
+    assert await backlog.claim(time.time()) == (first, 1)
+    forgetful.client.save()
+    await put_all(backlog, lost, also_lost)
+    assert await backlog.claim(time.time()) == (also_lost, 1)
+    await backlog.postpone(also_lost, time.time(), tried=True)
+    if breaks:
+        forgetful.kill()
+        forgetful.start()
+        await claim_some(backlog, time.time())
+    else:
+        fail_over(forgetful)
+    await backlog.put(new)
+    claims = await claim_some(backlog, time.time())
+    assert claims == [(new, 1)]  # while the first is being tried still
+    await backlog.finish(first, State.DONE, time.time(), None, "")
+    assert await claim_some(backlog, time.time()) == []
+    await backlog.finish(new, State.DONE, time.time(), None, "")
+    assert not await backlog.is_waiting("bob")
+    assert [record.getMessage() for record in caplog.records] == [LOST % 2]
+    await backlog.aclose()
+
+
+async def claim_some(backlog: RedisBacklog, now: float) -> list[Claim]:
+    """What can be claimed in some turns."""
+    claims = []
+    for _ in range(4):
+        with suppress(BacklogUnavailable):  # by the connection that has broken
+            claim = await backlog.claim(now)
+            claims += [] if claim is None else [claim]
+    return claims
+
+
+@pytest.mark.anyio
+async def test_whose_end_the_new_master_has_not_heard_is_tried_again(forgetful: Server) -> None:
+    backlog = RedisBacklog(forgetful.url)
+    request = make_request()
+    await backlog.put(request)
+    assert await backlog.claim(time.time()) == (request, 1)
+    forgetful.client.save()
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    fail_over(forgetful)
+    await backlog.sweep(time.time())
+    assert await backlog.claim(time.time()) == (request, 2)
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_what_is_tried_is_not_claimed_again_when_all_is_read_anew(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    request, other = make_request(), make_request("bob")
+    await backlog.put(request)
+    assert await backlog.claim(time.time()) == (request, 1)
+    await backlog.put(other)
+    await backlog.sweep(time.time())
+    assert await claim_some(backlog, time.time()) == [(other, 1)]
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    report = await backlog.find(request.id)
+    assert report is not None
+    assert report.state is State.DONE
     await backlog.aclose()

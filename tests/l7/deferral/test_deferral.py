@@ -7,17 +7,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
 
-from netlimit.l7.deferral.backlog import Bounds
+from netlimit.errors import SettingsError
+from netlimit.l7.deferral.backlog import NOBODY, Backlog, Bounds, Claim
 from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.replay import Replayer
-from netlimit.l7.deferral.request import State
+from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import AppUpstream
 from netlimit.l7.identity import header
@@ -25,7 +31,8 @@ from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
-from netlimit.l7.rules import OnLimit, Rule, RuleSet
+from netlimit.l7.rules import Descriptor, Entry, Node, OnLimit, Rule, RuleSet
+from netlimit.l7.store import Ask
 from scripts.testbed.streams import ROOT
 from tests.l7.asking import Answer, ask, begin
 from tests.l7.deferral.backlogs import make_request
@@ -103,6 +110,7 @@ def make_app(tmp_path: Path, waking: Waking) -> Iterator[Callable[..., RateLimit
 
     yield make
     for backlog in made:
+        backlog._thread.shutdown()  # SQLite crashes if it is closed under what a replayer that lives still asks
         backlog._connection.close()
 
 
@@ -111,11 +119,11 @@ def post(app: Any, body: bytes = b"", user: str = "alice", path: str = "/jobs", 
     return ask(app, path, body, method="POST", **others)
 
 
-async def await_end(app: Any, accepted: Answer) -> dict[str, Any]:
-    """What has become of a request, once it is not waiting any more."""
+async def await_end(app: Any, accepted: Answer, root_path: str = "", before: str = "") -> dict[str, Any]:
+    """What has become of a request, once it is not waiting any more. Of the path a proxy takes away `before`."""
     deadline = time.monotonic() + 60
     while True:
-        report = await ask(app, accepted.headers["location"])
+        report = await ask(app, accepted.headers["location"].removeprefix(before), root_path=root_path)
         assert (report.status, report.headers["cache-control"]) == (200, "no-store")
         document: dict[str, Any] = report.json()
         if document["state"] != "waiting":
@@ -169,6 +177,48 @@ async def test_the_application_sees_the_request_as_it_was_sent(
     assert accepted.json()["id"] not in headers["idempotency-key"]
 
 
+async def serve_job(request: Request) -> Response:
+    return PlainTextResponse(f"{request.url.path} {request.scope['root_path']} {(await request.body()).decode()}")
+
+
+ROUTES = [Route("/jobs", serve_job, methods=["POST"])]
+
+
+@pytest.mark.parametrize(
+    ("path", "before"), [("/api/jobs", ""), ("/jobs", "/api")], ids=["as a server writes it", "as a proxy leaves it"]
+)
+async def test_below_a_root_path(make_app: Callable[..., RateLimit], waking: Waking, path: str, before: str) -> None:
+    async with living(make_app(Starlette(routes=ROUTES))) as app:
+        first = await post(app, path=path, root_path="/api")
+        accepted = await post(app, b"2", path=path, root_path="/api")
+        waking.go_on()
+        end = await await_end(app, accepted, "/api", before)
+    assert (first.status, accepted.status) == (200, 202)
+    assert accepted.headers["location"].startswith("/api/.netlimit/deferred/")
+    assert (end["reply"]["status"], end["reply"]["body"]) == (200, f"{path} /api 2")
+
+
+async def test_in_an_application_that_is_mounted_and_told_of_no_life(
+    make_app: Callable[..., RateLimit], waking: Waking
+) -> None:
+    app = Starlette(routes=[Mount("/sub", make_app(Starlette(routes=ROUTES)))])
+    answers = [await post(app, b"%d" % number, path="/sub/jobs") for number in range(3)]
+    assert [answer.status for answer in answers] == [200, 202, 202]
+    assert answers[1].headers["location"].startswith("/sub/.netlimit/deferred/")
+    waking.go_on()
+    ends = [await await_end(app, answer) for answer in answers[1:]]
+    assert [end["reply"]["body"] for end in ends] == ["/sub/jobs /sub 1", "/sub/jobs /sub 2"]
+
+
+async def test_a_path_that_was_written_anew_is_replayed_so(make_app: Callable[..., RateLimit], waking: Waking) -> None:
+    async with living(make_app(Starlette(routes=ROUTES))) as app:
+        await post(app, raw_path=b"/v1/jobs")
+        accepted = await post(app, b"2", raw_path=b"/v1/jobs")
+        waking.go_on()
+        end = await await_end(app, accepted)
+    assert (end["reply"]["status"], end["reply"]["body"]) == (200, "/jobs  2")
+
+
 async def test_who_comes_later_does_not_overtake_who_waits(make_app: Callable[..., RateLimit], waking: Waking) -> None:
     recorder = Recorder()
     async with living(make_app(recorder)) as app:
@@ -199,6 +249,173 @@ async def test_what_is_not_served_is_tried_again_and_the_others_wait_behind_it(
     assert [body for _, body, _ in recorder.served] == [b"0", b"1", b"1", b"1", b"2"]
     keys = {headers["idempotency-key"] for _, body, headers in recorder.served if body == b"1"}
     assert len(keys) == 1
+
+
+class Trailing:
+    """An application that goes on after its answers, until it is let go."""
+
+    def __init__(self, status: int = 200, fault: bool = False) -> None:
+        self.served: list[bytes] = []
+        self.going_on, self.let_go = asyncio.Event(), asyncio.Event()
+        self._status = status
+        self._fault = fault
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.served.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": self._status, "headers": []})
+        await send({"type": "http.response.body", "body": b"half, ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"whole"})
+        self.going_on.set()
+        if self._fault:
+            raise RuntimeError("a fault of what comes afterwards")
+        await self.let_go.wait()
+
+
+@asynccontextmanager
+async def replaying(
+    backlog: Path | Backlog, app: Any, *requests: Deferred, limiter: Limiter | None = None
+) -> AsyncIterator[Backlog]:
+    """Requests are replayed to an application as long as the block lasts, out of a backlog or one in a folder."""
+    if isinstance(backlog, Path):
+        backlog = SqliteBacklog(backlog / "deferred.db")
+    for request in requests:
+        await backlog.put(request)
+    replayer = Replayer(backlog, limiter or Limiter(lambda: RuleSet({}), MemoryStore()), AppUpstream(app))
+    replayer.start()
+    try:
+        async with asyncio.timeout(60):
+            yield backlog
+    finally:
+        await replayer.stop()
+        await backlog.aclose()
+
+
+async def find_end(backlog: Backlog, request: Deferred) -> Report:
+    while (report := await backlog.find(request.id)) is None or report.state is State.WAITING:
+        await asyncio.sleep(0.01)
+    return report
+
+
+async def test_a_whole_answer_is_the_answer_whatever_the_application_raises_afterwards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, request = Trailing(fault=True), make_request()
+    async with replaying(tmp_path, app, request) as backlog:
+        report = await find_end(backlog, request)
+    assert (report.state, report.tries, report.reply) == (State.DONE, 1, Reply(200, (), b"half, whole"))
+    assert len(app.served) == 1
+    (record,) = caplog.records
+    assert record.getMessage() == "The application has failed after its answer to a deferred request."
+
+
+async def test_and_however_long_it_goes_on(tmp_path: Path) -> None:
+    """It takes no other's place either: there are 16 for clients of one network."""
+    app, requests = Trailing(), [make_request("alice" if n < 2 else f"user {n}", body=b"%d" % n) for n in range(20)]
+    async with replaying(tmp_path, app, *requests) as backlog:
+        for request in requests:
+            assert (await find_end(backlog, request)).state is State.DONE
+        app.let_go.set()
+    assert sorted(app.served, key=int) == [b"%d" % n for n in range(20)]
+
+
+async def test_what_goes_on_after_its_answer_has_a_while_when_all_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._GRACE", 0.05)
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await trailing(scope, receive, send)
+        finally:
+            ended.set()
+
+    trailing, request = Trailing(), make_request()
+    async with replaying(tmp_path, app, request) as backlog:
+        await find_end(backlog, request)
+    assert ended.is_set()
+
+
+async def test_after_the_answer_the_client_has_gone(tmp_path: Path) -> None:
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        trailing = Trailing()
+        trailing.let_go.set()
+        await trailing(scope, receive, send)
+        told.put_nowait(await receive())
+
+    async with replaying(tmp_path, app, make_request()):
+        assert await told.get() == {"type": "http.disconnect"}
+
+
+async def test_an_answer_that_is_no_service_is_tried_again_though_the_application_fails_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 0.01)
+    app, request = Trailing(503, fault=True), make_request()
+    async with replaying(tmp_path, app, request) as backlog:
+        report = await find_end(backlog, request)
+    assert (report.state, report.tries, report.reason) == (State.FAILED, 5, "The upstream has answered 503.")
+
+
+class Renewed(MemoryStore):
+    """Counters that tell when leases are renewed, and released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed, self.released = asyncio.Event(), asyncio.Event()
+
+    async def renew(self, asks: Sequence[Ask]) -> bool:
+        self.renewed.set()
+        return await super().renew(asks)
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        await super().release(asks)
+        self.released.set()
+
+
+async def test_its_place_under_a_concurrency_is_renewed_until_it_has_ended(tmp_path: Path) -> None:
+    store, request = Renewed(), make_request()
+    rule = Rule("app", "user", None, Limit(1, 1, Algorithm.CONCURRENCY))
+    rules = RuleSet({"app": Node(default={"user": Node(rule)})})
+    limiter = Limiter(lambda: rules, store)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await store.renewed.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        store.renewed.clear()
+        await store.renewed.wait()
+
+    async with replaying(tmp_path, app, request, limiter=limiter) as backlog:
+        assert (await find_end(backlog, request)).tries == 1
+        await store.released.wait()
+        store.renewed.clear()
+        assert (await limiter.decide(request.domain, request.descriptors, 1)).allowed
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    rule = Rule("app", "user", Limit(1, 2, Algorithm.LEAKY_BUCKET, burst=9))
+    rules = RuleSet({"app": Node(default={"user": Node(rule)})})
+    limiter, recorder = Limiter(lambda: rules, MemoryStore()), Recorder()
+    descriptors = (Descriptor((Entry("user", "alice"),)),)
+    waiting = make_request(descriptors=descriptors, hits=1)
+    for _ in range(3):
+        await limiter.decide("app", descriptors)
+    backlog: Backlog
+    if kind == "sqlite":
+        backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(lease=3.0))
+    else:
+        server = request.getfixturevalue("server")
+        server.client.flushall()
+        backlog = RedisBacklog(server.url, Bounds(lease=3.0))
+    async with replaying(backlog, recorder, waiting, limiter=limiter):
+        report = await find_end(backlog, waiting)
+    assert (report.state, report.tries, len(recorder.served)) == (State.DONE, 1, 1)
 
 
 async def test_it_fails_after_so_many_tries(
@@ -281,6 +498,71 @@ async def test_a_request_that_kills_whoever_tries_it_is_not_tried_for_ever(tmp_p
     await backlog.aclose()
 
 
+class Faulty(SqliteBacklog):
+    """One whose first claims fail."""
+
+    def __init__(self, path: Path, faults: int) -> None:
+        super().__init__(path)
+        self.faults = faults
+
+    async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("a fault")
+        return await super().claim(now, places, most)
+
+
+async def test_a_fault_of_a_turn_is_logged_and_the_next_turn_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backlog = Faulty(tmp_path / "deferred.db", 2)
+    request = make_request()
+    await backlog.put(request)
+    replayer = Replayer(backlog, Limiter(lambda: RuleSet({}), MemoryStore()), AppUpstream(Recorder()))
+    replayer.start()
+    deadline = time.monotonic() + 60
+    while (report := await backlog.find(request.id)) is None or report.state is State.WAITING:
+        assert time.monotonic() < deadline
+        replayer.stir()
+        await asyncio.sleep(0.01)
+    await replayer.stop()
+    await backlog.aclose()
+    assert report.state is State.DONE
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Deferred requests cannot be replayed by a fault of netlimit's own. It is tried again until they can be."
+    )
+    assert record.exc_info is not None
+
+
+async def test_slow_replays_of_one_network_hold_up_no_others(tmp_path: Path) -> None:
+    slow, others = asyncio.Event(), set[str]()
+    served = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await slow.wait()
+        else:
+            others.add(scope["client"][0])
+            if len(others) == 20:
+                served.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    requests = [make_request(f"slow {n}", "/slow", client=f"2001:db8:0:{n:x}::1 80") for n in range(100)]
+    requests += [make_request(f"good {n}", "/good", client=f"198.51.{n}.1 80") for n in range(20)]
+    for request in requests:
+        await backlog.put(request)
+    replayer = Replayer(backlog, Limiter(lambda: RuleSet({}), MemoryStore()), AppUpstream(app))
+    replayer.start()
+    async with asyncio.timeout(20):
+        await served.wait()
+    slow.set()
+    await replayer.stop()
+    await backlog.aclose()
+
+
 async def test_replayed_to_a_server_with_the_host_that_was_asked_for(
     make_app: Callable[..., RateLimit], waking: Waking
 ) -> None:
@@ -339,3 +621,8 @@ async def test_without_the_backlog_what_is_within_the_limit_is_served(mortal: Se
         assert answers[1].json()["detail"].startswith("The backlog of deferred requests cannot be asked: ")
         assert answers[1].headers["retry-after"].isdigit()
         assert (await ask(app, "/.netlimit/deferred/unknown")).status == 503
+
+
+def test_what_is_more_than_is_kept_of_one_client_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="20971520 bytes"):
+        Deferral(f"sqlite:///{tmp_path}/deferred.db", largest=2**25)

@@ -28,7 +28,7 @@ from netlimit.l7.identity import EXTRACTORS, ClientAddress
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
-from netlimit.l7.rules import RuleSet
+from netlimit.l7.rules import Descriptor, RuleSet
 from netlimit.l7.service.application import Service
 from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
@@ -188,6 +188,51 @@ def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
         assert (await ask(app, "/v1/defer/a", method="POST")).status == 429
         assert (await ask(app, "/elsewhere")).status == 404
         assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
+def test_what_another_limit_rejects_is_not_kept(tmp_path: Path) -> None:
+    """One that defers concerns it, too, but has room."""
+    limits = RULES + "  - key: path\n    value: /login\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(limits).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        limiter = Limiter(lambda: rules, MemoryStore())
+        app = DeferralApp(deferral, limiter, lambda: rules, "web", EXTRACTORS)
+        assert (await limiter.decide("web", [Descriptor((("path", "/login"),))], 1)).allowed
+        assert (await ask(app, "/v1/defer/login", method="POST")).status == 429
+        assert (await ask(app, "/v1/defer/other", method="POST")).status == 202
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
+def test_who_is_under_another_rule_is_not_kept_by_the_one_that_it_replaces(tmp_path: Path) -> None:
+    """Neither by the proxy nor by the application, where others wait."""
+    limits = """
+domain: web
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: day, requests_per_unit: 1, name: general}
+    on_limit: defer
+  - key: path
+    value: /vip
+    rate_limit: {unit: day, requests_per_unit: 1000, replaces: [{name: general}]}
+"""
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(limits).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
+        assert (await ask(app, "/v1/defer/vip", method="POST")).status == 429
+        path = tmp_path / "limits.yaml"
+        path.write_text(limits)
+        limited = RateLimit(hello, limits=path, domain="web", deferral=deferral)
+        assert [(await ask(limited, "/other")).status for _ in range(2)] == [200, 202]
+        assert (await ask(limited, "/vip")).status == 200
         await deferral.stop()
 
     asyncio.run(main())

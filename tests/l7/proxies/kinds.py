@@ -97,6 +97,8 @@ _PATHS = Told(
         ("`http://host.example?x`", b"http://host.example?x"),
         ("`http://[host/`", b"http://[host/"),
         ("`*`", b"*"),
+        ("`a:http://host.example/healthz`", b"a:http://host.example/healthz"),
+        ("`a:x`", b"a:x"),
         ("no path", b""),
         ("`login`", b"login"),
         ("`?x`", b"?x"),

@@ -76,10 +76,10 @@ class Site:
 
 
 @contextmanager
-def running_site(name: str, directory: Path, change: Change = str) -> Iterator[Site]:
+def running_site(name: str, directory: Path, change: Change = str, rules: str = RULES) -> Iterator[Site]:
     with ExitStack() as stack:
         recorder = stack.enter_context(recording())
-        limiter = Running(directory, RULES)
+        limiter = Running(directory, rules)
         stack.callback(limiter.server.end)
         stack.callback(limiter.http.close)
         nowhere = f"127.0.0.1:{free_port()}"
@@ -143,6 +143,29 @@ def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) ->
 
         statuses = asyncio.run(knock())
         assert (statuses, site.count("late")) == ({"429": 500}, 0)
+
+
+def test_who_waits_in_a_line_passes_nginx_by_no_delay_of_the_limiter(directory: Path) -> None:
+    """What has lain there before it waits is answered before nginx gives up, too."""
+    rules = RULES.replace(
+        "    rate_limit: {unit: day, requests_per_unit: 20}",
+        "    on_limit: queue\n    max_wait: 5s\n    concurrency: {limit: 1, lease: 600}",
+    )
+    with running_site("nginx", directory, rules=rules) as site:
+        asyncio.run(site.ask_all(1, "used"))
+        process = site.limiter.server.process
+
+        async def knock() -> Counter[str]:
+            process.send_signal(signal.SIGSTOP)
+            try:
+                asking = asyncio.create_task(site.ask_all(50, "late"))
+                await asyncio.sleep(0.6)
+            finally:
+                process.send_signal(signal.SIGCONT)
+            return await asking
+
+        statuses = asyncio.run(knock())
+        assert (statuses, site.count("late")) == ({"429": 50}, 0)
 
 
 def test_nginx_refuses_what_it_has_no_room_to_ask_about(directory: Path) -> None:

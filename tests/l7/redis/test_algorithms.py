@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, inf
 from random import Random
 
 import pytest
@@ -98,6 +98,7 @@ def test_redis_and_memory_answer_alike(counting: ToldCounting, seed: int) -> Non
             counting.now = memory.now
             hits = random.choice([0, 1, 1, 1, 2, random.randint(1, limit.capacity + 1)])
             ask = Ask(rule, limit, "alice", hits, random.choice([0, 0, 0, 1, 5]), charge=random.random() < 0.1)
+            ask = ask._replace(longest=random.choice([inf, inf, 0, random.uniform(0, 2 * limit.seconds)]))
             ask = ask._replace(lease=f"lease {step}") if leased else ask
             here, there = memory.ask(ask), counting.ask(ask)
             exact = (here.admitted, here.remaining, here.over) == (there.admitted, there.remaining, there.over)

@@ -12,6 +12,7 @@ from itertools import count
 
 import grpc
 import httpx
+import uvloop
 
 from netlimit.l7.addresses import AddressRules
 from netlimit.l7.document import parse_document
@@ -58,7 +59,7 @@ class Served:
         self.now += -self._read() % (60 * SECOND)
 
     def run(self) -> None:
-        asyncio.run(self._run())
+        uvloop.run(self._run())  # as the limiter runs
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,6 +73,10 @@ class Served:
             await self._ending.wait()
             http.should_exit = True
             await asyncio.gather(running, rpc.stop(1))
+
+    def block(self, until: threading.Event) -> None:
+        """Have the event loop do nothing else meanwhile."""
+        self._loop.call_soon_threadsafe(until.wait)
 
     def wait(self) -> None:
         assert self._started.wait(30)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import struct
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -14,7 +18,7 @@ import pytest
 from netlimit.l7.addresses import AddressRules
 from netlimit.rules import parse_rule
 from tests.cli.running import until
-from tests.l7.service.serving import Served, someone
+from tests.l7.service.serving import Served, serving, someone
 
 _hosts = count(1)
 
@@ -201,8 +205,8 @@ def test_who_hangs_up_leaves_the_line(http: httpx.Client, served: Served) -> Non
         ("domain=web&key=path&colour=red", "more than"),
         ("domain=web&key=remote_address&hits=-1", "hits"),
         ("domain=web&key=remote_address&hits=4294967296", "hits"),
-        ("domain=web&key=remote_address&wait=-1", "0.8"),
-        ("domain=web&key=remote_address&wait=inf", "0.8"),
+        ("domain=web&key=remote_address&wait=-1", "0.5"),
+        ("domain=web&key=remote_address&wait=inf", "0.5"),
         ("domain=web&key=remote_address&deny=418", "401 or 403 or 429"),
         ("domain=web" + "&key=remote_address" * 200, "cannot be read"),
     ],
@@ -211,3 +215,63 @@ def test_a_proxy_that_asks_wrongly_is_told(http: httpx.Client, query: str, said:
     answer = http.get(f"/v1/auth?{query}")
     assert answer.status_code == 422
     assert said in answer.json()["detail"]
+
+
+DOOR = """
+domain: web
+descriptors:
+  - key: door
+    on_limit: queue
+    max_wait: 60s
+    concurrency: {limit: 1, lease: 600}
+"""
+
+
+def test_whoever_waits_is_answered_in_time_counted_from_when_the_question_came() -> None:
+    """It may have lain on this host: on a connection that is known, or on one that nobody has accepted yet."""
+    question = "GET /v1/auth?domain=web&key=door%3D1&deny=429&wait={} HTTP/1.1\r\nHost: a\r\n\r\n"
+    with serving(DOOR, running=True) as served, ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            host, _, port = served.place.rpartition(":")
+            return stack.enter_context(socket.create_connection((host, int(port)), 30))
+
+        known = connect()
+        known.sendall(question.format("2").encode())
+        assert known.recv(4096).startswith(b"HTTP/1.1 200"), "the only place is taken"
+        goes_on = threading.Event()
+        stack.callback(goes_on.set)
+        served.block(goes_on)
+        unknown = connect()
+        for early in (known, unknown):
+            early.sendall(question.format("2").encode())
+        assert not goes_on.wait(2.1)
+        late = connect()
+        late.sendall(question.format("1").encode())
+        goes_on.set()
+        order = []
+        while len(order) < 3:
+            ready, _, _ = select.select([each for each in (known, unknown, late) if each not in order], [], [], 30)
+            assert ready
+            order += ready
+        assert order[2] is late
+        assert all(each.recv(4096).startswith(b"HTTP/1.1 429") for each in order)
+
+
+def test_whose_connection_was_reset_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """Two questions at once, of somebody who is gone before the first is answered."""
+    question = b"GET /v1/auth?domain=web&key=door%3D1&deny=429&wait=0.5 HTTP/1.1\r\nHost: a\r\n\r\n"
+    with serving(DOOR, running=True) as served:
+        host, _, port = served.place.rpartition(":")
+        goes_on = threading.Event()
+        served.block(goes_on)
+        for _ in range(50):
+            with socket.create_connection((host, int(port)), 30) as gone:
+                gone.sendall(2 * question)
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        goes_on.set()
+        with served.connect() as client:
+            assert client.get("/v1/auth?domain=web&key=door%3D2").status_code == 200
+        served.wait()
+    assert "fault" not in caplog.text
+    assert {status for _, status in served.service.answers} <= {200, 408, 429}

@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netlimit.l7.addresses import AddressRules
+from netlimit.l7.escalation import Refusals
+from netlimit.l7.limit import parse_limit
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import Escalation, Node, Rule, RuleSet
 from netlimit.l7.service.bytewise import _LEVELS, TooMany, _count_fields, parse_question
+from netlimit.l7.service.envoy import should_rate_limit
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
@@ -141,6 +147,39 @@ def test_a_quota_refuses_only_when_all_are_used_up(envoy: Asker) -> None:
     envoy.ask(describe(user=who), hits=3)
     fresh = describe(quota=someone())
     assert envoy.ask(fresh, describe(user=who)).overall_code == OVER
+
+
+def test_who_passes_by_another_quota_holds_his_place(envoy: Asker) -> None:
+    used, left, flight = describe(quota=someone()), describe(quota=someone()), describe(flight=someone())
+    weigh(left, 0)
+    assert envoy.ask(used).overall_code == OK
+    answers = [envoy.ask(used, left, flight) for _ in range(4)]
+    assert [answer.statuses[0].code for answer in answers] == [OVER] * 4
+    assert [answer.overall_code for answer in answers] == [OK, OK, OVER, OVER], "two in flight are allowed"
+
+
+def test_who_passes_by_another_quota_is_not_taken_for_one_who_is_refused() -> None:
+    """Else he would be blocked in the kernel though he has never been refused."""
+    rule = Rule("w", "remote_address", parse_limit("1/day"), quota=True, escalate=Escalation(2, 60, 600))
+    rules = RuleSet({"w": Node(default={"remote_address": Node(rule), "big": Node(BIG)})})
+    refusals = Refusals()
+    limiter = Limiter(lambda: rules, MemoryStore(), refusals=refusals)
+    question = RateLimitRequest(domain="w", descriptors=[describe(remote_address="192.0.2.9"), describe(big="x")])
+
+    async def ask() -> int:
+        answer = await should_rate_limit(limiter, (), question.SerializeToString(), escalates=True)
+        return answer.overall_code
+
+    async def ask_all(number: int) -> list[int]:
+        return [await ask() for _ in range(number)]
+
+    assert asyncio.run(ask_all(5)) == [OK] * 5
+    assert refusals.take() is None
+    assert asyncio.run(ask_all(3)) == [OVER] * 3
+    assert refusals.take() is not None
+
+
+BIG = Rule("w", "big", parse_limit("5/day"), quota=True)
 
 
 def test_headers_for_the_client(envoy: Asker, served: Served) -> None:

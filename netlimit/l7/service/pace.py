@@ -1,0 +1,36 @@
+"""How fast requests begin: a crowd that comes at once keeps nobody from an answer whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+IN_A_ROUND = 32
+"""Requests that begin in a round of the event loop: some milliseconds."""
+
+
+class Pace:
+    """So many requests begin in each round of the event loop, in the order in which they came; in between those are
+    answered that have waited. For one loop."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._coming = deque[Callable[[], None]]()
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Have a request begin: now, or in one of the next rounds."""
+        if self._begun >= IN_A_ROUND:
+            self._coming.append(start)
+            return
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        self._begun += 1
+        start()
+
+    def _go_on(self) -> None:
+        self._begun = min(len(self._coming), IN_A_ROUND)
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        for _ in range(self._begun):
+            self._coming.popleft()()

@@ -1,0 +1,35 @@
+"""Requests that come at once, and what is to be done meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from netlimit.l7.service.pace import IN_A_ROUND, Pace
+
+
+def test_a_crowd_begins_in_order_and_leaves_room_between() -> None:
+    async def main() -> None:
+        loop, pace = asyncio.get_running_loop(), Pace()
+        begun: list[int] = []
+        seen: list[int] = []
+
+        def look() -> None:
+            seen.append(len(begun))
+            if len(begun) < 3 * IN_A_ROUND:
+                loop.call_soon(look)
+
+        for number in range(3 * IN_A_ROUND):
+            pace.begin(partial(begun.append, number))
+        assert begun == [*range(IN_A_ROUND)], "the first need not wait"
+        look()
+        while len(begun) < 3 * IN_A_ROUND:
+            await asyncio.sleep(0)
+        assert begun == [*range(3 * IN_A_ROUND)]
+        assert {IN_A_ROUND, 2 * IN_A_ROUND} <= {*seen}, "others had a turn in each round"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        pace.begin(partial(begun.append, -1))
+        assert begun[-1] == -1, "a single one begins at once"
+
+    asyncio.run(main())

@@ -1,0 +1,83 @@
+"""scripts/install over an installed gateway, and scripts/uninstall: what holds meanwhile, and what is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from tests.systemd.gateway import CLIENT, OTHER, ask, ping, pinging, run, wait, wait_for_ports
+
+STARTED = ("controller", "guard", "api")
+ENVIRONMENT = sys.prefix
+"""With another netlimit, so that all has to change over to it: there is no network to make an environment by."""
+TABLES = [(tool, table) for tool in ("iptables-legacy", "ip6tables-legacy") for table in ("mangle", "filter")]
+TEST_UNIT = "netlimit-command.service"
+"""By which scripts/vm runs the tests."""
+OURS = ("-N NL-", "-j NL-", "nl-", "qdisc htb")
+
+
+def list_kernel() -> str:
+    """All that may be ours in the kernel."""
+    said = [run(tool, "-w", "-t", table, "-S") for tool, table in TABLES]
+    return "\n".join((*said, run("ipset", "list", "-n"), run("tc", "qdisc", "show", "dev", "lan")))
+
+
+def test_an_upgrade_under_traffic_lets_nothing_through_and_loses_nothing(client: str, blocked: str) -> None:
+    before = {unit: ask(unit, "MainPID") for unit in STARTED}
+    former = Path("/opt/netlimit/bin").resolve()
+    with pinging(client, blocked) as refused, pinging(client, OTHER) as allowed:
+        run("scripts/install", "--venv", ENVIRONMENT)
+        wait_for_ports("api")
+        wait("netlimit status | grep applied", "the controller of the new netlimit")
+    assert refused.answered == 0
+    assert allowed.answered >= allowed.sent - 2
+    for unit in STARTED:
+        assert ask(unit, "ActiveState") == "active", unit
+        assert ask(unit, "MainPID") != before[unit], unit
+        assert ask(unit, "NRestarts") == "0", unit
+    assert Path("/opt/netlimit/bin").resolve() == Path(ENVIRONMENT, "bin")
+    assert not former.exists(), "nothing runs in the former environment"
+    assert run("systemctl", "--failed", "--no-legend", "--plain").count("netlimit") == 0
+
+
+def test_what_is_uninstalled_limits_nobody_and_starts_again_where_it_ended(client: str) -> None:
+    run("netlimit", "rule", "add", CLIENT, "--action", "block", "--wait", "60", "--json")
+    shaped = ("10.99.0.0/24", "--per", "host", "--action", "shape", "--rate", "50 Mbit/s", "--direction", "to")
+    run("netlimit", "rule", "add", *shaped, "--interface", "lan", "--wait", "60", "--json")
+    assert ping(client, CLIENT) == 0
+    held = list_kernel()
+    for ours in OURS:
+        assert ours in held, ours
+    shutil.copy("scripts/uninstall", "/root/uninstall")
+    with pinging(client, OTHER) as allowed:
+        run("/root/uninstall")
+    assert allowed.answered >= allowed.sent - 2
+    left = list_kernel()
+    for ours in OURS:
+        assert ours not in left, ours
+    assert ping(client, CLIENT) == 5
+    for path in ("/opt/netlimit", "/run/netlimit", "/usr/local/bin/netlimit", "/etc/udev/rules.d/90-netlimit.rules"):
+        assert not Path(path).exists(), path
+    assert {path.name for path in Path("/etc/systemd/system").rglob("netlimit-*")} <= {TEST_UNIT}
+    known = run("systemctl", "list-units", "--all", "--no-legend", "--plain", "netlimit-*")
+    assert {line.split()[0] for line in known.splitlines()} <= {TEST_UNIT}
+    assert Path("/var/lib/netlimit/netlimit.db").exists()
+
+    run("scripts/install", "--venv", ENVIRONMENT)
+    wait_for_ports("api")
+    run("netlimit", "apply")
+    wait(f"! ip netns exec {client} ping -q -I {CLIENT} -c 1 -W 1 10.99.0.1", "the block that the database has")
+    rules = json.loads(run("netlimit", "rule", "list", "--json"))["items"]
+    assert {rule["target"] for rule in rules} >= {CLIENT, "10.99.0.0/24"}
+    assert ping(client, OTHER) == 5
+
+
+def test_a_purge_leaves_nothing(client: str) -> None:
+    run("/root/uninstall", "--purge")
+    for path in ("/opt/netlimit", "/run/netlimit", "/etc/netlimit", *Path("/var/lib").glob("netlimit*")):
+        assert not Path(path).exists(), path
+    assert "netlimit" not in Path("/etc/passwd").read_text()
+    assert "NL-" not in list_kernel()
+    assert ping(client, CLIENT) == 5
