@@ -183,6 +183,28 @@ def test_scripts_lock_nothing_that_others_may_open() -> None:
     assert locking == {"debian.bash"}, "hold_lock makes a file that only its owner may open"
 
 
+KEEPING_DOWN = """
+set -euo pipefail
+mount -t tmpfs none /usr/sbin
+begin() { bash -c 'source scripts/debian.bash; keep_services_down; '"$1"; }
+begin 'exit 1' || [[ ! -e $policy ]]
+begin 'kill -KILL $$' || [[ -x $policy ]]
+begin '"$policy"' || [[ $? == 101 && ! -e $policy ]]
+echo 'exit 0' >$policy
+begin true
+cat $policy
+"""
+
+
+def test_who_is_killed_while_packages_come_keeps_no_service_down_for_ever(root: None) -> None:
+    """What was left is taken for ours by the next that runs, and what somebody else has put there is not."""
+    script = f"policy=/usr/sbin/policy-rc.d; {KEEPING_DOWN}"
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "exit 0\n"), done.stderr
+
+
 def test_nothing_is_uninstalled_where_nothing_is(root: None, tmp_path: Path) -> None:
     done = subprocess.run(
         ["scripts/uninstall", "--root", tmp_path], capture_output=True, text=True, check=False, cwd=ROOT

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,25 @@ def test_a_probe_that_dies_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(list(tmp_path.iterdir())) == min(deaths + 1, 3)
     assert set(found) == set(NAMES)
     assert set(found.values()) == ({None} if deaths < 3 else {"the probe of this host ended without an answer"})
+
+
+class Trap:
+    """Makes a file wherever it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return Path.touch, (self.place,)
+
+
+def test_of_a_child_only_text_is_taken(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has given rights away by then, and whoever has it in hand may say anything."""
+    sprung = tmp_path / "sprung"
+    monkeypatch.setattr(capabilities, "_answer", lambda asked, give_up: asked.send(Trap(sprung)))
+    found = capabilities._try_in_child()
+    assert set(found.values()) == {"the probe of this host ended without an answer"}
+    assert not sprung.exists()
 
 
 PROBE = """
