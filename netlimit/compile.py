@@ -784,7 +784,8 @@ class Compilation:
 
 def _place(facts: Facts) -> tuple[object, ...]:
     """What decides, of what changes while rules stay the same, which chains stand where."""
-    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs, facts.translated
+    ends_segments = bool(facts.topology.segments)
+    return facts.management, facts.peers, facts.vrfs, facts.ports_of_vrfs, facts.translated, ends_segments
 
 
 def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:

@@ -12,6 +12,7 @@ import math
 import resource
 import secrets
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -235,6 +236,8 @@ class Controller:
         self._around: Surroundings | None = None
         """By what those were judged last."""
         self._refused_drift: Drift = {}
+        self._has_freed = False
+        self._last_tried = 0
         self._blind_since: float | None = None
         self._crowded: dict[int, str] = {}
         self._uncounted: tuple[str, ...] = ()
@@ -452,6 +455,10 @@ class Controller:
             devices = self._list_devices()
             plan = self._enforce()
             self._repairs.know(plan, devices)
+            if self._has_freed:  # a rate that was edited has its new number only when the old one is no more in use
+                self._try_refused()
+                if self._compiled.changed:
+                    self._enforce()
         if self._refused_drift:
             self._disputes.end(kind for kind in self._refused_drift if not self._repairs.is_fight(kind))
             self._count_late(self._refused_drift, plan, began)
@@ -783,10 +790,18 @@ class Controller:
             self._put(rule)
             if before != self._compiled.fragments.get(rule.id):
                 self._rewritten.add(rule.id)
-        # There may be room for it now. Of those that are in each other's way, the oldest comes first.
-        for rule_id in sorted(list(self._compiled.problems)[:_MOST_RETRIED]):
-            self._look_again(rule_id)
+        self._try_refused()
         self._revision, self._stamp = changes.revision, changes.stamp
+
+    def _try_refused(self) -> None:
+        """See whether there is room now for what could not be enforced, for some after others where they are many. Of
+        those that are in each other's way, the oldest comes first."""
+        refused = sorted(self._compiled.problems)
+        begin = bisect_right(refused, self._last_tried) if len(refused) > _MOST_RETRIED else 0
+        tried = [*refused[begin:], *refused[:begin]][:_MOST_RETRIED]
+        for rule_id in sorted(tried):
+            self._look_again(rule_id)
+        self._last_tried = tried[-1] if tried else 0
 
     def _put(self, rule: Rule) -> None:
         """Take in a rule. One that cannot be read, or that nobody can make anything of, must not keep the others from
@@ -992,7 +1007,7 @@ class Controller:
         self._store_counts(self._tally.zero({*leaving, *ended}))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
-        compilation.settle()
+        self._has_freed = bool(compilation.settle())
         self._keep_numbers()
         self._in_step, self._blind_since = True, None
         self._disputes.see()

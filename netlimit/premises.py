@@ -206,12 +206,13 @@ class Premises:
         has changed."""
         self._follow_clock(now)
         where, clients = self._read_addresses(), tuple(clients)
-        before, others = {*self._where.own, *self._safe.reasons}, (self._management, self._peers)
+        own, safe, others = set(self._where.own), set(self._safe.reasons), (self._management, self._peers)
         self._doors.update(where.doors)
         self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
         self._where, self._seen = where, True
-        changed = before ^ {*self._where.own, *self._safe.reasons}
+        # Each for itself: an address that others take over may be safe for another reason from then on.
+        changed = (own ^ {*self._where.own}) | (safe ^ {*self._safe.reasons})
         known = self._peers if reported is None else find_peers(reported, self._setup.host)
         self._peers = known - {*where.own}
         return changed if changed or others != (self._management, self._peers) else None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.base import Addresses
 from netlimit.kernel.fake import FakeKernel
 from netlimit.marks import USUAL, Bits, MarkUse, Read, Write
 from netlimit.numbers import MARK_BITS
+from netlimit.rates import parse_rate
 from netlimit.records import State
 from tests.controller.conftest import Site
 from tests.controller.test_guard import Guarded, elapsed, guarded, hasty
@@ -194,3 +200,38 @@ def test_a_database_that_goes_while_they_change_leaves_nobody_without_a_limit(aw
     away.run("back")
     away.run()
     assert masks(site) == {0xFF0000}
+
+
+def test_a_rate_is_edited_though_no_number_is_free(site: Site) -> None:
+    """Its own is free once it has gone."""
+    controller = site.restart(mark_mask=0xC0000000)
+    rules = [site.add(target=f"10.0.0.{n}", rate=f"{n} packets/min") for n in (1, 2, 3)]
+    controller.tick()
+    later = parse_rate("4 packets/min")
+    site.store.change(rules[2].id, lambda rule: replace(rule, rate=later), "root", site.clock())
+    controller.tick()
+    assert site.store.exceptional([rule.id for rule in rules]) == {}
+    assert site.send("10.0.0.3", times=5) == ["accept"] * 4 + ["drop"]
+    assert not controller.plan()
+
+
+def test_of_many_that_have_no_room_each_is_tried_again(
+    small_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though those that are tried first never find any."""
+    monkeypatch.setattr("netlimit.controller._MOST_RETRIED", 2)
+    site = small_site(16)
+    controller = site.restart(mark_mask=0xC0000000)
+    limits = [site.add(target=f"10.0.0.{n}", rate=f"{n} packets/min") for n in range(1, 10)]
+    controller.tick()
+    allowed = [site.add(target=f"172.16.0.{n}", action="allow").id for n in range(32)]
+    controller.tick()
+    stuck = [rule.id for rule in limits[3:]]
+    assert set(site.store.exceptional(stuck)) == {*stuck}
+    refused = {*site.store.exceptional(allowed)}
+    assert 0 < len(refused) < 32
+    site.store.remove(min({*allowed} - refused), "root", site.clock())
+    for n in range(len(limits)):
+        site.add(target=f"10.1.0.{n}", action="block")  # a pass needs a cause
+        controller.tick()
+    assert len(site.store.exceptional(allowed)) == len(refused) - 1

@@ -3,6 +3,7 @@ from datetime import timedelta
 
 import pytest
 
+from netlimit.controller import Controller, Setup
 from netlimit.kernel.base import Addresses
 from netlimit.roles import Role
 from netlimit.roster import Roster
@@ -88,6 +89,23 @@ def test_whoever_manages_the_host_becomes_safe_and_stays_so_unless_a_rule_was_fo
     site.store.change(named.id, lambda rule: replace(rule, forced_by="root"), "root", site.clock())
     site.controller.sync()
     assert site.send("198.51.100.7") == ["drop"], "one that was forced does not"
+
+
+def test_an_address_that_another_gateway_takes_over_is_safe_for_what_else_is_there(site: Site) -> None:
+    """A database answers on an address that moves between two gateways, one of which looks."""
+    setup = Setup("gw", "fake", servers={"10.2.0.50": "database"})
+    site.kernel.where = Addresses(("10.2.0.1", "10.2.0.50"), ())
+    site.controller = Controller(site.store, site.kernel, setup, site.clock)
+    site.add(target="10.2.0.0/24", rate="1 packets/min", per="host")
+    site.add(target="10.2.0.7", action="block")
+    for own in (("10.2.0.50",), (), ("10.2.0.50",)):
+        site.kernel.where = Addresses(("10.2.0.1", *own), ())
+        for _ in range(2):
+            site.controller._due = dict.fromkeys(site.controller._due, 0.0)
+            site.controller.tick()
+        assert set(site.kernel.elements["nl-safe4"]) == (set() if own else {"10.2.0.50"})
+        assert {str(each) for each in site.controller._compiled.facts.own} == {"10.2.0.1", *own}
+        assert not Controller(site.store, site.kernel, setup, site.clock).plan()
 
 
 @pytest.mark.parametrize("hours", [1, 24 * 365 * 30, -1, -24 * 365 * 30])

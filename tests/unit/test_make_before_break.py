@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netlimit.chains import find_former_bits
-from netlimit.compile import Compilation
+from netlimit.compile import Compilation, compile_rules
 from netlimit.kernel.base import observe
 from netlimit.kernel.fake import FakeKernel
-from netlimit.limits import parse_safe
+from netlimit.limits import own_addresses, parse_safe
 from netlimit.marks import EVERY
 from netlimit.packet import Packet
 from netlimit.plan import Plan, Step, WriteSets
@@ -98,6 +98,37 @@ def test_nor_when_others_become_safe(journey: tuple[Change, list[Packet]], safe:
     bring(compilation, change.before)
     follow(compilation, kernel, seen)
     assert observe(kernel) == compilation.state
+
+
+CHANGED = {
+    "safe": parse_safe(("10.1.0.2/32", "fd00:1::2/128")),
+    "own": own_addresses(("10.1.0.2", "fd00:1::2")),
+    "peers": frozenset({"10.1.0.9"}),
+    "translated": frozenset({4, 6}),
+    "topology": replace(facts.topology, segments=("fd07::1/128",)),
+    "management": (22, 8080),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("there", [True, False])
+def test_facts_that_change_leave_what_they_would_have_made(changed: str, there: bool) -> None:
+    """Of the chains, whose order no packet of a test has to show."""
+    every = rules(
+        {"id": 1, "target": "10.9.0.0/16", "action": "block"},
+        {"id": 2, "target": "10.1.0.0/16", "rate": "1 packets/min", "per": "host"},
+        {"id": 3, "target": "fd00:1::/64", "action": "block"},
+        {"id": 4, "target": "10.1.0.2", "rate": "12 kbit/s", "direction": "to"},
+    )
+    later = replace(facts, **{changed: CHANGED[changed]})
+    before, after = (facts, later) if there else (later, facts)
+    compilation, _ = settled(list(every), before)
+    compilation.protect(after)
+    for rule in every:
+        compilation.put(rule)
+    fresh, _, _ = compile_rules(every, after)
+    assert compilation.structure.chains == fresh.structure.chains
+    assert later != facts
 
 
 @pytest.mark.parametrize("safe", ["10.1.0.2/32", "10.1.0.0/24"])
