@@ -561,7 +561,7 @@ class _Family:
 
     def group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:
-            yield _group_name(group), [rule for profile in profiles for rule in self._watch(group, profile)]
+            yield from self._watch_chains(group, profiles)
             return
         if group.kind is Kind.CONCURRENT:
             yield from self._crowd_chains(group, profiles)
@@ -626,6 +626,18 @@ class _Family:
         peers = self._peers_of(group).name
         yield chain_rule(AddTo(peers, group.bucket_side, refresh=True))
         yield chain_rule(RETURN, InSet(peers, group.bucket_side, inverted=True))
+
+    def _watch_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
+        """Each profile where it returns from by itself: what one does not concern, or has counted, others may watch."""
+        if len(profiles) == 1:
+            yield _group_name(group), list(self._watch(group, next(iter(profiles))))
+            return
+        leaves = {
+            f"{CHAIN_PREFIX}C{digest(f'{group.key} {profile.key}')}": profile
+            for profile in sorted(profiles, key=lambda each: (-each.length, each.key))
+        }
+        yield from ((leaf, list(self._watch(group, profile))) for leaf, profile in leaves.items())
+        yield _group_name(group), [chain_rule(Jump(leaf)) for leaf in leaves]
 
     def _watch(self, group: Group, profile: Profile) -> Iterator[ChainRule]:
         limit = Limit(group, profile)

@@ -456,6 +456,7 @@ class Controller:
             plan = self._enforce()
             self._repairs.know(plan, devices)
             if self._has_freed:  # a rate that was edited has its new number only when the old one is no more in use
+                self._has_freed = False
                 self._try_refused()
                 if self._compiled.changed:
                     self._enforce()
@@ -663,6 +664,7 @@ class Controller:
             self._compiled.drop(rule_id)
         if shaped:
             self._endings.read(partial(self._count_classes, shaped))
+        self._has_freed = self._has_freed or bool(lifted)
         if lifted:
             log.warning(
                 "%s has been away for %.0f s: %d rules with on_failure=open are out of force until it is back.",
@@ -682,6 +684,7 @@ class Controller:
                 self._count(rule.id for rule in self._roster.temporary)  # what is written anew counts from nothing
             for rule in self._roster.temporary:
                 self._put_anew(rule)
+            self._has_freed = True
             self._in_step = self._in_step and not self._roster.temporary
         self._clock_offset = offset
 
@@ -876,6 +879,7 @@ class Controller:
         shaped = self._find_shaped({rule.id for rule in due})
         for rule in due:
             self._put_anew(rule)
+        self._has_freed = True
         if shaped:
             self._endings.read(partial(self._count_classes, shaped))
 
@@ -1007,7 +1011,7 @@ class Controller:
         self._store_counts(self._tally.zero({*leaving, *ended}))
         while self._rewritten:
             self._tally.restart(self._rewritten.pop())
-        self._has_freed = bool(compilation.settle())
+        self._has_freed = bool(compilation.settle()) or self._has_freed
         self._keep_numbers()
         self._in_step, self._blind_since = True, None
         self._disputes.see()
@@ -1229,7 +1233,7 @@ class Controller:
         if readings is not None:
             owners = set(compilation.owners.get(names, {}).values())
             self._store_counts(self._tally.read(compilation, owners, readings, self._now()))
-        return self._inspection.compare(compilation, names, readings)
+        return self._inspection.compare(compilation, names, readings, self._now().timestamp())
 
     def _find_rest(self, spent: float) -> float:
         """Seconds from one look at entries, which took `spent` of processor time, to the next."""

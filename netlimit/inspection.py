@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from netlimit.compile import Compilation
 from netlimit.drift import PLACES
 from netlimit.kernel.base import Kernel, Reading, read_entries
 from netlimit.plan import are_displaced, diff, drifted, same_place
-from netlimit.state import Chains, State, Structure
+from netlimit.state import Chains, Entry, State, Structure
 from netlimit.tree import Queues, Tree
 
 Drift = Mapping[str, str]
@@ -20,6 +20,14 @@ def _are_there(found: Chains, wanted: Chains) -> bool:
     return found.keys() == wanted.keys() and all(
         found[hook] == rules or are_displaced(found[hook], rules) for hook, rules in wanted.items()
     )
+
+
+def _find_ended(entries: Mapping[str, Entry], now: float) -> set[str]:
+    return {key for key, entry in entries.items() if 0 < entry.expires <= now}
+
+
+def _leave_out(entries: Mapping[str, Entry], ended: Collection[str]) -> Mapping[str, Entry]:
+    return {key: entry for key, entry in entries.items() if key not in ended} if ended else entries
 
 
 class Inspection:
@@ -74,15 +82,22 @@ class Inspection:
         return self._kernel.readings(sets) if sets else None
 
     def compare(
-        self, compilation: Compilation, names: tuple[str, ...], readings: Mapping[str, Mapping[str, Reading]] | None
+        self,
+        compilation: Compilation,
+        names: tuple[str, ...],
+        readings: Mapping[str, Mapping[str, Reading]] | None,
+        now: float,
     ) -> Drift:
-        """What of the entries that were read is not as it was applied."""
+        """What of the entries that were read is not as it was applied. What has ended at `now` (Unix time) the kernel
+        may have taken out by itself."""
         if readings is None:
             return self._look_at_lane(compilation, names[0])
         sets = {name: ipset for name, ipset in compilation.structure.sets.items() if name in names}
         part = Structure(sets)
-        wanted = State(part, {name: compilation.entries[name] for name in sets})
-        found = {name: {key: reading.entry for key, reading in held.items()} for name, held in readings.items()}
+        ended = {name: _find_ended(compilation.entries[name], now) for name in sets}
+        entries = {name: _leave_out(compilation.entries[name], ended[name]) for name in sets}
+        wanted = State(part, entries)
+        found = {name: _leave_out(read_entries(held), ended.get(name, ())) for name, held in readings.items()}
         return {"entries": f"entries of the set {names[0]}"} if diff(wanted, State(part, found)) else {}
 
     def _look_at_lane(self, compilation: Compilation, name: str) -> Drift:

@@ -160,3 +160,23 @@ def test_a_histogram_counts_what_took_no_longer(seconds: float, bounds: int) -> 
     read = dict(passes.read())
     assert read.pop("sum") == seconds
     assert sum(read.values()) == bounds
+
+
+def test_what_the_kernel_has_ended_by_itself_is_no_drift(site: Site) -> None:
+    """Where the controller looks before it has ended it itself: a pass may have taken long."""
+    for host in range(1, 4):
+        site.add(target=f"10.0.0.{host}", rate="5 packets/s", ttl="10s")
+    site.controller.tick()
+    (name,) = (name for name, held in site.kernel.elements.items() if "10.0.0.1" in held and name.startswith("nl-l"))
+    site.clock.pass_by(seconds=10)
+    site.controller._due["structure"] = 0.0
+    site.kernel.elements[name].clear()
+    assert _sweep(site) == set()
+    site.clock.pass_by(seconds=-1)
+    assert _sweep(site) == {"entries"}
+
+
+def _sweep(site: Site) -> set[str]:
+    """The kinds of drift in all sets."""
+    names = set(site.controller._compiled.state.entries)
+    return {kind for _ in names for kind in site.controller._sweep_one()}

@@ -1,5 +1,6 @@
 """One rule takes the place of another at the same address, and a single pass brings both changes."""
 
+from netlimit.controller import Controller, Setup
 from netlimit.rules import Rule, parse_rule
 from tests.controller.conftest import Site
 from tests.databases import DATABASES
@@ -43,3 +44,16 @@ def test_two_rules_that_change_places_are_both_enforced(site: Site) -> None:
     site.controller.sync()
     assert (_passed(site, "10.0.0.1"), _passed(site, "10.0.0.2")) == (4, 3)
     assert not site.controller.plan()
+
+
+def test_what_waits_for_room_comes_when_another_ends(site: Site) -> None:
+    """By itself, and though another of the same kind stays."""
+    site.controller = Controller(site.store, site.kernel, Setup("gw", "fake", set_size=8), site.clock)
+    ending = [site.add(target=f"10.0.0.{host}", rate="5 packets/s", ttl="10s") for host in (1, 2)]
+    others = [site.add(target=f"10.0.0.{host}", rate="5 packets/s").id for host in range(3, 12)]
+    site.controller.sync()
+    assert len(site.store.exceptional(others)) == len(ending) + 1
+    site.clock.pass_by(seconds=10)
+    site.controller.sync()
+    assert len(site.store.exceptional(others)) == 1
+    assert sum(_passed(site, f"10.0.0.{host}") == 5 for host in range(3, 12)) == 8
