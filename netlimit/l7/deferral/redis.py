@@ -16,68 +16,24 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
+from netlimit.l7.deferral import scripts
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.clock import open_clock
-from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
+from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
 
 _GROUP = "replay"
-_BATCH = 100
+_BATCH, _SCAN = 100, 1000
 _TIMEOUT = 5.0
-_PUT = """
-local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
-local size = #ARGV[8] + #ARGV[9]
-local free = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[1])
-local free_bytes = tonumber(ARGV[3]) - tonumber(redis.call('GET', KEYS[3]) or 0)
-if read(KEYS[2], ARGV[4]) >= tonumber(ARGV[2])
-    or read(KEYS[5], 'bytes of key ' .. ARGV[4]) + size > tonumber(ARGV[11])
-    or read(KEYS[5], 'requests of network ' .. ARGV[10]) >= free
-    or read(KEYS[5], 'bytes of network ' .. ARGV[10]) + size > free_bytes then return 0 end
-redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
-    'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10])
-redis.call('HINCRBY', KEYS[2], ARGV[4], 1)
-redis.call('INCRBY', KEYS[3], size)
-redis.call('HINCRBY', KEYS[5], 'bytes of key ' .. ARGV[4], size)
-redis.call('HINCRBY', KEYS[5], 'requests of network ' .. ARGV[10], 1)
-redis.call('HINCRBY', KEYS[5], 'bytes of network ' .. ARGV[10], size)
-redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size)
-return 1
-"""
-_LOCK = """
-local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return owner and 1 or 2
-"""
-_KEEP_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
-_CLAIM = """
-local head, body = unpack(redis.call('HMGET', KEYS[1], 'head', 'body'))
-return head and {redis.call('HINCRBY', KEYS[1], 'tries', 1), head, body}
-"""
-_FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
-_FINISH = """
-local function give_back(fields, name, amount)
-    if redis.call('HINCRBY', fields, name, -amount) <= 0 then redis.call('HDEL', fields, name) end
-end
-redis.call('XACK', KEYS[1], 'replay', ARGV[1])
-local size, network, state = unpack(redis.call('HMGET', KEYS[4], 'size', 'network', 'state'))
-if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return state or '' end
-give_back(KEYS[2], ARGV[2], 1)
-if not state then size, network = ARGV[8], ARGV[9] ~= '' and ARGV[9] end -- the record is lost
-redis.call('DECRBY', KEYS[3], size)
-if network then -- else a former version has put it, and has not counted what shares it takes
-    give_back(KEYS[5], 'bytes of key ' .. ARGV[2], size)
-    give_back(KEYS[5], 'requests of network ' .. network, 1)
-    give_back(KEYS[5], 'bytes of network ' .. network, size)
-end
-if redis.call('XLEN', KEYS[1]) == 0 then redis.call('DEL', KEYS[3], KEYS[5]) end -- such a version gives none back
-if not state then return end
-redis.call('HSET', KEYS[4], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
-redis.call('HDEL', KEYS[4], 'head')
-redis.call('EXPIRE', KEYS[4], ARGV[7])
-"""
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+_RESTORED = (
+    "Redis has lost the order of deferred requests, by eviction or a failover: those that it still has (%d) are "
+    "replayed in the order in which they came."
+)
+_RECOUNTED = (
+    "Redis has lost how many deferred requests wait of whom, by eviction or a failover. They are counted anew; "
+    "meanwhile a request may have been served before those that wait."
+)
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +76,8 @@ class RedisBacklog:
         )
         self._owns = False
         """Whether the lock was ours when it was looked at last, and `_lines` are what Redis has."""
+        self._looked = 0.0
+        """When they were that at last."""
         self._lines: dict[str, deque[_Waiting]] = {}
         """By key, what this worker has read: all, for those of one key may be as many as any part of it."""
         self._due: dict[str, float] = {}
@@ -132,7 +90,7 @@ class RedisBacklog:
             bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
             told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
             shares = request.network, self._bounds.most_bytes_of_one
-            kept = await self._redis.eval(_PUT, len(names), *names, *bounds, *told, *shares)
+            kept = await self._redis.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
             if not kept:
                 raise BacklogFull
 
@@ -146,23 +104,27 @@ class RedisBacklog:
         """A request whose turn it is, or None, also while another worker replays."""
         owned, self._owns = self._owns, False  # should anything fail, all is read anew: it may be another server's
         with _asking():
-            held = await self._redis.eval(_LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
+            held = await self._redis.eval(scripts.LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
             if not held:
                 return None
             lost = 0
             if held == 2 or not owned:  # the lock has not been ours, or what comes with it not yet
                 gone = await self._read_all()
-                lost = gone if held == 1 else 0  # else another may have ended them, so long ago that it is forgotten
-            while entries := await self._read_new():
-                _note(self._lines, entries)
-            self._owns = True
+                # else another may have ended them, so long ago that it is forgotten
+                lost = gone if held == 1 or now - self._looked < self._bounds.keep else 0
+            else:
+                await self._read_new(self._lines)
+            self._owns, self._looked = True, now
             claim = None
             while claim is None and (first := self._choose(now, places, most)) is not None:
                 key, waiting = first
                 self._due[waiting.id] = now + self.lease
-                claim = await self._claim(waiting)
-                if claim is None:
-                    lost += await self._drop(key, waiting)
+                try:
+                    claim = await self._claim(waiting)
+                    lost += await self._drop(key, waiting) if claim is None else 0
+                except UnreadableRequest as error:
+                    log.error("%s", error)
+                    await self._end(key, waiting, State.FAILED, "", b"", str(error))
         if lost:
             log.warning(
                 "Redis has lost deferred requests, by eviction or a failover: those (%d now) are dropped, and never "
@@ -176,23 +138,24 @@ class RedisBacklog:
         with _asking():
             if request.id in self._due:
                 self._due[request.id] = now + self.lease
-            await self._redis.eval(_KEEP_LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
+            await self._redis.eval(scripts.KEEP_LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
 
     async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
         """Give a claim back."""
         with _asking():
             if not tried:
-                await self._redis.eval(_FORGET_TRY, 1, self._name(request.id))
+                await self._redis.eval(scripts.FORGET_TRY, 1, self._name(request.id))
             self._due[request.id] = until
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
         with _asking():
-            line = self._lines.get(request.key)
-            if line is None or line[0].id != request.id:
-                return  # the lock was lost meanwhile, and another worker has the request
+            # Not the first of its line only: a new master may have brought back what had ended before.
+            waiting = next((each for each in self._lines.get(request.key, ()) if each.id == request.id), None)
+            if waiting is None:
+                return  # the lock was lost meanwhile, and another worker has ended the request
             told = "" if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
-            await self._end(request.key, line[0], state, told, reply.body if reply else b"", reason)
+            await self._end(request.key, waiting, state, told, reply.body if reply else b"", reason)
 
     async def find(self, identity: str) -> Report | None:
         """What has become of a request."""
@@ -217,7 +180,7 @@ class RedisBacklog:
     async def aclose(self) -> None:
         """Leave the requests to other workers, and close the connections."""
         with suppress(RedisError, OSError):
-            await self._redis.eval(_RELEASE, 1, self._lock, self._worker)
+            await self._redis.eval(scripts.RELEASE, 1, self._lock, self._worker)
         await self._redis.aclose()
 
     def _name(self, identity: str) -> str:
@@ -226,27 +189,63 @@ class RedisBacklog:
     async def _read_all(self) -> int:
         """Begin with all that was read before and has not been finished, by whomever. What this worker has claimed or
         postponed stays so. Tells how many of those that it knew are gone without an end."""
-        try:
-            await self._redis.xgroup_create(self._stream, _GROUP, "0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
+        await self._restore()
         lines: dict[str, deque[_Waiting]] = {}
         start = b"0-0"
         while True:
             start, entries, _ = await self._redis.xautoclaim(self._stream, _GROUP, self._worker, 0, start, _BATCH)
-            _note(lines, entries)
+            await self._note(lines, entries)
             if start == b"0-0":
                 break
+        await self._read_new(lines)
+        if await self._redis.eval(scripts.RECOUNT, 4, self._stream, self._keys, self._bytes, self._shares):
+            log.warning(_RECOUNTED)
         waiting = {each.id for line in lines.values() for each in line}
         gone = {each.id for line in self._lines.values() for each in line} - waiting
         self._lines = lines
         self._due = {identity: due for identity, due in self._due.items() if identity in waiting}
         return len(gone) - (await self._redis.exists(*map(self._name, gone)) if gone else 0)
 
-    async def _read_new(self) -> list[Any]:
-        read = await self._redis.xreadgroup(_GROUP, self._worker, {self._stream: ">"}, _BATCH)
-        return read[0][1] if read else []
+    async def _restore(self) -> None:
+        """Have the stream hold all that waits. It does as long as the group is there, which is lost with it."""
+        if await self._redis.exists(self._stream):
+            groups = await self._redis.xinfo_groups(self._stream)
+            if any(group["name"] == _GROUP.encode() for group in groups):
+                return
+        restored = await self._redis.eval(scripts.RESTORE, 1, self._stream, self._name(""), *await self._find_waiting())
+        if restored:
+            log.warning(_RESTORED, restored)
+
+    async def _find_waiting(self) -> list[str]:
+        """The ids of all records of requests that wait, in the order in which these came."""
+        arrivals: dict[str, float] = {}
+        cursor, prefix = -1, self._name("")
+        while cursor != 0:
+            cursor, names = await self._redis.scan(max(cursor, 0), f"{prefix}*", _SCAN, "hash")
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.hmget(name, "state", "accepted")
+                records = await pipeline.execute()
+            for name, (state, accepted) in zip(names, records, strict=True):
+                with suppress(ValueError):  # no such request was ever put here
+                    if state == b"waiting":
+                        arrivals[name.decode().removeprefix(prefix)] = float(accepted or 0)
+        return sorted(arrivals, key=arrivals.__getitem__)
+
+    async def _read_new(self, lines: dict[str, deque[_Waiting]]) -> None:
+        while read := await self._redis.xreadgroup(_GROUP, self._worker, {self._stream: ">"}, _BATCH):
+            await self._note(lines, read[0][1])
+
+    async def _note(self, lines: dict[str, deque[_Waiting]], entries: list[Any]) -> None:
+        for entry, fields in entries:
+            try:
+                key, waiting = _read_entry(entry, fields)
+            except (KeyError, ValueError):
+                log.error("An entry of the stream that cannot be read is dropped: %s", entry.decode())
+                await self._redis.xack(self._stream, _GROUP, entry)
+                await self._redis.xdel(self._stream, entry)
+            else:
+                lines.setdefault(key, deque()).append(waiting)
 
     def _choose(self, now: float, places: Mapping[str, int], most: int) -> tuple[str, _Waiting] | None:
         """Whose turn it is, and the key of the line."""
@@ -255,35 +254,34 @@ class RedisBacklog:
         return None if first is None or places.get(first[1].network, 0) >= most else first
 
     async def _claim(self, waiting: _Waiting) -> Claim | None:
-        """None if there is no such request any more."""
-        record = await self._redis.eval(_CLAIM, 1, self._name(waiting.id))
-        return record and Claim(read_head(record[1].decode(), record[2]), record[0])
+        """None if there is no such request any more. Raises UnreadableRequest."""
+        record = await self._redis.eval(scripts.CLAIM, 1, self._name(waiting.id))
+        return record and Claim(read_head(waiting.id, record[1], record[2]), record[0])
 
     async def _drop(self, key: str, waiting: _Waiting) -> int:
         """Forget an entry without a request, and all others that Redis does not have if not even the stream has this
         one. Tells how many are lost."""
-        state = await self._end(key, waiting, State.FAILED, "", b"", "")
-        return (0 if state else 1) + (0 if state is None else await self._read_all())
+        present, state = await self._end(key, waiting, State.FAILED, "", b"", "Redis has lost it.")
+        return (1 if state in (None, b"waiting") else 0) + (0 if present else await self._read_all())
 
     async def _end(
         self, key: str, waiting: _Waiting, state: State, told: str, body: bytes, reason: str
-    ) -> bytes | None:
-        """Take what waits first out of its line, and remember the end of the request unless it is lost. None if it has
-        been in the stream; else what has become of it, if that is known."""
+    ) -> tuple[int, bytes | None]:
+        """Take a request out of its line, and remember its end. Tells whether it has been in the stream, and what was
+        known of it: None if it is lost."""
         names = self._stream, self._keys, self._bytes, self._name(waiting.id), self._shares
         end = waiting.entry, key, state, told, body, reason, int(self._bounds.keep), waiting.size, waiting.network
-        known: bytes | None = await self._redis.eval(_FINISH, len(names), *names, *end)
+        present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end)
         line = self._lines.get(key)  # had it failed, the request would be claimed again after the lease
-        if line is not None and line[0] == waiting:  # it may have been read anew meanwhile
-            line.popleft()
+        if line is not None and waiting in line:  # it may have been read anew meanwhile
+            line.remove(waiting)
             self._due.pop(waiting.id, None)
             if not line:
                 del self._lines[key]
-        return known
+        return present, known
 
 
-def _note(lines: dict[str, deque[_Waiting]], entries: list[Any]) -> None:
-    for entry, fields in entries:
-        line = lines.setdefault(fields[b"key"].decode(), deque())
-        network, size = fields.get(b"network", b"").decode(), int(fields.get(b"size", 0))
-        line.append(_Waiting(entry.decode(), fields[b"id"].decode(), network, size))
+def _read_entry(entry: bytes, fields: dict[bytes, bytes]) -> tuple[str, _Waiting]:
+    """The key of the line, and what is to be put there. Raises KeyError, ValueError."""
+    network, size = fields.get(b"network", b"").decode(), int(fields.get(b"size", 0))
+    return fields[b"key"].decode(), _Waiting(entry.decode(), fields[b"id"].decode(), network, size)

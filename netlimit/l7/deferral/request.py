@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from netlimit.errors import NetlimitError
 from netlimit.l7.gate import find_client
 from netlimit.l7.identity import find_network, hash_key, read_address
 from netlimit.l7.rules import Descriptor, Entry
@@ -27,6 +28,15 @@ _ANSWERED = frozenset(
     {"content-type", "content-language", "content-encoding", "etag", "last-modified", "location", "retry-after"}
 )
 _IDEMPOTENCY_KEY = "idempotency-key"
+
+
+class UnreadableRequest(NetlimitError):
+    """What is kept of a request is none that this version knows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A deferred request cannot be read, and is dropped: it is damaged, or of another version of netlimit."
+        )
 
 
 class State(StrEnum):
@@ -136,9 +146,16 @@ def write_head(request: Deferred) -> str:
     return json.dumps(fields | {"descriptors": told})
 
 
-def read_head(text: str, body: bytes) -> Deferred:
-    """The other way round."""
-    fields: dict[str, Any] = json.loads(text)
-    told = [Descriptor(tuple(Entry(*pair) for pair in entries), hits) for entries, hits in fields["descriptors"]]
-    headers = tuple((name, value) for name, value in fields["headers"])
-    return Deferred(**fields | {"headers": headers, "descriptors": tuple(told)}, body=body)
+def read_head(identity: str, text: str | bytes, body: bytes) -> Deferred:
+    """The other way round. Raises UnreadableRequest."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        told = [Descriptor(tuple(Entry(*pair) for pair in entries), hits) for entries, hits in fields["descriptors"]]
+        headers = tuple((name, value) for name, value in fields["headers"])
+        request = Deferred(**fields | {"headers": headers, "descriptors": tuple(told)}, body=body)
+        legible = request.id == identity and isinstance(request.network, str)
+    except Exception as error:  # whatever bytes that nobody here has written may lead to
+        raise UnreadableRequest from error
+    if not legible:
+        raise UnreadableRequest
+    return request

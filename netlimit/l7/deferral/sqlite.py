@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from netlimit.custody import give
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
-from netlimit.l7.deferral.request import Deferred, Reply, Report, State, read_head, write_head
+from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _BUSY_SECONDS = 10.0
@@ -60,7 +64,7 @@ UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
     ) ON number = first LEFT JOIN (
         SELECT json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS has FROM json_each(?)
     ) ON owner = network WHERE due <= ? AND coalesce(has, 0) < ? ORDER BY coalesce(has, 0), number LIMIT 1
-) RETURNING head, body, tries
+) RETURNING id, CAST(head AS BLOB), CAST(body AS BLOB), tries
 """
 _FINISH = """
 UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, head = ''
@@ -108,8 +112,14 @@ class SqliteBacklog:
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None."""
         told = now + self.lease, json.dumps([*places.items()]), now, most
-        rows = await self._run(lambda: self._connection.execute(_CLAIM, told).fetchall())
-        return Claim(read_head(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
+        while rows := await self._run(lambda: self._connection.execute(_CLAIM, told).fetchall()):
+            identity, head, body, tries = rows[0]
+            try:
+                return Claim(read_head(identity, head, body), tries)
+            except UnreadableRequest as error:
+                log.error("%s", error)
+                await self._end(identity, State.FAILED, now, None, str(error))
+        return None
 
     async def renew(self, request: Deferred, now: float) -> None:
         """Let a claim last a whole lease from now."""
@@ -123,9 +133,7 @@ class SqliteBacklog:
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
-        told = None if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
-        row = (state, now, told, b"" if reply is None else reply.body, reason, request.id)
-        await self._run(lambda: self._connection.execute(_FINISH, row))
+        await self._end(request.id, state, now, reply, reason)
 
     async def find(self, identity: str) -> Report | None:
         """What has become of a request."""
@@ -149,6 +157,11 @@ class SqliteBacklog:
         await self._run(self._connection.close)
         self._thread.shutdown()
 
+    async def _end(self, identity: str, state: State, now: float, reply: Reply | None, reason: str) -> None:
+        told = None if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
+        row = (state, now, told, b"" if reply is None else reply.body, reason, identity)
+        await self._run(lambda: self._connection.execute(_FINISH, row))
+
     def _add_networks(self) -> None:
         """Have a file of a former version tell whose each request is."""
         connection = self._connection
@@ -156,9 +169,11 @@ class SqliteBacklog:
         try:
             if "network" not in {name for _, name, *_ in connection.execute("PRAGMA table_info(deferred)")}:
                 connection.execute("ALTER TABLE deferred ADD COLUMN network TEXT NOT NULL DEFAULT ''")
-                waiting = connection.execute("SELECT number, head FROM deferred WHERE state = 'waiting'").fetchall()
-                networks = [(read_head(head, b"").network, number) for number, head in waiting]
-                connection.executemany("UPDATE deferred SET network = ? WHERE number = ?", networks)
+                query = "SELECT id, CAST(head AS BLOB) FROM deferred WHERE state = 'waiting'"
+                for identity, head in connection.execute(query).fetchall():
+                    with suppress(UnreadableRequest):  # it is dropped when its turn comes
+                        network = read_head(identity, head, b"").network
+                        connection.execute("UPDATE deferred SET network = ? WHERE id = ?", (network, identity))
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 
 import pytest
 
 from netlimit.l7.deferral.backlog import Backlog, BacklogFull
-from netlimit.l7.deferral.request import Deferred, Reply, State, keep_headers, make_id
+from netlimit.l7.deferral.request import Deferred, Reply, State, keep_headers, make_id, write_head
 from netlimit.l7.rules import Descriptor, Entry
 
 OpenBacklog = Callable[..., Backlog]
+Spoil = Callable[[Deferred, bytes], None]
+"""Writes something else where all of a request but its body is kept."""
+UNREADABLE = "A deferred request cannot be read, and is dropped: it is damaged, or of another version of netlimit."
 
 
 def make_request(
@@ -34,7 +38,7 @@ def make_request(
 
 
 class BacklogSuite:
-    """Run by modules that have a fixture `open_backlog`."""
+    """Run by modules that have the fixtures `open_backlog` and `spoil`."""
 
     pytestmark = pytest.mark.anyio
 
@@ -219,3 +223,36 @@ class BacklogSuite:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
             await backlog.sweep(time.time())
+
+    @pytest.mark.parametrize("garbage", [b"\xff\0", b"{}", b"[1]", b'"', b"[" * 9999])
+    async def test_what_cannot_be_read_is_dropped_and_told(
+        self, open_backlog: OpenBacklog, spoil: Spoil, garbage: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backlog = open_backlog()
+        spoilt, behind = make_request(), make_request()
+        await backlog.put(spoilt)
+        await backlog.put(behind)
+        spoil(spoilt, garbage)
+        await self._see_it_dropped(backlog, spoilt, behind, caplog)
+
+    async def test_so_is_what_a_newer_version_has_put(
+        self, open_backlog: OpenBacklog, spoil: Spoil, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backlog = open_backlog()
+        newer, behind = make_request(), make_request()
+        await backlog.put(newer)
+        await backlog.put(behind)
+        spoil(newer, json.dumps(json.loads(write_head(newer)) | {"news": 1}).encode())
+        await self._see_it_dropped(backlog, newer, behind, caplog)
+
+    @staticmethod
+    async def _see_it_dropped(
+        backlog: Backlog, dropped: Deferred, behind: Deferred, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert await backlog.claim(time.time()) == (behind, 1)
+        report = await backlog.find(dropped.id)
+        assert report is not None
+        assert (report.state, report.reason) == (State.FAILED, UNREADABLE)
+        assert [record.getMessage() for record in caplog.records] == [UNREADABLE]
+        await backlog.finish(behind, State.DONE, time.time(), None, "")
+        assert not await backlog.is_waiting("alice")

@@ -73,11 +73,12 @@ async def test_no_more_ends_are_remembered_than_may_wait(tmp_path: Path) -> None
 async def test_a_file_of_a_former_version_tells_the_networks_too(tmp_path: Path) -> None:
     backlog = SqliteBacklog(tmp_path / "deferred.db")
     request, other = make_request("alice"), make_request("bob", client="198.51.100.1 80")
-    await backlog.put(request)
-    await backlog.put(other)
+    for each in (request, other, make_request("carol")):
+        await backlog.put(each)
     await backlog.aclose()
     with closing(sqlite3.connect(tmp_path / "deferred.db")) as connection:
         connection.executescript("DROP INDEX deferred_lines; ALTER TABLE deferred DROP COLUMN network")
+        connection.executescript("UPDATE deferred SET head = CAST(x'ff' AS TEXT) WHERE key = 'carol'")
     backlog = SqliteBacklog(tmp_path / "deferred.db")
     assert await backlog.claim(backlog.now(), {request.network: 1}, 1) == (other, 1)
     await backlog.aclose()

@@ -1,0 +1,107 @@
+"""What is done in Redis at once, by scripts in Lua."""
+
+from __future__ import annotations
+
+_COUNT = """
+local function count(keys, bytes, shares, key, network, size)
+    redis.call('HINCRBY', keys, key, 1)
+    redis.call('INCRBY', bytes, size)
+    redis.call('HINCRBY', shares, 'bytes of key ' .. key, size)
+    redis.call('HINCRBY', shares, 'requests of network ' .. network, 1)
+    redis.call('HINCRBY', shares, 'bytes of network ' .. network, size)
+end
+"""
+PUT = f"""{_COUNT}
+local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
+local size = #ARGV[8] + #ARGV[9]
+local free = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[1])
+local free_bytes = tonumber(ARGV[3]) - tonumber(redis.call('GET', KEYS[3]) or 0)
+if read(KEYS[2], ARGV[4]) >= tonumber(ARGV[2])
+    or read(KEYS[5], 'bytes of key ' .. ARGV[4]) + size > tonumber(ARGV[11])
+    or read(KEYS[5], 'requests of network ' .. ARGV[10]) >= free
+    or read(KEYS[5], 'bytes of network ' .. ARGV[10]) + size > free_bytes then return 0 end
+redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
+    'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10])
+count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size)
+redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size)
+return 1
+"""
+LOCK = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return owner and 1 or 2
+"""
+KEEP_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
+RESTORE = """
+local present = redis.call('XRANGE', KEYS[1], '-', '+') -- what was put since, behind what was lost
+local known, lost = {}, 0
+for _, entry in ipairs(present) do known[entry[2][2]] = true end
+redis.call('DEL', KEYS[1])
+for position = 2, #ARGV do
+    local id = ARGV[position]
+    local state, key, network, size = unpack(redis.call('HMGET', ARGV[1] .. id, 'state', 'key', 'network', 'size'))
+    if state == 'waiting' and key and not known[id] then
+        redis.call('XADD', KEYS[1], '*', 'id', id, 'key', key, 'network', network or '', 'size', size or 0)
+        lost = lost + 1
+    end
+end
+for _, entry in ipairs(present) do redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end
+redis.call('XGROUP', 'CREATE', KEYS[1], 'replay', '0', 'MKSTREAM') -- last: it says that all this has been done
+return lost
+"""
+RECOUNT = f"""{_COUNT}
+local known, waiting = 0, redis.call('XLEN', KEYS[1])
+for _, of_key in ipairs(redis.call('HVALS', KEYS[2])) do known = known + (tonumber(of_key) or waiting + 1) end
+local complete = redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == (waiting == 0 and 0 or 3)
+if known == waiting and complete then return 0 end
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
+    local fields = {{}}
+    for position = 1, #entry[2], 2 do fields[entry[2][position]] = entry[2][position + 1] end
+    if fields.key then
+        count(KEYS[2], KEYS[3], KEYS[4], fields.key, fields.network or '', tonumber(fields.size) or 0)
+    end
+end
+return known == waiting and 0 or 1
+"""
+CLAIM = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return end
+local head, body, tries = unpack(redis.call('HMGET', KEYS[1], 'head', 'body', 'tries'))
+if not head then return end
+tries = (tonumber(tries) or 0) + 1
+redis.call('HSET', KEYS[1], 'tries', tries)
+return {tries, head, body}
+"""
+FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
+FINISH = """
+local function give_back(fields, name, amount)
+    local left = redis.call('HINCRBY', fields, name, 0 - amount) -- which is never -0: Redis takes none
+    if left <= 0 then redis.call('HDEL', fields, name) end
+end
+redis.call('XACK', KEYS[1], 'replay', ARGV[1])
+if redis.call('TYPE', KEYS[4]).ok ~= 'hash' then redis.call('DEL', KEYS[4]) end -- nothing that was put here
+local size, network, state = unpack(redis.call('HMGET', KEYS[4], 'size', 'network', 'state'))
+local present = redis.call('XDEL', KEYS[1], ARGV[1])
+if present == 1 then
+    if not state then size, network = ARGV[8], ARGV[9] ~= '' and ARGV[9] end -- the record is lost
+    size = tonumber(size) or 0
+    give_back(KEYS[2], ARGV[2], 1)
+    redis.call('DECRBY', KEYS[3], size)
+    if network then -- else a former version has put it, and has not counted what shares it takes
+        give_back(KEYS[5], 'bytes of key ' .. ARGV[2], size)
+        give_back(KEYS[5], 'requests of network ' .. network, 1)
+        give_back(KEYS[5], 'bytes of network ' .. network, size)
+    end
+    if redis.call('XLEN', KEYS[1]) == 0 then -- such a version gives none back
+        redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])
+    end
+end
+if state == 'waiting' then
+    redis.call('HSET', KEYS[4], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
+    redis.call('HDEL', KEYS[4], 'head')
+    redis.call('EXPIRE', KEYS[4], ARGV[7])
+end
+return {present, state}
+"""
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
