@@ -12,7 +12,7 @@ from math import inf
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Claim
 from netlimit.l7.deferral.request import Deferred, Reply, State
-from netlimit.l7.deferral.upstream import Served, Unserved, Upstream
+from netlimit.l7.deferral.upstream import Served, Unserved, Upstream, break_off
 from netlimit.l7.holding import Holding
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.problems import describe_refusal
@@ -30,6 +30,8 @@ _RENEWALS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _GRACE = 5.0
 """Seconds that tries have at the end to come to theirs."""
+_AGAIN = 10.0
+"""Seconds after which what has not ended is cancelled again."""
 _FAULT = "Deferred requests cannot be replayed by a fault of netlimit's own. It is tried again until they can be."
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Replayer:
         """Those that take a place, each by the network of its client: an application that goes on after its answer
         takes none."""
         self._running: asyncio.Task[None] | None = None
+        self._ending = False
 
     def start(self) -> None:
         """Begin, if it has not begun."""
@@ -70,18 +73,17 @@ class Replayer:
         """Try no more. What is being tried has a while; then it is given back, and tried again another time."""
         if self._running is None:
             return
-        self._running.cancel()
-        await asyncio.wait([self._running])
+        self._ending = True
+        self.stir()
+        await asyncio.wait([self._running], timeout=_GRACE)  # a claim that is broken off would count as a try
+        await _cancel({self._running})
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_GRACE)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await _cancel(self._tasks)
 
     async def _run(self) -> None:
         swept, silent = -inf, False
-        while True:
+        while not self._ending:
             self._stirred.clear()
             try:
                 now = self._clock()
@@ -105,7 +107,7 @@ class Replayer:
     async def _begin_all(self) -> None:
         """Begin a try of each request whose turn it is. No network has more places than it leaves free, so that there
         is one for another, though several be slow."""
-        while free := _AT_ONCE - len(self._trying):
+        while not self._ending and (free := _AT_ONCE - len(self._trying)):
             places = Counter(self._trying.values())
             claim = await self._backlog.claim(self._clock(), places, min(_AT_ONCE_OF_ONE, free))
             if claim is None:
@@ -128,15 +130,12 @@ class Replayer:
 
     async def _try(self, claim: Claim) -> None:
         request, tries = claim
-        now = self._clock()
-        if request.expires <= now:
-            return await self._finish(request, State.EXPIRED, None, "It was not its turn in time.")
         if tries > self._tries:
             return await self._finish(request, State.FAILED, None, "Each try has ended with whoever made it.")
+        if request.expires <= self._clock():
+            return await self._expire(request)
         try:
-            verdict = await self._limiter.decide(
-                request.domain, request.descriptors, request.hits, client=request.address
-            )
+            verdict = await self._ask(request)
         except CountersUnavailable:
             return await self._postpone(request, _LOOK, tried=False)
         if not verdict.allowed and verdict.retry_after == inf:
@@ -150,6 +149,17 @@ class Replayer:
                 await self._see_off(served)
         return None
 
+    async def _ask(self, request: Deferred) -> Verdict:
+        """Whether it may be sent now, or as long as it lasts. Raises CountersUnavailable."""
+        longest = request.expires - self._clock()  # a leaky bucket is to keep no turn for one that has expired by then
+        try:
+            return await self._limiter.decide(
+                request.domain, request.descriptors, request.hits, client=request.address, longest=longest
+            )
+        except asyncio.CancelledError:
+            await self._give_back(request, tried=False)
+            raise
+
     @asynccontextmanager
     async def _holding(self, verdict: Verdict) -> AsyncIterator[None]:
         """Keep what a request holds until it has ended, however it ends."""
@@ -162,17 +172,22 @@ class Replayer:
             await self._limiter.release(verdict)
 
     async def _send(self, claim: Claim, delay: float) -> Served | None:
-        """None if it is to be tried again, or has failed."""
+        """None if it is to be tried again, or has failed, or expired."""
+        request, tried = claim.request, False
         try:
-            async with self._keeping(claim.request):
+            async with self._keeping(request):
                 await asyncio.sleep(delay)
-                return await self._upstream.send(claim.request)
+                if request.expires > self._clock():  # the machine may have slept longer
+                    tried = True
+                    return await self._upstream.send(request)
         except asyncio.CancelledError:
-            await self._backlog.postpone(claim.request, self._clock(), tried=True)
+            await self._give_back(request, tried)
             raise
         except Exception as error:
             await self._try_again(claim, error)
             return None
+        await self._expire(request)
+        return None
 
     @asynccontextmanager
     async def _keeping(self, request: Deferred) -> AsyncIterator[None]:
@@ -193,7 +208,11 @@ class Replayer:
         """Wait until the application has done what it does after its answer; meanwhile others are tried."""
         if served.rest is not None:
             self._leave_place(asyncio.current_task())
-            await served.rest
+            try:
+                await asyncio.wait([served.rest])
+            except asyncio.CancelledError:
+                await break_off(served.rest)
+                raise
 
     async def _try_again(self, claim: Claim, error: Exception) -> None:
         """After a pause, unless it has been tried often enough."""
@@ -209,6 +228,25 @@ class Replayer:
     async def _finish(self, request: Deferred, state: State, reply: Reply | None, reason: str) -> None:
         await self._backlog.finish(request, state, self._clock(), reply, reason)
 
+    async def _expire(self, request: Deferred) -> None:
+        await self._finish(request, State.EXPIRED, None, "It was not its turn in time.")
+
+    async def _give_back(self, request: Deferred, tried: bool) -> None:
+        """Leave a request to whoever comes next: this replayer ends."""
+        await self._backlog.postpone(request, self._clock(), tried)
+
     async def _postpone(self, request: Deferred, seconds: float, tried: bool) -> None:
-        await self._backlog.postpone(request, self._clock() + seconds, tried)
+        """Until then, or until it has expired, which is to be told in time."""
+        now = self._clock()
+        seconds = min(seconds, max(request.expires - now, 0.0))
+        await self._backlog.postpone(request, now + seconds, tried)
         asyncio.get_running_loop().call_later(seconds, self._stirred.set)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: `asyncio.wait_for` of Python 3.11, with which redis-py sends, forgets a
+    cancellation that comes together with what it waits for."""
+    while going_on := {task for task in tasks if not task.done()}:
+        for task in going_on:
+            task.cancel()
+        await asyncio.wait(going_on, timeout=_AGAIN)

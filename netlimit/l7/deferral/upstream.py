@@ -16,6 +16,8 @@ MOST_REPLY = 64 * 2**10
 """Bytes of an answer that are kept."""
 SECONDS = 60.0
 """A try may take so long."""
+_PATIENCE = 5.0
+"""Seconds that an application has to end once it is cancelled."""
 _UNSERVED = (429, 502, 503, 504)
 """What a server answers that has not dealt with the request: it is to be tried again."""
 
@@ -52,6 +54,19 @@ class Upstream(Protocol):
         ...
 
 
+async def break_off(serving: asyncio.Task[None]) -> None:
+    """Cancel what an application does. One that does not heed it is left alone: it would keep its place for ever, and
+    its client's other requests waiting."""
+    serving.cancel()
+    _, going_on = await asyncio.wait([serving], timeout=_PATIENCE)
+    if going_on:
+        log.error(
+            "An application has not ended within %g seconds of being cancelled: it is left alone, and may still be at "
+            "work on a deferred request that is tried again.",
+            _PATIENCE,
+        )
+
+
 class AppUpstream:
     """An ASGI application in this process. `state` is that of its lifespan, if it has one."""
 
@@ -79,8 +94,7 @@ class AppUpstream:
                 raise Unserved(f"The application has not answered within {SECONDS:g} seconds.") from None
         finally:
             if not collected.is_served and not serving.done():
-                serving.cancel()
-                await asyncio.wait([serving])
+                await break_off(serving)
         return Served(collected.conclude())
 
     async def _serve(self, request: Deferred, collected: Collected) -> None:

@@ -395,27 +395,181 @@ async def test_its_place_under_a_concurrency_is_renewed_until_it_has_ended(tmp_p
         assert (await limiter.decide(request.domain, request.descriptors, 1)).allowed
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
-) -> None:
-    rule = Rule("app", "user", Limit(1, 2, Algorithm.LEAKY_BUCKET, burst=9))
-    rules = RuleSet({"app": Node(default={"user": Node(rule)})})
-    limiter, recorder = Limiter(lambda: rules, MemoryStore()), Recorder()
+async def delay(limiter: Limiter) -> tuple[Descriptor, ...]:
+    """Descriptors of which a leaky bucket lets a request go in some seconds, behind others."""
     descriptors = (Descriptor((Entry("user", "alice"),)),)
-    waiting = make_request(descriptors=descriptors, hits=1)
     for _ in range(3):
         await limiter.decide("app", descriptors)
-    backlog: Backlog
-    if kind == "sqlite":
-        backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(lease=3.0))
-    else:
-        server = request.getfixturevalue("server")
-        server.client.flushall()
-        backlog = RedisBacklog(server.url, Bounds(lease=3.0))
-    async with replaying(backlog, recorder, waiting, limiter=limiter):
-        report = await find_end(backlog, waiting)
+    return descriptors
+
+
+@pytest.fixture
+def leaky() -> Limiter:
+    rule = Rule("app", "user", Limit(1, 2, Algorithm.LEAKY_BUCKET, burst=9))
+    rules = RuleSet({"app": Node(default={"user": Node(rule)})})
+    return Limiter(lambda: rules, MemoryStore())
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Backlog:
+    if request.param == "sqlite":
+        return SqliteBacklog(tmp_path / "deferred.db")
+    server = request.getfixturevalue("server")
+    server.client.flushall()
+    return RedisBacklog(server.url)
+
+
+async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(either: Backlog, leaky: Limiter) -> None:
+    assert isinstance(either, SqliteBacklog | RedisBacklog)
+    either.lease, recorder = 3.0, Recorder()
+    waiting = make_request(descriptors=await delay(leaky), hits=1)
+    async with replaying(either, recorder, waiting, limiter=leaky):
+        report = await find_end(either, waiting)
     assert (report.state, report.tries, len(recorder.served)) == (State.DONE, 1, 1)
+
+
+async def stop_at_once(either: Backlog, limiter: Limiter, reached: asyncio.Event, waiting: Deferred) -> None:
+    """End a replayer as soon as something is reached, as SIGTERM does after a while."""
+    await either.put(waiting)
+    replayer = Replayer(either, limiter, AppUpstream(Recorder()))
+    replayer.start()
+    async with asyncio.timeout(30):
+        await reached.wait()
+        await replayer.stop()
+
+
+async def test_who_ends_while_a_leaky_bucket_delays_a_request_has_not_tried_it(
+    either: Backlog, leaky: Limiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._GRACE", 0.05)
+    decided = asyncio.Event()
+    waiting = make_request(descriptors=await delay(leaky), hits=1)
+    decide = leaky.decide
+
+    async def tell(*args: Any, **others: Any) -> Any:
+        verdict = await decide(*args, **others)
+        decided.set()
+        return verdict
+
+    monkeypatch.setattr(leaky, "decide", tell)
+    await stop_at_once(either, leaky, decided, waiting)
+    assert await either.claim(either.now()) == (waiting, 1)
+    await either.aclose()
+
+
+async def test_nor_who_ends_while_counters_are_asked(either: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._GRACE", 0.05)
+    asked = asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def decide(self, asks: Sequence[Ask]) -> Any:
+            asked.set()
+            await asyncio.Future()
+
+    rules = RuleSet({"app": Node(default={"user": Node(Rule("app", "user", FAST))})})
+    waiting = make_request(descriptors=(Descriptor((Entry("user", "alice"),)),), hits=1)
+    await stop_at_once(either, Limiter(lambda: rules, Slow()), asked, waiting)
+    assert await either.claim(either.now()) == (waiting, 1)
+    await either.aclose()
+
+
+async def test_what_a_leaky_bucket_would_delay_too_long_expires_in_time(either: Backlog, leaky: Limiter) -> None:
+    """And takes no turn in it: its successor does not wait for that."""
+    descriptors, recorder = await delay(leaky), Recorder()  # the next one would go in 6 seconds
+    waiting = make_request(descriptors=descriptors, hits=1, expires=either.now() + 0.5)
+    successor = make_request(descriptors=descriptors, hits=1, target="/successor")
+    began = time.monotonic()
+    async with replaying(either, recorder, waiting, successor, limiter=leaky):
+        report = await find_end(either, waiting)
+        took = time.monotonic() - began
+        assert (await find_end(either, successor)).state is State.DONE
+        assert time.monotonic() - began < 8
+    assert (report.state, took < 4) == (State.EXPIRED, True)
+    assert [what for what, _, _ in recorder.served] == ["POST /successor?"]
+
+
+async def test_what_has_expired_while_the_machine_slept_is_not_sent(tmp_path: Path, leaky: Limiter) -> None:
+    backlog, recorder, slept = SqliteBacklog(tmp_path / "deferred.db"), Recorder(), 0.0
+    clock = backlog.now
+    backlog.now = lambda: clock() + slept
+    waiting = make_request(descriptors=await delay(leaky), hits=1)
+    async with replaying(backlog, recorder, waiting, limiter=leaky):
+        while (report := await backlog.find(waiting.id)) is None or report.tries == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        slept = 2000.0
+        report = await find_end(backlog, waiting)
+    assert (report.state, recorder.served) == (State.EXPIRED, [])
+
+
+async def test_what_may_be_tried_again_only_when_it_has_expired_expires_in_time(
+    either: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netlimit.l7.deferral.replay._FIRST_PAUSE", 60.0)
+    waiting = make_request(expires=either.now() + 1)
+    async with replaying(either, Recorder(503), waiting):
+        assert (await find_end(either, waiting)).state is State.EXPIRED
+
+
+class Stubborn:
+    """An application that does not end when it is cancelled, before an answer or after it."""
+
+    def __init__(self, answers: bool) -> None:
+        self.calls = 0
+        self.let_go, self.cancelled = asyncio.Event(), asyncio.Event()
+        self._answers = answers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        if self._answers or scope["path"] == "/answered":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            if not self._answers:
+                return
+        while not self.let_go.is_set():
+            try:
+                await self.let_go.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+
+
+GOES_ON = (
+    "An application has not ended within 0.05 seconds of being cancelled: it is left alone, and may still be at work "
+    "on a deferred request that is tried again."
+)
+
+
+async def test_who_does_not_end_when_cancelled_keeps_neither_place_nor_key(
+    either: Backlog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("replay._FIRST_PAUSE", 0.01), ("upstream.SECONDS", 0.05), ("upstream._PATIENCE", 0.05)):
+        monkeypatch.setattr(f"netlimit.l7.deferral.{name}", value)
+    app = Stubborn(answers=False)
+    stubborn, behind = make_request(target="/stubborn"), make_request(target="/answered")
+    async with replaying(either, app, stubborn, behind):
+        report = await find_end(either, stubborn)
+        assert (report.state, report.tries) == (State.FAILED, 5)
+        assert report.reason == "The application has not answered within 0.05 seconds."
+        assert (await find_end(either, behind)).state is State.DONE
+    assert [record.getMessage() for record in caplog.records] == [GOES_ON] * 5
+    app.let_go.set()
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["before", "after"])
+async def test_nor_does_it_keep_the_process_from_ending(
+    tmp_path: Path, answers: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("replay._GRACE", 0.05), ("upstream._PATIENCE", 0.05)):
+        monkeypatch.setattr(f"netlimit.l7.deferral.{name}", value)
+    app, request = Stubborn(answers), make_request()
+    async with asyncio.timeout(20), replaying(tmp_path, app, request) as backlog:
+        while not app.calls:
+            await asyncio.sleep(0.01)
+        if answers:
+            await find_end(backlog, request)
+    assert app.cancelled.is_set()
+    assert [record.getMessage() for record in caplog.records] == [GOES_ON]
+    app.let_go.set()
 
 
 async def test_it_fails_after_so_many_tries(
