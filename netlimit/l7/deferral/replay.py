@@ -196,7 +196,7 @@ class Replayer:
         try:
             yield
         finally:
-            renewing.cancel()
+            await _cancel({renewing})
 
     async def _renew(self, request: Deferred) -> None:
         while True:
