@@ -185,6 +185,8 @@ def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | 
     if not structure.sets and not structure.chains:
         return None, (settings.host,)
     applied = next((each.applied_revision for each in store.hosts() if each.host == settings.host), None)
+    if applied == 0:  # what is there nobody knows: half of a teardown, or of what was to end it
+        return None, (settings.host,)
     if applied is None or applied >= store.revision():
         return None, paused
     try:

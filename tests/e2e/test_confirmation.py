@@ -240,6 +240,25 @@ def test_without_a_controller_what_was_applied_last_comes_back(site: Site) -> No
     site.wait(lambda: not site.guarded, "the guard to end")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_teardown_or_an_apply_has_left_half_done_is_taken_out(site: Site, ended: bool) -> None:
+    """Nobody knows which rules it is: none in the database go for it."""
+    site.write(HARMLESS)
+    site.do("apply")
+    site.store.pause(HOST, True)  # and the teardown is killed
+    if ended:
+        site.store.pause(HOST, False)  # by an `apply` that is killed, too
+    site.write(CUT)
+    site.do("apply", "--confirm", "60s")
+    assert not site.reachable
+    assert "this host is paused by teardown" in site.do("rollback")
+    site.wait(lambda: not site.guarded, "the guard to end")
+    assert site.reachable
+    assert site.store.paused(HOST)
+    assert not observe(site.kernel).structure.sets
+    assert site.store.select()[1] == 2
+
+
 def test_killing_all_of_serve_does_not_kill_the_guard(site: Site) -> None:
     serving = site.launch(*COMMAND, "serve", "--api-user", "nobody")
     site.wait(lambda: HOST in site.store.guards(), "a guard")
