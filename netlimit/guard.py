@@ -317,14 +317,17 @@ class Guard:
     def _relax(self, kernel: Kernel) -> None:
         try:
             with self._open_copy() as copy:
-                torn_down = kernel.is_put_off() or copy is None or copy.paused(self._host)
-                if copy is not None and copy.revision() and not torn_down:
+                if copy is not None and copy.revision() and not self._is_kept_off(copy, kernel):
                     self._try(partial(self._renew, copy))
                     self._untold = self._make_controller(copy, kernel).relax()
         except Exception as error:
             self._complain(error)
             return
         self._controlled_at = None  # once is enough: the next controller puts everything back
+
+    def _is_kept_off(self, copy: Replica, kernel: Kernel) -> bool:
+        """Whether a teardown has paused this gateway; one may have told the database, but not the copy."""
+        return kernel.is_put_off() or copy.paused(self._host) or bool(self._try(lambda: self._store.paused(self._host)))
 
     def _renew(self, copy: Replica) -> None:
         """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed

@@ -22,6 +22,7 @@ from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
 from netlimit.store import Replica, Store, open_replica, take_snapshot, windows
+from netlimit.teardown import tear_down
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
 
@@ -329,6 +330,19 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
     finally:
         guarded.stopping.set()
         thread.join(PATIENCE)
+
+
+def test_a_teardown_of_which_the_copy_has_not_heard_holds(site: Site, tmp_path: Path, elapsed: Elapsed) -> None:
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target="10.0.0.3", action="block", on_failure="open")
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    with guarded.copy() as copy:
+        copy.follow(site.store)
+    site.store.pause("gw", True)
+    tear_down(site.kernel, {})
+    guarded.make_guard(failure_seconds=0.0)._relax(site.kernel)
+    assert site.send(CLIENT) == ["accept"]
 
 
 @pytest.mark.parametrize("fails_open", [False, True])
