@@ -390,7 +390,7 @@ class HostReport(Strict):
 
     host: str
     backend: str
-    applied_revision: int
+    applied_revision: int = Field(description="0 while nothing is in force, such as after a teardown.")
     paused: bool
     capabilities: dict[str, Capability]
     own: list[str]
@@ -422,7 +422,7 @@ class Gateway(Strict):
     )
     paused: bool = Field(description="Whether a teardown has paused it.")
     backend: str
-    applied_revision: int
+    applied_revision: int = Field(description="0 while nothing is in force, such as after a teardown.")
     seen_at: datetime | None = Field(description="When its controller was last heard of.")
     rules: int = Field(description="How many rules name it in `hosts`.")
 
@@ -439,7 +439,9 @@ class Status(Strict):
     backend: str | None
     capabilities: dict[str, Capability]
     wanted_revision: int
-    applied_revision: int | None = Field(description="The lowest of all gateways; null before one has reported.")
+    applied_revision: int | None = Field(
+        description="The lowest of all gateways that no teardown has paused; 0 where there is none."
+    )
     drift: int = Field(description="Repairs of what others changed in the kernel, since the controllers began.")
     window: Window | None = Field(description="The window of confirmation, if one is open.")
     last_error: str | None

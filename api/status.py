@@ -41,7 +41,7 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "backend": backends.pop() if len(backends) == 1 else None,
         "capabilities": _write_capabilities(_merge_capabilities(present)),
         "wanted_revision": store.revision(),
-        "applied_revision": min((host.applied_revision for host in present), default=0),
+        "applied_revision": min((host.applied_revision for host in present if not host.paused), default=0),
         "drift": sum(host.drift for host in present),
         "window": write_window(window, guards, now) if window and window.outcome is None else None,
         "last_error": next((_title(host, present) + host.last_error for host in present if host.last_error), None),

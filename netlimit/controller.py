@@ -1594,8 +1594,10 @@ class Controller:
         changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}
         changes.setdefault("paused", self._paused)
-        if changes["paused"]:
-            changes |= dict.fromkeys(("enforced", "degraded", "lifted"), 0)
+        if changes["paused"]:  # and what comes back afterwards is told when it is there
+            changes |= dict.fromkeys(("applied_revision", "enforced", "degraded", "lifted"), 0)
+        elif not changes.get("applied_revision", self._status.applied_revision):
+            changes |= dict.fromkeys(("enforced", "degraded"), 0)
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by replace
         if self._copying.warnings:
             self._status = replace(self._status, notes=(*self._status.notes, *self._copying.warnings))

@@ -14,12 +14,16 @@ from netlimit.store import changes, moments
 from netlimit.store.tables import hosts, pauses
 from netlimit.store.upsert import upsert
 
+_NOTHING = {"applied_revision": 0, "enforced": 0, "degraded": 0, "lifted": 0}
+"""What is in force on a gateway that a teardown has paused."""
+
 
 def report(connection: Connection, status: HostStatus, at: datetime | None = None) -> Reception:
     """Keep what a gateway says of itself, now or `at` a time, all but `paused`, which is not the controller's to
-    say."""
+    say: of one that is paused, and may not have heard of it, is kept that nothing is in force."""
     reporter = select(hosts.c.reporter).where(hosts.c.host == status.host).scalar_subquery()
-    moment, before = connection.execute(select(moments.now(), reporter)).one()
+    pause = select(pauses.c.host).where(pauses.c.host == status.host).scalar_subquery()
+    moment, before, pausing = connection.execute(select(moments.now(), reporter, pause)).one()
     received = Reception(at or moment, before if isinstance(before, str) else None)
     row = {
         "host": status.host,
@@ -48,7 +52,7 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "peers": list(status.peers),
         "local": list(status.local),
     }
-    connection.execute(upsert(connection, hosts), [row])
+    connection.execute(upsert(connection, hosts), [row | (_NOTHING if pausing is not None else {})])
     return received
 
 
@@ -78,9 +82,9 @@ def lift(connection: Connection, host: str, number: int) -> None:
 
 def _read(row: Row[Any]) -> HostStatus:
     """A gateway's report; what of it cannot be read is as if it had not been said. Whoever is paused holds nothing,
-    whatever a controller said before."""
+    whatever a controller, of another version maybe, has said since."""
     status = _read_report(row)
-    return replace(status, enforced=0, degraded=0, lifted=0) if status.paused else status
+    return replace(status, **_NOTHING) if status.paused else status  # type: ignore[arg-type]  # these are numbers
 
 
 def _read_report(row: Row[Any]) -> HostStatus:
@@ -142,11 +146,15 @@ def _read_networks(value: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
-def pause(connection: Connection, host: str, paused: bool) -> None:
-    """Tell a gateway's controller to keep its hands off, or to go on."""
-    connection.execute(delete(pauses).where(pauses.c.host == host))
+def pause(connection: Connection, host: str, paused: bool) -> bool:
+    """Tell a gateway's controller to keep its hands off, or to go on; whether that is news. Either way nothing is in
+    force there until it says so: what it said before the teardown must not be believed after the pause."""
+    before = bool(connection.execute(delete(pauses).where(pauses.c.host == host)).rowcount)
     if paused:
         connection.execute(insert(pauses).values(host=host))
+    if paused != before:
+        connection.execute(update(hosts).where(hosts.c.host == host).values(_NOTHING))
+    return paused != before
 
 
 def paused(connection: Connection, host: str) -> bool:

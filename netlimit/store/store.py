@@ -655,9 +655,7 @@ class Store:
         with self._changing() as connection:
             if for_good:
                 windows.release(connection, host)
-            before = hosts.paused(connection, host)
-            hosts.pause(connection, host, paused)
-            if before != paused:
+            if hosts.pause(connection, host, paused):
                 said = {"host": host}
                 action, moment = "pause" if paused else "resume", now or datetime.now(UTC)
                 audit.note_other(connection, action, as_actor(actor), moment, after=said)

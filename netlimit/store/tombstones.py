@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, case, delete, exists, func, insert, select, update
 
-from netlimit.store.tables import assignments, clock, counters, hosts, request_counters, rule_states, tombstones
+from netlimit.store.tables import (
+    assignments,
+    clock,
+    counters,
+    hosts,
+    pauses,
+    request_counters,
+    rule_states,
+    tombstones,
+)
 
 _FORGOTTEN = timedelta(days=1)
 """A gateway not seen for this long reads all rules anew when it comes back."""
@@ -30,10 +39,14 @@ def take(connection: Connection, rule_ids: Sequence[int]) -> None:
 
 def prune(connection: Connection, now: datetime) -> None:
     """Drop the tombstones that every gateway seen in the last day has applied. With none seen, nothing is dropped.
+    One that is paused needs none: whoever goes on there reads all rules anew.
 
     With them goes what a gateway said of those rules while it did not know yet that they were removed.
     """
-    heard = select(func.min(hosts.c.applied_revision)).where(hosts.c.seen_at > now - _FORGOTTEN)
+    is_paused = exists().where(pauses.c.host == hosts.c.host)
+    newest = select(clock.c.revision).scalar_subquery()
+    applied = case((is_paused, newest), else_=hosts.c.applied_revision)
+    heard = select(func.min(applied)).where(hosts.c.seen_at > now - _FORGOTTEN)
     revision = connection.execute(heard).scalar_one_or_none()
     if not revision:
         return

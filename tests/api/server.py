@@ -121,7 +121,9 @@ class Controller:
 
     def _apply(self) -> None:
         revision = self.store.revision()
-        if revision != self.status.applied_revision and not self.store.paused(self.status.host):
+        if self.store.paused(self.status.host):
+            self.status = replace(self.status, applied_revision=0)
+        elif revision != self.status.applied_revision:
             time.sleep(self.delay)
             self.status = replace(self.status, applied_revision=revision)
             self.store.report(self.status)

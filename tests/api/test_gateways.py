@@ -222,6 +222,29 @@ def test_the_status_of_several_is_that_of_the_worst(client: httpx.Client, store:
     assert [host["live"] for host in status["hosts"]] == [True, False]
 
 
+def test_what_a_teardown_has_taken_out_is_not_told_as_applied(client: httpx.Client, store: Store) -> None:
+    """Nor once the pause is over: not before its controller says so."""
+    client.post("/rules", json=RULE)
+    one = HostStatus(host="gw1", backend="iptables", applied_revision=1, desired=1, enforced=1)
+    for host in ("gw1", "gw2"):
+        store.report(replace(one, host=host))
+
+    def tell() -> tuple[int, str, list[tuple[int, int]]]:
+        status = client.get("/status").json()
+        state = client.get("/rules/1").json()["status"]["state"]
+        assert status["rules"][state] == client.get(f"/rules?state={state}").json()["total"] == 1
+        hosts = [(host["applied_revision"], host["enforced"]) for host in status["hosts"]]
+        assert [each["applied_revision"] for each in client.get("/gateways").json()["items"]] == [at for at, _ in hosts]
+        return status["applied_revision"], state, hosts
+
+    store.pause("gw1", True)
+    assert tell() == (1, "pending", [(0, 0), (1, 1)])
+    store.pause("gw1", False)
+    assert tell() == (0, "pending", [(0, 0), (1, 1)])
+    store.report(one)
+    assert tell() == (1, "applied", [(1, 1), (1, 1)])
+
+
 def ago(**span: float) -> datetime:
     return datetime.now(UTC) - timedelta(**span)
 

@@ -25,6 +25,9 @@ _SAVES = ("iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-
 WITHOUT_LOCK = ("unshare", "--mount", "sh", "-c",
                 'mount -t tmpfs tmpfs /run && mkdir /run/xtables.lock && exec "$@"', "sh")  # fmt: skip
 """For a process of its own alone, the lock of iptables cannot be taken."""
+WITH_LOCK_TAKEN = ("unshare", "--mount", "sh", "-c",
+                   'mount -t tmpfs tmpfs /run && exec 9>/run/xtables.lock && flock 9 && exec "$@"', "sh")  # fmt: skip
+"""For a process of its own alone, somebody else holds the lock of iptables."""
 CONTROLLER = "from netlimit.kernel.linux import LinuxKernel\nwith LinuxKernel().sole(): print(flush=True); input()"
 """One that does not ask the database."""
 _LISTS = ("ipset list", "ip address", "ip rule", "ip route", "tc qdisc", "tc filter")
@@ -195,6 +198,52 @@ def test_a_controller_that_goes_by_its_copy_hears_of_a_teardown(gateway: Netlimi
     host, database = gateway.environment["NETLIMIT_HOST"], gateway.environment["NETLIMIT_DATABASE_URL"]
     with closing(open_replica(Path(database.removeprefix("sqlite:///")).parent / "controller", host)) as copy:
         assert copy.paused(host)
+
+
+def test_what_an_apply_could_not_bring_back_is_not_said_to_hold(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--name", "office")
+    server.end()
+    gateway.do("teardown")
+    api = gateway.start("api", "--user", "nobody")
+    until(lambda: api.ended or not gateway.run("status").returncode, api.said)
+    assert tell(gateway) == ("pending", 0, 0, 0, True)
+
+    assert "/run/xtables.lock cannot be opened" in replace(gateway, before=WITHOUT_LOCK).refuse("apply")
+    assert tell(gateway) == ("pending", 0, 0, 0, False)
+    kill_apply(gateway)
+    assert tell(gateway) == ("pending", 0, 0, 0, False)
+    assert "200/sec" not in look(gateway, "iptables-legacy-save", "-t", "mangle")
+
+    controller = replace(gateway, before=WITHOUT_LOCK).start("controller")
+    until(lambda: "cannot be opened" in str(gateway.ask("status")["last_error"]), controller.said)
+    assert tell(gateway) == ("pending", 0, 0, 0, False)
+    controller.end()
+
+    gateway.do("apply")
+    assert tell(gateway) == ("applied", 1, 1, 1, False)
+    api.end()
+
+
+def tell(gateway: Netlimit) -> tuple[str, int, int, int, bool]:
+    """What is said of the rule, and of the gateway: which revision it has applied, how many rules are in force there,
+    and whether it is paused."""
+    status = gateway.ask("status")
+    (host,), rules = status["hosts"], status["rules"]
+    state = gateway.ask("rule", "show", "office")["status"]["state"]
+    assert [each["status"]["state"] for each in gateway.ask("rule", "list")["items"]] == [state]
+    assert rules[state] == rules["total"] == 1
+    assert status["applied_revision"] == host["applied_revision"]
+    return state, rules["applied"], host["applied_revision"], host["enforced"], host["paused"]
+
+
+def kill_apply(gateway: Netlimit) -> None:
+    """Tear down, and kill an `apply` that has ended the pause, and waits for its turn to write the kernel."""
+    gateway.do("teardown")
+    applying = replace(gateway, before=WITH_LOCK_TAKEN).start("apply")
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        until(lambda: not store.paused(gateway.environment["NETLIMIT_HOST"]), applying.said)
+    assert applying.end(signal.SIGKILL) == -signal.SIGKILL
 
 
 def pause(gateway: Netlimit) -> None:

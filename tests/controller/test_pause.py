@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.controller import Controller, Setup
+from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.store import Store, open_replica
 from netlimit.teardown import tear_down
@@ -60,6 +61,55 @@ def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
     site.store.pause("gw", False)
     site.controller.tick()
     assert [(each.enforced, each.desired) for each in site.store.hosts()] == [(1, 1)]
+
+
+def test_what_cannot_be_brought_back_after_a_teardown_is_not_said_to_be_applied(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add(target=BLOCKED, action="block")
+    site.controller.tick()
+    site.store.pause("gw", True)
+    tear_down(site.kernel, {})
+    site.controller.tick()
+    site.controller._report()
+    site.store.pause("gw", False)
+    with monkeypatch.context() as refused:
+        refused.setattr(site.kernel, "apply", refuse)
+        for controller in (site.controller, site.restart()):
+            with pytest.raises(KernelError):
+                controller.tick()
+            controller._report(last_error="It is refused.")
+            assert told(site) == (0, 0, 1)
+    site.controller.tick()
+    assert told(site) == (1, 1, 1)
+
+
+def test_a_teardown_that_waits_for_the_database_is_told_by_the_controller(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add(target=BLOCKED, action="block")
+    site.controller.tick()
+    monkeypatch.setattr(site.kernel, "is_put_off", lambda: True)
+    tear_down(site.kernel, {})
+    site.controller.tick()
+    assert told(site) == (0, 0, 1)
+    site.store.pause("gw", True)  # at last
+    monkeypatch.undo()
+    site.controller.tick()
+    assert told(site) == (0, 0, 1)
+    site.store.pause("gw", False)
+    site.controller.tick()
+    assert told(site) == (1, 1, 1)
+
+
+def told(site: Site) -> tuple[int, int, int]:
+    """What the database knows: the revision that is applied, the rules in force, and those that should be."""
+    (status,) = site.store.hosts()
+    return status.applied_revision, status.enforced, status.desired
+
+
+def refuse(step: object) -> None:
+    raise KernelError("write", "somebody holds its lock")
 
 
 def test_what_is_known_of_a_host_stays_known_of_one_that_begins_while_it_is_paused(site: Site) -> None:

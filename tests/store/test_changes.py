@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from netlimit.records import Changes, HostStatus
+from netlimit.records import Changes, Exceptional, HostStatus, State
 from netlimit.rules import Rule
 from netlimit.store import Store
 from tests.store.examples import NOW, keep, rule
@@ -112,6 +112,30 @@ def test_a_gateway_that_has_only_begun_keeps_all_tombstones(store: Store) -> Non
     store.report(HostStatus("gw1", "fake", applied_revision=0), NOW)
     remove_three(store)
     assert store.changes(3, "gw1") == Changes(6, (), (1, 2, 3))
+
+
+def test_a_paused_gateway_is_not_waited_for(store: Store) -> None:
+    """Whoever goes on there reads all rules anew."""
+    remove_three(store)
+    store.report(HostStatus("gw1", "fake", applied_revision=6), NOW)
+    store.report(HostStatus("gw2", "fake", applied_revision=1), NOW)
+    store.mark("gw1", [Exceptional(1, State.ERROR, "said before it heard of the removal")], [])
+    store.pause("gw2", True)
+    store.remove(keep(store).id, "test", NOW)
+    assert store.changes(6, "gw1") == Changes(8, (), (4,))
+    assert store.changes(1, "gw2") is None
+    assert store.marked("gw1") == {}
+    store.pause("gw2", False)
+    store.remove(keep(store).id, "test", NOW)
+    assert store.changes(6, "gw1") == Changes(10, (), (4, 5)), "who has only begun keeps them"
+
+
+def test_where_all_gateways_are_paused_no_tombstones_gather(store: Store) -> None:
+    store.report(HostStatus("gw1", "fake", applied_revision=1), NOW)
+    store.pause("gw1", True)
+    remove_three(store)
+    assert store.changes(5, "gw1") is None
+    assert store.changes(6, "gw1") == Changes(6, (), ())
 
 
 @pytest.mark.parametrize("seen", [True, False])

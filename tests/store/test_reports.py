@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from netlimit.records import Counts, Exceptional, HostStatus, Repair, RuleCounters, SafeReason, State
 from netlimit.store import Store, repairs
-from netlimit.store.tables import metadata
+from netlimit.store.tables import hosts, metadata
 from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
 
@@ -92,6 +92,49 @@ def test_a_report_ends_no_pause(store: Store) -> None:
     store.report(replace(STATUS, paused=True), NOW)
     assert not store.paused("gw1")
     assert not store.hosts()[0].paused
+
+
+def test_what_was_in_force_before_a_teardown_is_not_believed_after_it(store: Store) -> None:
+    running = replace(STATUS, desired=3, enforced=2, degraded=1, lifted=1)
+    for host in ("gw1", "gw2"):
+        store.report(replace(running, host=host), NOW)
+    store.pause("gw1", False)  # as every `netlimit apply` does
+    assert [in_force(store, host) for host in ("gw1", "gw2")] == [(7, 2, 1, 1)] * 2
+    store.pause("gw1", True)
+    assert [in_force(store, host) for host in ("gw1", "gw2")] == [(0, 0, 0, 0), (7, 2, 1, 1)]
+    store.report(running, NOW)  # who has not heard of it yet
+    assert in_force(store, "gw1") == (0, 0, 0, 0)
+    say_as_a_former_version(store, "gw1", 7)
+    assert in_force(store, "gw1") == (0, 0, 0, 0)
+    store.pause("gw1", False)
+    assert [in_force(store, host) for host in ("gw1", "gw2")] == [(0, 0, 0, 0), (7, 2, 1, 1)]
+    store.report(running, NOW)
+    assert in_force(store, "gw1") == (7, 2, 1, 1)
+
+
+def test_a_window_that_tears_down_again_leaves_nothing_in_force(store: Store) -> None:
+    keep(store)
+    store.pause("gw1", True)
+    store.open_window(60, "root", NOW, paused=["gw1"])
+    store.pause("gw1", False)
+    store.report(STATUS, NOW)
+    store.abandon("root", NOW)
+    assert store.paused("gw1")
+    store.pause("gw1", False)
+    assert in_force(store, "gw1") == (0, 0, 0, 0)
+
+
+def in_force(store: Store, host: str) -> tuple[int, int, int, int]:
+    """What a gateway holds of the rules, as it is told: a revision, and how many."""
+    (found,) = (each for each in store.hosts() if each.host == host)
+    return found.applied_revision, found.enforced, found.degraded, found.lifted
+
+
+def say_as_a_former_version(store: Store, host: str, revision: int) -> None:
+    """A controller of a version that reports on while it is paused."""
+    with store._database.writing() as connection:
+        row = {"applied_revision": revision, "enforced": 2, "degraded": 1, "lifted": 1}
+        connection.execute(update(hosts).where(hosts.c.host == host).values(row))
 
 
 def test_states_other_than_applied(store: Store) -> None:
