@@ -6,13 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import ClientAddress, Extractor, Scope, hash_key, path
+from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings
-
-LONGEST = 512
-"""Characters of a value. What is longer is told by its beginning and a hash: clients choose how long a header is, and
-counters keep it."""
 
 _Way = tuple[tuple[str, Extractor], ...]
 """Keys, and what extracts them."""
@@ -23,6 +19,8 @@ log = logging.getLogger(__name__)
 class Extraction:
     """Makes the descriptors that the rules of a domain can find: of `remote_address`, of `path` and `user`, and so on.
 
+    Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
+    them is short.
     A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it,
     has descriptors of both. Raises LimitError if there is no such domain, or if its rules have keys that nothing
     extracts; rules that come later are heeded as far as that goes, and the rest is logged.
@@ -48,7 +46,7 @@ class Extraction:
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         for other in find_meanings(scope["path"])[1:] if ".." in scope["path"] else ():
-            values["path"] = shorten(other)
+            values["path"] = other
             ways = [way for way in self._ways if ("path", path) in way]
             descriptors += self._make_descriptors(ways, values, scope)
         return descriptors
@@ -60,8 +58,7 @@ class Extraction:
             entries = []
             for key, extract in way:
                 if key not in values:
-                    value = extract(scope)
-                    values[key] = value if value is None else shorten(value)
+                    values[key] = extract(scope)
                 value = values[key]
                 if value is None:
                     break
@@ -102,8 +99,3 @@ def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:
     """What tells a client's own address, behind proxies too; of an extractor of another kind nobody knows it."""
     client = extractors.get(CLIENT_KEY)
     return client.find if isinstance(client, ClientAddress) else lambda scope: None
-
-
-def shorten(value: str) -> str:
-    """A value as it is compared and kept."""
-    return value if len(value) <= LONGEST else f"{value[: LONGEST - 40]}#{hash_key(value)}"

@@ -231,6 +231,26 @@ descriptors:
 
         run(main())
 
+    @pytest.mark.parametrize("way", ["/users/{}/export", "/users/{}/../export"])
+    def test_a_pattern_fits_however_long_the_value_is(self, way: str) -> None:
+        text = """
+domain: api
+descriptors:
+  - key: path
+    value: /users/*/export
+    share_threshold: true
+    rate_limit: {unit: hour, requests_per_unit: 1}
+"""
+        rules = RuleSet({"api": parse_document(text).root})
+
+        async def main() -> None:
+            app = limited(limits=lambda: rules, domain="api")
+            assert await ask_all(app, *({"path": way.format(name)} for name in ("a", "b" * 600, "c" * 60_000))) == [
+                200, 429, 429,
+            ]  # fmt: skip
+
+        run(main())
+
     def test_a_key_that_nothing_extracts_or_another_domain_is_an_error_at_the_start(self, path: Path) -> None:
         with pytest.raises(LimitError, match="have the key 'device', which nothing extracts"):
             RateLimit(hello, limits=path, domain="api")

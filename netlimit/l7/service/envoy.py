@@ -10,7 +10,6 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from netlimit.errors import LimitError
-from netlimit.l7.extraction import shorten
 from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import PLAIN, find_told
 from netlimit.l7.limit import UNITS, Algorithm, Limit
@@ -82,7 +81,7 @@ def _read_descriptor(descriptor: Any) -> Descriptor:
 
 
 def _read_entry(key: str, value: bytes) -> Entry:
-    return Entry(key, shorten(PLAIN.get(key, _decode)(value)))
+    return Entry(key, PLAIN.get(key, _decode)(value))
 
 
 def _read_limit(descriptor: Any) -> Limit:

@@ -40,6 +40,9 @@ descriptors:
       - key: path
         value: /files/*
         rate_limit: {unit: minute, requests_per_unit: 1}
+      - key: path
+        value: /reports/*/all
+        rate_limit: {unit: minute, requests_per_unit: 1}
   - key: method
     value: POST
     rate_limit: {unit: minute, requests_per_unit: 1}

@@ -19,7 +19,7 @@ from netlimit.l7.escalation import Refusals
 from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.rules import Escalation, Node, Rule, RuleSet
+from netlimit.l7.rules import LONGEST_KEY, Escalation, Node, Rule, RuleSet
 from netlimit.l7.service.bytewise import _LEVELS, TooMany, _count_fields, parse_question
 from netlimit.l7.service.envoy import should_rate_limit
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
@@ -326,6 +326,21 @@ def test_a_path_is_one_however_it_is_written(envoy: Asker, path: str) -> None:
     who = someone()
     assert envoy.ask(describe(remote_address=who, path="/login")).overall_code == OK
     assert envoy.ask(describe(remote_address=who, path=path)).overall_code == OVER
+
+
+def test_a_pattern_fits_however_long_the_value_is(envoy: Asker) -> None:
+    who = someone()
+    told = [describe(remote_address=who, path=f"/reports/{'x' * length}/all") for length in (600, 600, 5000, 100_000)]
+    assert [envoy.ask(each).overall_code for each in told] == [OK, OVER, OK, OK]  # each path has its counter
+
+
+def test_what_is_long_is_kept_short(envoy: Asker, served: Served) -> None:
+    values = [f"{'user' * 10_000}{number}" for number in range(3)]
+    assert [envoy.ask(describe(user=value)).overall_code for value in values] == [OK] * 3
+    store = served.limiter._store
+    assert isinstance(store, MemoryStore)
+    (counter,) = (each for (_, name, _), each in store._counters.items() if name == "user")
+    assert all(len(key) <= LONGEST_KEY for key in counter._counts)  # type: ignore[attr-defined]
 
 
 def test_a_host_is_one_however_it_is_written(envoy: Asker) -> None:
