@@ -6,6 +6,7 @@ app.add_middleware(RateLimit, limits="limits.yaml", domain="api")
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from math import inf
 from os import PathLike
@@ -161,24 +162,34 @@ class RateLimit:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application's whole life: deferred requests are replayed between its start and its end, and then nothing
-        is left behind."""
+        is left behind. One that knows of no life, or soon has done with it, is served on without."""
+        ended = False
 
         async def receive_end() -> Message:
+            nonlocal ended
             message = await receive()
-            if message["type"] == "lifespan.shutdown" and self._deferral is not None:
-                await self._deferral.stop()
+            if message["type"] == "lifespan.shutdown":
+                ended = True
+                if self._deferral is not None:
+                    await self._deferral.stop()
             return message
 
         async def send_start(message: Message) -> None:
+            nonlocal ended
             if message["type"] == "lifespan.startup.complete" and self._deferral is not None:
                 self._deferral.start(self._limiter, self._app, scope.get("state"))
+            ended = ended or message["type"] == "lifespan.startup.failed"
             await send(message)
 
         try:
             await self._app(scope, receive_end, send_start)
+        except CancelledError:
+            ended = True
+            raise
         finally:
-            self._ending.set()
-            await self._store.aclose()
+            if ended:
+                self._ending.set()
+                await self._store.aclose()
 
     def _is_exempt(self, path: str) -> bool:
         """Whether a path is exempt whatever it means: `/static/../login` is not."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,59 @@ descriptors:
             while (await ask(app, peer=f"192.0.2.{next(peers) % 250}")).status == 200:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("way", ["raises", "returns", "starts"])
+    def test_an_application_without_a_whole_lifespan_hears_of_changed_limits(self, path: Path, way: str) -> None:
+        """Servers go on without one then (uvicorn, hypercorn); Django's raises."""
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "lifespan":
+                await hello(scope, receive, send)
+            elif way == "starts":
+                await send({"type": "lifespan.startup.complete"})
+            elif way == "raises":
+                raise ValueError("Django can only handle ASGI/HTTP connections, not lifespan.")
+
+        async def main() -> None:
+            limited = RateLimit(app, limits=path, domain="api", extract={"device": header("X-Device")})
+            life = Asking(limited, {"type": "lifespan", "asgi": {}}, [{"type": "lifespan.startup"}])
+            with suppress(ValueError):
+                await life.end()
+            path.write_text(
+                DOCUMENT.replace("unit: minute, requests_per_unit: 5", "unit: minute, requests_per_unit: 0")
+            )
+            deadline = time.monotonic() + 20
+            peers = itertools.count(1)
+            while (await ask(limited, peer=f"192.0.2.{next(peers) % 250}")).status == 200:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("way", ["end", "failed", "cancelled"])
+    def test_files_are_followed_until_the_end_of_the_application(self, path: Path, way: str) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "lifespan.startup.failed" if way == "failed" else "lifespan.startup.complete"})
+            if way != "failed":
+                await receive()
+                await send({"type": "lifespan.shutdown.complete"})
+
+        async def main() -> None:
+            before = {*threading.enumerate()}
+            limited = RateLimit(app, limits=path, domain="api", extract={"device": header("X-Device")})
+            (thread,) = {*threading.enumerate()} - before
+            life = Asking(limited, {"type": "lifespan", "asgi": {}}, [{"type": "lifespan.startup"}])
+            await asyncio.sleep(0)
+            if way == "end":
+                life._incoming.put_nowait({"type": "lifespan.shutdown"})
+            if way == "cancelled":
+                life.task.cancel()
+            await asyncio.gather(life.task, return_exceptions=True)
+            await asyncio.to_thread(thread.join, 20)
+            assert not thread.is_alive()
 
         asyncio.run(main())
 
