@@ -96,6 +96,7 @@ class Limiter:
         self._refusals = refusals
         self.pressure = pressure or Pressure()
         self.usage = usage or Usage()
+        self._counted: RuleSet | None = None
         self._leases = count()
         self._process = secrets.token_hex(8)
 
@@ -164,12 +165,15 @@ class Limiter:
         judge: Judge | None,
     ) -> Verdict:
         rules = self._rules()
+        if rules is not self._counted:
+            self._counted = rules
+            self.usage.forget_gone(rules)
         matches = [rules.find_for(domain, descriptor) for descriptor in descriptors]
         without = replaced(matches)
         asks: list[Ask] = []
         owners: list[int] = []
         for index, match in enumerate(matches):
-            if match is None or match.rule.unlimited or match.rule.alias in without:
+            if match is None or match.rule.alias in without:
                 continue
             weight = descriptors[index].hits
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
@@ -309,7 +313,7 @@ class Limiter:
         rule, limit, key, hits, _, lease, _, _ = ask
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
-        return new(Status, (decision.admitted or counts.observes, rule, limit, decision, key))
+        return new(Status, (decision.admitted or rule.observes, rule, limit, decision, key))
 
 
 def _refuse(passage: Passage, concerned: Sequence[bool]) -> Verdict:

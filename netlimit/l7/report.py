@@ -68,7 +68,7 @@ def make_report(rules: Iterable[Rule], usage: Usage, now: float) -> list[Finding
         _find(rule, limit, usage.get(rule, concurrency), concurrency, now)
         for rule in rules
         for limit, concurrency in ((rule.limit, False), (rule.concurrency, True))
-        if limit is not None and not rule.unlimited
+        if limit is not None
     ]
     order = list(Fit)
     return sorted(found, key=lambda finding: (order.index(finding.fit), finding.domain, finding.rule, finding.kind))

@@ -14,6 +14,8 @@ from netlimit.l7.limit import Limit
 
 LONGEST_KEY = 200
 """Letters of a counter's key at most; of longer ones it is a digest, so that nobody can fill the memory with them."""
+BROUGHT = "override:"
+"""With this the names of rules begin whose limit a request has brought."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -240,7 +242,7 @@ class RuleSet:
         if descriptor.limit is None or domain not in self.domains:
             return self.find(domain, descriptor.entries)
         # It has counters of its own, for all of the descriptor.
-        name = f"override:{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
+        name = f"{BROUGHT}{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
         rule = Rule(domain, name, descriptor.limit)
         return Match(rule, make_key([entry.value for entry in descriptor.entries]))
 

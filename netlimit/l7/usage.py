@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.detail import Detail
 from netlimit.l7.distinct import Distinct
 from netlimit.l7.limit import Limit
-from netlimit.l7.rules import Rule
+from netlimit.l7.rules import BROUGHT, Rule
 
 MOST = 2**14
 """Limits that are counted each by itself; requests can bring limits of their own."""
@@ -110,12 +110,25 @@ class Usage:
         """What has been counted of a rule's limit, if it has been asked for."""
         return self._counts.get(rule.domain, {}).get(rule.name, {}).get(concurrency)
 
+    def forget_gone(self, rules: Iterable[Rule]) -> None:
+        """These are the rules from now on. If there is no room left, what was counted of others makes room for them;
+        limits that requests bring stay."""
+        if self._room:
+            return
+        known = {(rule.domain, rule.name) for rule in rules}
+        for domain, counted in self._counts.items():
+            self._counts[domain] = {
+                name: limits for name, limits in counted.items() if (domain, name) in known or name.startswith(BROUGHT)
+            }
+        self._room = max(0, MOST - sum(1 for _ in self))
+
     def find_counts(self, rule: Rule, limit: Limit, concurrency: bool = False) -> Counts:
         """The counts of a rule's limit; they begin anew when it has become another."""
         try:
             counts = self._counts[rule.domain][rule.name][concurrency]
         except KeyError:
             if not self._room:
+                self.others.observes = rule.observes
                 return self.others
             self._room -= 1
             return self._begin(rule, limit, concurrency)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from netlimit.l7 import usage as usage_module
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.memory.counter import Clock
@@ -147,6 +148,41 @@ def test_unlimited_is_without_limit() -> None:
     assert verdict.allowed
     assert verdict.statuses[0].rule is not None
     assert verdict.statuses[0].decision is None
+
+
+def test_what_is_unlimited_by_rate_has_its_limit_of_requests_in_flight() -> None:
+    flight = Limit(2, 60, Algorithm.CONCURRENCY)
+    desk = Desk(Rule("api", "user", concurrency=flight, unlimited=True))
+    held = [desk.decide("user") for _ in range(2)]
+    assert [verdict.allowed for verdict in held] == [True, True]
+    refused = desk.decide("user")
+    assert (refused.allowed, refused.statuses[0].limit) == (False, flight)
+    run(desk.limiter.release(held[0]))
+    assert desk.decide("user").allowed
+
+
+def test_who_only_observes_refuses_nothing_though_as_many_limits_as_there_is_room_for_have_been_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage_module, "MOST", 20)
+    desk = Desk(rule("shadow", 1, mode=Mode.OBSERVE), rule("user", 1))
+    for amount in range(1, 21):
+        desk.decide("user", limits=[Limit(amount, 60)])
+    assert all(desk.decide("shadow").statuses[0].allowed for _ in range(3))
+    assert not [desk.decide("user") for _ in range(2)][1].allowed
+    others = desk.limiter.usage.others
+    assert (others.admitted, others.observed, others.refused) == (2, 2, 1)
+
+
+def test_a_rule_that_has_gone_leaves_its_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_module, "MOST", 2)
+    desk = Desk(rule("one"), rule("two"))
+    desk.decide("one", "two")
+    stays = rule("two")
+    desk.rules = RuleSet({"api": Node(default={each.name: Node(each) for each in (stays, rule("three"))})})
+    desk.decide("three", "two")
+    counted = {counts.rule.name: counts.admitted for _, counts in desk.limiter.usage}
+    assert counted == {"two": 2, "three": 1}
 
 
 def test_a_request_may_bring_its_own_limit() -> None:

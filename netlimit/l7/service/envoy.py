@@ -114,11 +114,12 @@ def _may_pass(descriptors: Sequence[Descriptor], statuses: Sequence[Status]) -> 
     """Whether the request is over none of its limits; but of quotas, not over all.
 
     Quotas that belong together, since they are of the same model at the same backend, count as one, which is used up
-    when any of them is.
+    when any of them is. One that another rule takes the place of, or that only observes, has no say.
     """
     left: dict[object, bool] = {}
     for status, descriptor in zip(statuses, descriptors, strict=True):
-        if status.rule is not None and status.rule.quota and not status.rule.unlimited:
+        rule = status.rule
+        if rule is not None and rule.quota and status.decision is not None and not rule.observes:
             group = _find_group(descriptor)
             left[group] = left.get(group, True) and status.allowed
         elif not status.allowed:

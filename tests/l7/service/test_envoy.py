@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import grpc
 import httpx
@@ -19,7 +20,7 @@ from netlimit.l7.escalation import Refusals
 from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.rules import LONGEST_KEY, Escalation, Node, Rule, RuleSet
+from netlimit.l7.rules import LONGEST_KEY, Escalation, Mode, Node, Rule, RuleSet
 from netlimit.l7.service.bytewise import _LEVELS, TooMany, _count_fields, parse_question
 from netlimit.l7.service.envoy import should_rate_limit
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
@@ -180,6 +181,21 @@ def test_who_passes_by_another_quota_is_not_taken_for_one_who_is_refused() -> No
 
 
 BIG = Rule("w", "big", parse_limit("5/day"), quota=True)
+
+
+@pytest.mark.parametrize("general", [{"alias": "general"}, {"mode": Mode.OBSERVE}], ids=["replaced", "observing"])
+def test_a_quota_that_does_not_count_here_is_none_that_has_room(general: dict[str, Any]) -> None:
+    every = Rule("w", "model", parse_limit("9/day"), quota=True, **general)
+    own = Rule("w", "user", parse_limit("1/day"), quota=True, replaces=("general",))
+    rules = RuleSet({"w": Node(default={"model": Node(every), "user": Node(own)})})
+    limiter = Limiter(lambda: rules, MemoryStore())
+
+    async def ask_all(*descriptors: RateLimitDescriptor) -> list[int]:
+        question = RateLimitRequest(domain="w", descriptors=descriptors).SerializeToString()
+        return [(await should_rate_limit(limiter, (), question)).overall_code for _ in range(3)]
+
+    assert asyncio.run(ask_all(describe(model="x"), describe(user="bob"))) == [OK, OVER, OVER]
+    assert asyncio.run(ask_all(describe(model="x"))) == [OK, OK, OK]
 
 
 def test_headers_for_the_client(envoy: Asker, served: Served) -> None:
