@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from datetime import datetime
@@ -12,12 +13,19 @@ from netlimit.settings import Settings
 from netlimit.store import Store
 from netlimit.tokens import BOOTSTRAP, hash_token, is_reserved, make_token, verify_token
 
+REVOKED = (
+    "The token in NETLIMIT_BOOTSTRAP_TOKEN was revoked, or another has taken its place, and is not let in again. Set "
+    "another one; `netlimit token create`, run as root on this host, makes one at once."
+)
+log = logging.getLogger(__name__)
+
 
 def bootstrap_token(store: Store, settings: Settings, now: datetime) -> None:
     """See to it that there is an admin token.
 
-    One in the settings becomes the admin token, in place of an earlier one from there. Without one, the very first
-    start makes one, writes it to `admin.token` (0600) beside the database and shows it on a terminal.
+    One in the settings becomes the admin token, in place of an earlier one from there; one that was revoked, or whose
+    place another has taken, does not. Without one, the very first start makes one, writes it to `admin.token` (0600)
+    beside the database and shows it on a terminal.
     Raises StoreError.
     """
     if settings.bootstrap_token:
@@ -41,6 +49,10 @@ def token_path(database_url: str) -> Path:
 def _keep_given(store: Store, text: str, now: datetime) -> None:
     given = [token for token in store.active_tokens(now) if is_reserved(token.name)]
     if any(verify_token(text, token.hash) for token in given):
+        return
+    before = [token for token in store.tokens() if is_reserved(token.name) and token not in given]
+    if any(verify_token(text, token.hash) for token in before):  # who has it by a leak must not be let in by a restart
+        log.warning("%s", REVOKED)
         return
     for token in given:
         store.revoke_token(token.id, now)

@@ -184,6 +184,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}")
 _PREFIX = re.compile(r"[0-9]{1,3}")
 _PORT = re.compile(r"[0-9]{1,5}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RESERVED = frozenset({"bulk"})
 """Names that mean something else in a path of the API."""
 _TTL = re.compile(r"([0-9]{1,12})\s*(s|m|min|h|d|w)?")
@@ -477,11 +478,14 @@ def _parse_expiry(fields: Mapping[str, object], now: datetime) -> datetime | Non
         return None
     try:
         moment = at if isinstance(at, datetime) else datetime.fromisoformat(_moment_text(at))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        ending = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise RuleError(
             "expires_at", f'`expires_at` {at!r} is no time; write it as "2030-01-31T18:00:00Z", or use `ttl`.'
         ) from None
+    if ending <= _EPOCH:  # a program that says "never" so would have a rule that is over
+        raise RuleError("expires_at", f"`expires_at` {at!r} is no end that a rule can have; leave it out for none.")
+    return ending
 
 
 def _moment_text(value: object) -> str:

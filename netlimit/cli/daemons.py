@@ -76,6 +76,7 @@ def api(
 ) -> None:
     """Serve the admin API, until SIGTERM."""
     settings = read_settings(context)
+    log_to_stderr("api", settings)
     with open_store(settings) as store:
         make_token(settings, store)
     run_api(settings, user)

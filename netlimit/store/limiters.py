@@ -17,7 +17,7 @@ from netlimit.store.upsert import upsert
 _SERIAL = 0
 """No rule's id: the serial of what is assigned stands there."""
 _FORGOTTEN = timedelta(hours=1)
-"""A limiter that was killed has not said that it ends."""
+"""A limiter that was killed has not said that it ends; the next one of its gateway forgets it."""
 
 
 def assign(connection: Connection, host: str, given: Mapping[int, int], taken: Iterable[int]) -> int:
@@ -74,7 +74,8 @@ def report(connection: Connection, limiter: LimiterReport) -> None:
         "seen_at": limiter.seen_at,
     }
     connection.execute(upsert(connection, limiters), [row])
-    connection.execute(delete(limiters).where(limiters.c.seen_at < limiter.seen_at - _FORGOTTEN))
+    old = limiters.c.seen_at < limiter.seen_at - _FORGOTTEN  # by this host's clock, which other hosts do not go by
+    connection.execute(delete(limiters).where(limiters.c.host == limiter.host, old))
 
 
 def gone(connection: Connection, host: str, process: str) -> None:

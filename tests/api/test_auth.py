@@ -194,8 +194,27 @@ def test_the_token_of_the_settings_is_the_admins(empty: Store, tmp_path: Path) -
     assert find_active(empty, "first") == []
     assert len(find_active(empty, "second")) == 1
     start("first")
-    assert (len(find_active(empty, "first")), len(find_active(empty, "second"))) == (1, 0)
+    assert (len(find_active(empty, "first")), len(find_active(empty, "second"))) == (0, 1), "who is replaced stays out"
+    start("third")
+    assert (len(find_active(empty, "third")), len(find_active(empty, "second"))) == (1, 0)
     assert len(empty.active_tokens(NOW)) == 1
+
+
+def test_a_token_of_the_settings_that_was_revoked_stays_so(empty: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def start(secret: str) -> None:
+        bootstrap_token(empty, Settings(database_url="sqlite:////x", bootstrap_token=SecretStr(secret)), NOW)
+
+    start("leaked")
+    (token,) = empty.tokens()
+    empty.revoke_token(token.id, NOW, "admin")
+    start("leaked")
+    assert find_active(empty, "leaked") == []
+    assert "NETLIMIT_BOOTSTRAP_TOKEN was revoked" in caplog.text
+    assert "leaked" not in caplog.text
+    start("another")
+    start("leaked")
+    assert len(find_active(empty, "another")) == 1, "what is refused takes nobody's place"
+    assert find_active(empty, "leaked") == []
 
 
 def test_the_token_lies_beside_the_database() -> None:

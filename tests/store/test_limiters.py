@@ -62,12 +62,18 @@ def test_who_runs_says_so_and_who_was_killed_is_forgotten_in_time(store: Store) 
     store.limiter_runs(later(2))
     assert store.limiters("gw1") == [later(2)]
     assert store.limiters("gw2") == []
-    other = LimiterReport("gw2", "host/8", 5, NOW, NOW + timedelta(hours=2))
+    other = LimiterReport("gw1", "host/8", 5, NOW, NOW + timedelta(hours=2))
     store.limiter_runs(other)
-    assert (store.limiters("gw1"), store.limiters("gw2")) == ([], [other])
-    store.limiter_ended("gw2", "host/8")
-    store.limiter_ended("gw2", "host/8")
-    assert store.limiters("gw2") == []
+    assert store.limiters("gw1") == [other]
+    store.limiter_ended("gw1", "host/8")
+    store.limiter_ended("gw1", "host/8")
+    assert store.limiters("gw1") == []
+
+
+def test_a_limiter_whose_clock_is_ahead_forgets_none_of_other_gateways(store: Store) -> None:
+    store.limiter_runs(REPORT)
+    store.limiter_runs(LimiterReport("gw2", "host/8", 5, NOW, NOW + timedelta(hours=2)))
+    assert store.limiters("gw1") == [REPORT]
 
 
 def test_who_enforces_a_rule_is_kept_with_its_state(store: Store) -> None:
