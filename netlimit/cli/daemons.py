@@ -142,7 +142,7 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
     raise_open_files(OPEN_FILES)
     if listening is None:
         listening = _take_place(settings.listen)
-    with open_store(settings, silence=SILENCE) as store:
+    with open_store(settings, silence=SILENCE, is_api=True) as store:
         app = application.create_app(settings, store, notes)
         door = server.open_door(settings, app, listening)
         config = server.configure(settings, app, door)

@@ -39,18 +39,26 @@ log = logging.getLogger(__name__)
 
 SILENCE = 25.0
 """Seconds that the server of a database may say nothing to what runs on and on: longer than locks are waited for."""
+MOST_REVISIONS, MOST_AUDITED = 100_000, 10_000_000
+"""So many changes, and lines of the audit, are left by all but the API, whose settings these are: else the process with
+the smallest ones would forget what the API keeps."""
 PAUSE_SECONDS, COPY_SECONDS = 10.0, 30.0
 """How long the copy may work at a pause that a command tells it, and at all rules; 100,000 take some three seconds."""
 
 
 @contextmanager
-def open_store(settings: Settings, patience: float | None = None, silence: float | None = None) -> Iterator[Store]:
+def open_store(
+    settings: Settings, patience: float | None = None, silence: float | None = None, is_api: bool = False
+) -> Iterator[Store]:
     """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer, and with
     `silence` a server that says nothing. Without either, for a command, it is seen first that its disk does not hang.
-    Raises StoreError."""
+    The API's settings say how many changes and lines of the audit are kept. Raises StoreError."""
     from netlimit.store import Store
 
-    store = Store(settings.database_url, settings.audit_length, settings.revisions, patience=patience, silence=silence)
+    audited, revisions = settings.audit_length, settings.revisions
+    if not is_api:
+        audited, revisions = max(audited, MOST_AUDITED), max(revisions, MOST_REVISIONS)
+    store = Store(settings.database_url, audited, revisions, patience=patience, silence=silence)
     if store.path is not None and patience is None and silence is None:
         try_disk(store.path)
     try:

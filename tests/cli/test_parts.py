@@ -14,8 +14,9 @@ import pytest
 from api.bootstrap import token_path
 from netlimit.cli.daemons import listen
 from netlimit.cli.database import find_token_file
+from netlimit.cli.parts import open_store
 from netlimit.rules import parse_rule
-from netlimit.settings import Listen
+from netlimit.settings import Listen, Settings
 from netlimit.store import Store
 from tests.cli.running import PROGRAM, Netlimit, settings_in, until
 
@@ -131,3 +132,30 @@ def test_a_kernel_that_is_left_alone_takes_no_rights(root: None, directory: Path
 def test_output_that_nobody_reads_is_no_traceback(netlimit: Netlimit) -> None:
     shell = Netlimit(netlimit.environment, before=("sh", "-c", f"{' '.join(PROGRAM)} --help | true", "--"))
     assert "Traceback" not in shell.run().stderr
+
+
+def test_the_settings_of_the_api_say_how_much_is_kept_and_those_of_others_do_not(directory: Path) -> None:
+    """A shell that lacks the API's environment, another gateway: what they forget, the API's is gone for good."""
+    url, now = f"sqlite:///{directory}/n.db", datetime.now(UTC)
+    few = Settings(database_url=url, revisions=2, audit_length=3)
+    with open_store(few) as store:
+        store.upgrade()
+        for n in range(9):
+            store.add([parse_rule({"target": f"10.0.0.{n}", "action": "block"}, now)], "test", now)
+        assert (len(store.revisions()), len(store.audit())) == (9, 9)
+    with open_store(few, is_api=True) as store:
+        store.note("look", "test", now)
+        assert (len(store.revisions()), len(store.audit())) == (2, 3)
+
+
+def test_where_no_api_runs_what_is_kept_has_a_bound(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, now = f"sqlite:///{directory}/n.db", datetime.now(UTC)
+    monkeypatch.setattr("netlimit.cli.parts.MOST_REVISIONS", 4)
+    monkeypatch.setattr("netlimit.cli.parts.MOST_AUDITED", 5)
+    for revisions, kept in ((2, 4), (6, 6)):
+        with open_store(Settings(database_url=url, revisions=revisions, audit_length=revisions)) as store:
+            store.upgrade()
+            for n in range(9):
+                target = f"10.0.{revisions}.{n}"
+                store.add([parse_rule({"target": target, "action": "block"}, now)], "test", now)
+            assert len(store.revisions()) == kept
