@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.identity import find_block
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Rule
 from netlimit.l7.store import Ask, Store
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # an application that has no IP rules need not import what th
 SIZE_KEYS = ("content_length", "content-length")
 """The entry that tells how many bytes of body it has."""
 _LONGEST = 15
+Client = str | tuple[str, ...] | None
+"""Whom a request comes from: his own address, or all that are told as it, since descriptors have blocks of them."""
 
 
 class Charge(StrEnum):
@@ -118,6 +121,19 @@ class Gate:
 def find_client(descriptor: Descriptor) -> str | None:
     """Whom a request comes from, if a descriptor tells it."""
     return next((entry.value for entry in descriptor.entries if entry.key == CLIENT_KEY), None)
+
+
+def find_addresses(client: Client, descriptors: Iterable[Descriptor]) -> Sequence[str]:
+    """The addresses that IP rules are asked about."""
+    if isinstance(client, str):
+        return (client,)
+    return client or sorted({told for told in map(find_client, descriptors) if told is not None})
+
+
+def tells(descriptor: Descriptor, address: str) -> bool:
+    """Whether a descriptor tells of a client with this address, by itself or by its block."""
+    forms = (address, find_block(address))
+    return any(entry.key == CLIENT_KEY and entry.value in forms for entry in descriptor.entries)
 
 
 def find_size(descriptors: Iterable[Descriptor]) -> int:

@@ -60,10 +60,9 @@ def plain_client(text: bytes) -> str:
     return told if address is None else find_block(address)
 
 
-def find_told(values: Iterable[str]) -> str | None:
-    """The address that values tell; None where they tell none, or several."""
-    told = {address for address in map(read_address, values) if address is not None}
-    return told.pop() if len(told) == 1 else None
+def find_told(values: Iterable[str]) -> tuple[str, ...]:
+    """The addresses that values tell, each once."""
+    return tuple(dict.fromkeys([address for address in map(read_address, values) if address is not None]))
 
 
 def find_network(address: str) -> str:

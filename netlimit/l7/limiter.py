@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered, new
 from netlimit.l7.failover import Failover
-from netlimit.l7.gate import Gate, Passage, find_client, find_size
+from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, replaced
@@ -106,7 +106,7 @@ class Limiter:
         descriptors: Sequence[Descriptor],
         hits: int = 1,
         charge: bool = False,
-        client: str | None = None,
+        client: Client = None,
         size: int = 0,
         entered: bool = False,
         escalates: bool = True,
@@ -116,10 +116,11 @@ class Limiter:
         """Count a request and say whether it may pass.
 
         `hits` is its weight, 0 to look only; `charge` counts it even where it is refused. IP rules are asked about
-        `client`, with `size` bytes of body (by default what descriptors tell of both), unless it has `entered` already;
-        if they refuse the request, no other rule is asked. `escalates` says whether a refusal may have the client
-        blocked: whether who asks is known to tell its address truly. What a leaky bucket would have wait for more than
-        `longest` seconds is refused. `judge` has the last word about the statuses. A refused request holds no leases.
+        `client`, of several addresses about each, with `size` bytes of body (by default what descriptors tell of both),
+        unless it has `entered` already; if they refuse the request, no other rule is asked. `escalates` says whether a
+        refusal may have the client blocked: whether who asks is known to tell its address truly. What a leaky bucket
+        would have wait for more than `longest` seconds is refused. `judge` has the last word about the statuses. A
+        refused request holds no leases.
         Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
         if self.guarded and not entered:
@@ -132,15 +133,14 @@ class Limiter:
         return self._gate is not None and self._gate.guards
 
     async def enter(
-        self, descriptors: Sequence[Descriptor], hits: int = 1, client: str | None = None, size: int = 0
+        self, descriptors: Sequence[Descriptor], hits: int = 1, client: Client = None, size: int = 0
     ) -> Verdict:
         """Ask the IP rules alone, as `decide` does: the verdict of the one that refuses the request, else an allowed
         one with what it holds. Raises as `decide`."""
         assert self._gate is not None
-        told = [find_client(descriptor) for descriptor in descriptors]
         size = size or find_size(descriptors)
         held: tuple[Ask, ...] = ()
-        for address in [client] if client is not None else sorted({each for each in told if each is not None}):
+        for address in find_addresses(client, descriptors):
             try:
                 passage = await self._gate.ask(address, size, hits)
             except BaseException:  # who asked does not wait any more, say
@@ -149,7 +149,7 @@ class Limiter:
             if not passage.allowed:
                 if held:
                     await self._store.release(held)
-                return _refuse(passage, [client is not None or each == address for each in told])
+                return _refuse(passage, [isinstance(client, str) or tells(each, address) for each in descriptors])
             held += passage.leases
         return Verdict(True, (), 0.0, 0.0, held)
 
@@ -159,7 +159,7 @@ class Limiter:
         descriptors: Sequence[Descriptor],
         hits: int,
         charge: bool,
-        client: str | None,
+        client: Client,
         escalates: bool,
         longest: float,
         judge: Judge | None,
@@ -197,7 +197,7 @@ class Limiter:
         descriptors: Sequence[Descriptor],
         hits: int,
         charge: bool,
-        client: str | None,
+        client: Client,
         size: int,
         escalates: bool,
         longest: float,
@@ -223,9 +223,7 @@ class Limiter:
         return verdict
 
     @staticmethod
-    def _note_refusals(
-        refusals: Refusals, descriptors: Sequence[Descriptor], client: str | None, verdict: Verdict
-    ) -> None:
+    def _note_refusals(refusals: Refusals, descriptors: Sequence[Descriptor], client: Client, verdict: Verdict) -> None:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
             rule = status.rule
             # Who waits for his turn instead is not refused; of whom no counter could be asked nobody knows what he did.
@@ -237,7 +235,7 @@ class Limiter:
             # key or header as it likes, and a limit that many share says nothing of any one of them.
             told = find_client(descriptor)
             if told is not None:
-                refusals.note(rule, client or told)
+                refusals.note(rule, client if isinstance(client, str) else told)
 
     def find_flight(self, name: str) -> Rule | None:
         """The IP rule of this name that limits requests in flight."""

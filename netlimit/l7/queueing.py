@@ -21,6 +21,7 @@ from itertools import count
 from math import inf
 
 from netlimit.l7.decision import Unanswered
+from netlimit.l7.gate import Client
 from netlimit.l7.limit import Algorithm, Limit, widen
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.rules import Descriptor, Mode, OnLimit, Rule, RuleSet
@@ -79,7 +80,7 @@ class _Waiter:
     domain: str
     descriptors: Sequence[Descriptor]
     hits: int
-    client: str | None
+    client: Client
     escalates: bool
     arrived: float
     longest: float
@@ -143,7 +144,7 @@ class Queues:
         descriptors: Sequence[Descriptor],
         hits: int = 1,
         patience: Patience = _simply,
-        client: str | None = None,
+        client: Client = None,
         escalates: bool = True,
         longest: float = inf,
     ) -> Verdict:
@@ -170,7 +171,7 @@ class Queues:
         descriptors: Sequence[Descriptor],
         hits: int,
         patience: Patience,
-        client: str | None,
+        client: Client,
         escalates: bool,
         longest: float,
     ) -> Verdict:

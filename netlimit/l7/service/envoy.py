@@ -40,8 +40,8 @@ class Unanswerable(ValueError):
     """A question that has no answer; the sentence says what is missing."""
 
 
-def read_question(data: bytes) -> tuple[str, list[Descriptor], int, str | None]:
-    """The domain, descriptors and hits of a RateLimitRequest, and the client's own address where just one is told.
+def read_question(data: bytes) -> tuple[str, list[Descriptor], int, tuple[str, ...]]:
+    """The domain, descriptors and hits of a RateLimitRequest, and all addresses that are told as the client's own.
     Raises Unanswerable."""
     try:
         question = parse_question(data)

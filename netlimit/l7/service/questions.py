@@ -29,12 +29,13 @@ _EXAMPLE = '{"domain": "web", "descriptors": [[{"key": "remote_address", "value"
 
 
 class Question(NamedTuple):
-    """May so many hits of these descriptors pass? `client` is his own address, where descriptors tell just one."""
+    """May so many hits of these descriptors pass? `client` are the addresses that are told as his, where descriptors
+    have their blocks."""
 
     domain: str
     descriptors: tuple[Descriptor, ...]
     hits: int = 1
-    client: str | None = None
+    client: tuple[str, ...] = ()
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -149,3 +149,20 @@ def test_an_ipv6_client_is_one_whichever_addresses_of_its_block_it_takes(http: h
         assert [ask(http, each).status_code for each in told] == [200, 403, 200]
     finally:
         served.addresses = AddressRules()
+
+
+@pytest.mark.parametrize("blocked", ["2001:db8:0:77::2", "198.51.100.77"])
+@pytest.mark.parametrize("other", ["2001:db8:0:78::1", "2001:db8:0:77::3", "198.51.100.78"])
+def test_ip_rules_are_asked_about_each_of_several_addresses(
+    http: httpx.Client, served: Served, blocked: str, other: str
+) -> None:
+    served.pass_time(60)
+    rule = replace(parse_rule({"target": blocked, "action": "block"}, datetime.now(UTC)), id=1, revision=1)
+    served.addresses = AddressRules([rule], [1])
+    try:
+        told = [describe(remote_address=each)[0] for each in (other, blocked)]
+        assert ask(http, told).status_code == 403
+        assert ask(http, told[::-1]).status_code == 403
+        assert ask(http, told[:1]).status_code == 200
+    finally:
+        served.addresses = AddressRules()

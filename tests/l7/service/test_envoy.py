@@ -382,6 +382,30 @@ def test_ip_rules_are_asked_about_its_own_address(envoy: Asker, served: Served) 
         served.addresses = AddressRules()
 
 
+@pytest.mark.parametrize("blocked", ["2001:db8:0:66::2", "198.51.100.66"])
+@pytest.mark.parametrize("other", ["2001:db8:0:67::1", "2001:db8:0:66::3", "198.51.100.67"])
+def test_ip_rules_are_asked_about_each_of_several_addresses(
+    envoy: Asker, served: Served, blocked: str, other: str
+) -> None:
+    """Behind `remote_address` a header of the client may tell another."""
+    served.pass_time(60)
+    rule = replace(parse_rule({"target": blocked, "action": "block"}, datetime.now(UTC)), id=1, revision=1)
+    served.addresses = AddressRules([rule], [1])
+    try:
+        refused = envoy.ask(describe(remote_address=blocked), describe(remote_address=other), describe(user=someone()))
+        assert refused.overall_code == OVER
+        assert [status.code for status in refused.statuses] == [
+            OVER,
+            OVER if other[:13] == blocked[:13] == "2001:db8:0:66" else OK,
+            OK,
+        ]
+        assert "blocked" in refused.raw_body.decode()
+        assert envoy.ask(describe(remote_address=other), describe(remote_address=blocked)).overall_code == OVER
+        assert envoy.ask(describe(remote_address=other)).overall_code == OK
+    finally:
+        served.addresses = AddressRules()
+
+
 def test_those_who_ask_all_at_once_are_all_answered(served: Served) -> None:
     """However many ask at once, on one connection or on many, nobody is sent away without an answer."""
 
