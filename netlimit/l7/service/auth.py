@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple, NoReturn
@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 
 from netlimit.l7.decision import new
 from netlimit.l7.escalation import Askers
+from netlimit.l7.gate import Client
 from netlimit.l7.headers import Family, make_headers
-from netlimit.l7.identity import ClientAddress, Extractor, Scope, api_key, header
+from netlimit.l7.identity import PLAIN, ClientAddress, Extractor, Scope, api_key, find_told, header
 from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.problems import write_problem
@@ -37,6 +38,8 @@ class Part(NamedTuple):
 
     key: str
     find: Extractor
+    whole: Extractor | None = None
+    """Finds what is told, in the question or a header, of which the value is the plain form or the block."""
 
 
 class Template(NamedTuple):
@@ -50,8 +53,8 @@ class Template(NamedTuple):
     wait: float
     """Seconds after which a request that waits for its turn is answered, from when the question has come."""
     deny: int
-    client: Extractor
-    """Finds the address that IP rules are asked about; nothing where a descriptor is to tell it."""
+    client: Callable[[Scope], Client]
+    """Finds the address that IP rules are asked about; where descriptors are to tell it, all that they tell."""
     escalates: bool
     """Whether a refusal may have that address blocked: not where the question tells one, or a header of a client."""
 
@@ -114,8 +117,10 @@ class Authorizer:
         if deny is None:
             raise Problem(422, f"`deny` is the status of a refusal: {' or '.join(DENIALS)}.", "deny")
         descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
-        told = any(part.key == CLIENT_KEY and part.find is not self._address for parts in descriptors for part in parts)
-        client = _find_nobody if told else self._address.find
+        clients = [part for parts in descriptors for part in parts if part.key == CLIENT_KEY]
+        told = any(part.whole is not None for part in clients)
+        finders = [part.whole or self._address.find for part in clients]
+        client = partial(_find_told, finders) if told else self._address.find
         of_paths = tuple(parts for parts in descriptors if any(part.find is find_path for part in parts))
         hits, wait = _read_hits(once.get("hits", "1")), _read_wait(once.get("wait"))
         return Template(once["domain"], descriptors, of_paths, hits, wait, deny, client, not told)
@@ -123,10 +128,10 @@ class Authorizer:
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")
         if key and given:
-            return Part(key, partial(_give, value))
+            return _make_told(key, partial(_give, value), "utf-8")
         kind, named, name = text.partition(":")
         if kind == "header" and name:
-            return Part(name.lower(), header(name))
+            return _make_told(name.lower(), header(name), "latin-1")
         find = self._known.get(text)
         if find is None or named:
             known = ", ".join(self._known)
@@ -138,8 +143,20 @@ def _give(value: str, scope: Scope) -> str:
     return value
 
 
-def _find_nobody(scope: Scope) -> None:
-    return None
+def _make_told(key: str, find: Extractor, encoding: str) -> Part:
+    """An entry that the question or a client tells, in the form in which values of this key are compared."""
+    plain = PLAIN.get(key)
+    return Part(key, find if plain is None else partial(_find_plain, plain, find, encoding), find)
+
+
+def _find_plain(plain: Callable[[bytes], str], find: Extractor, encoding: str, scope: Scope) -> str | None:
+    told = find(scope)
+    return None if told is None else plain(told.encode(encoding))
+
+
+def _find_told(finders: Sequence[Extractor], scope: Scope) -> tuple[str, ...]:
+    """The addresses that are told of a request, whole."""
+    return find_told(told for find in finders if (told := find(scope)) is not None)
 
 
 def _find_age(scope: Scope) -> float:
@@ -177,7 +194,7 @@ def _read_wait(text: str | None) -> float:
 def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None:
     """A descriptor; None where the request lacks one of its values, as Envoy leaves it out then."""
     entries = []
-    for key, find in parts:
+    for key, find, _ in parts:
         value = find(scope)
         if value is None:
             return None

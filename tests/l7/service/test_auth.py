@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -138,6 +139,52 @@ def test_a_value_may_stand_in_the_query(http: httpx.Client) -> None:
     who = someone()
     assert [ask(http, f"key=user={who}").status_code for _ in range(4)] == [200, 200, 200, 403]
     assert ask(http, f"key=user={someone()}&hits=4").status_code == 403
+
+
+TELLS = ["key=remote_address={}", "key=header:remote_address", "key=header:Remote_Address"]
+
+
+@pytest.mark.parametrize("query", TELLS)
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ("2001:db8:0:{:x}::1", "2001:DB8:0:{:x}:a::7", "2001:db8:0:{:x}::1%eth0"),
+        ("198.51.200.{}", "::ffff:198.51.200.{}", "::FFFF:198.51.200.{}"),
+    ],
+)
+def test_an_address_that_is_told_is_one_however_it_is_written(
+    http: httpx.Client, query: str, forms: tuple[str, ...]
+) -> None:
+    number = 100 + next(_hosts)
+    statuses = []
+    for form in (*forms, *forms[:1]):
+        address = form.format(number)
+        told = query.format(quote(address))
+        statuses.append(http.get(f"/v1/auth?domain=web&{told}", headers={"remote_address": address}).status_code)
+    assert statuses == [200, 200, 403, 403]
+    found = forms[0].format(number)
+    assert ask(http, "key=remote_address", X_Forwarded_For=found).status_code == 403  # it has the counter of that
+
+
+def test_a_host_and_a_path_that_are_told_are_one_however_they_are_written(http: httpx.Client, client: str) -> None:
+    for path, status in (("/login", 200), ("//login", 403), ("/%256Cogin", 403), ("/a/../login", 403)):
+        assert ask(http, f"key=remote_address={client},path={path}").status_code == status
+    host = f"{someone()}.example"
+    for told, status in ((host, 200), (host.upper(), 403), (f"{host}:8443", 403)):
+        assert ask(http, f"key=host={told}").status_code == status
+
+
+def test_of_several_addresses_each_is_asked_about(http: httpx.Client, blocked: str) -> None:
+    query = "key=remote_address&key=header:remote_address"
+    for found, told, status in (
+        (blocked, "2001:db8:67::1", 403),
+        ("2001:db8:67::1", blocked, 403),
+        (blocked, "198.51.210.1", 403),
+        (blocked, "nobody", 403),
+        ("2001:db8:67::1", "198.51.210.1", 200),
+    ):
+        headers = {"X-Forwarded-For": found, "remote_address": told}
+        assert http.get(f"/v1/auth?domain=web&{query}", headers=headers).status_code == status
 
 
 def test_leases_are_told(http: httpx.Client) -> None:
