@@ -49,7 +49,8 @@ class RateLimit:
     Either one `limit`, "100/minute" or a Limit or a whole Rule, which each `key` has for itself (the client's address;
     the name of another extractor, or one of your own). Or `limits`, a file or folder that is followed as it changes, or
     a callable that gives the rules of the moment, and the `domain` whose rules count here: their keys say what is asked
-    of a request.
+    of a request. A `limit` is counted under the `domain` too: applications that share their counters and not their
+    limits need one each (a Rule has its own).
 
     `extract` adds extractors to `EXTRACTORS`, or replaces them: `{"remote_address": ClientAddress(["10.0.0.0/8"])}`
     trusts proxies. `exempt` are paths that are not limited, with a `*` at the end all that begin so. `hits` gives the
@@ -82,7 +83,7 @@ class RateLimit:
             name = key if isinstance(key, str) else "key"
             if not isinstance(key, str):
                 extractors[name] = key
-            rules, self._domain = _make_rules(limit, name)
+            rules, self._domain = _make_rules(limit, name, domain)
         elif limits is not None and limit is None:
             rules, self._domain = self._follow(limits), domain
         else:
@@ -207,10 +208,12 @@ class RateLimit:
         return lambda: sources.rules
 
 
-def _make_rules(limit: str | Limit | Rule, key: str) -> tuple[Callable[[], RuleSet], str]:
+def _make_rules(limit: str | Limit | Rule, key: str, domain: str) -> tuple[Callable[[], RuleSet], str]:
     """A rule by itself, and its domain."""
+    if isinstance(limit, Rule) and domain not in (DOMAIN, limit.domain):
+        raise LimitError("domain", f"The rule is of the domain {limit.domain!r}, not of {domain!r}.")
     if not isinstance(limit, Rule):
-        limit = Rule(DOMAIN, key, limit if isinstance(limit, Limit) else parse_limit(str(limit)))
+        limit = Rule(domain, key, limit if isinstance(limit, Limit) else parse_limit(str(limit)))
     rules = RuleSet({limit.domain: Node(default={key: Node(limit)})})
     return lambda: rules, limit.domain
 

@@ -116,6 +116,25 @@ class TestOneLimit:
 
         run(main())
 
+    def test_applications_that_share_their_counters_are_told_apart_by_their_domains(self) -> None:
+        async def main() -> None:
+            store = MemoryStore(leaping_clock())
+            shop, blog, annex = (
+                RateLimit(hello, ONE, domain=name, counters=store) for name in ("shop", "blog", "shop")
+            )
+            assert await ask_all(shop, {}, {}) == [200, 429]
+            assert await ask_all(blog, {}, {}) == [200, 429]
+            assert await ask_all(annex, {}) == [429]
+
+        run(main())
+
+    def test_a_rule_has_a_domain_of_its_own(self) -> None:
+        rule = Rule("shop", "each", parse_limit(ONE))
+        RateLimit(hello, rule)
+        RateLimit(hello, rule, domain="shop")
+        with pytest.raises(LimitError, match="The rule is of the domain 'shop', not of 'blog'"):
+            RateLimit(hello, rule, domain="blog")
+
     def test_an_api_key_is_told_to_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
         async def main() -> None:
             app = limited(ONE, key="api_key", families=[*Family])
