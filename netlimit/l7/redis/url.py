@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -19,6 +20,8 @@ FORMS = (
     "redis+cluster://HOST:PORT,HOST:PORT or rediss+cluster://HOST:PORT,HOST:PORT"
 )
 PORT = 6379
+_SCHEME = re.compile(r"[a-z+]{0,20}")
+_ESCAPED = "in a password `/`, `?`, `#` and `@` are written %2F, %3F, %23 and %40"
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _MILLISECONDS = {"timeout_ms": 250.0, "probe_ms": 1000.0, "merge_ms": 0.0}
 
@@ -63,14 +66,17 @@ def read_url(url: str) -> Place:
 
 
 def _read(text: str) -> Place:
+    """Raises ValueError. Whatever stands in the wrong place may be of the password, so no sentence repeats it."""
+    if "#" in text:
+        raise ValueError(f"a `#` has no meaning in it; {_ESCAPED}")
     scheme, login, hosts, rest = part_url(text)
     user, _, password = login.partition(":")
     url = urlsplit("//" + rest)
     base, _, cluster = scheme.partition("+")
     tls = base == "rediss"
     if base not in ("redis", "rediss", "unix") or cluster not in ("", "cluster") or (base == "unix" and cluster):
-        raise ValueError(f"{scheme!r} is no scheme of it")
-    query = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+        raise ValueError(f"{scheme if _SCHEME.fullmatch(scheme) else ''!r} is no scheme of it")
+    query = _read_query(url.query)
     times = {name: _read_milliseconds(name, query.pop(name, None)) for name in _MILLISECONDS}
     options: dict[str, Any] = {name: query.pop(name) for name in _TLS if tls and name in query}
     if user:
@@ -85,7 +91,8 @@ def _read(text: str) -> Place:
         raise ValueError("a cluster has no databases")
     if query:
         known = [*_MILLISECONDS, *(_TLS if tls else ()), *(("db",) if base == "unix" else ())]
-        raise ValueError(f"{next(iter(query))!r} is no option of it; there are {', '.join(known)}")
+        other = next((repr(name) for name in query if name in (*_TLS, "db")), "what follows a `?`")
+        raise ValueError(f"{other} is no option of it; there are {', '.join(known)}; {_ESCAPED}")
     addresses = () if base == "unix" else tuple(map(_read_address, hosts))
     if len(addresses) > 1 and not cluster:
         raise ValueError("several hosts are a cluster's")
@@ -93,11 +100,22 @@ def _read(text: str) -> Place:
     return Place(addresses, bool(cluster), kind, options, *times.values())
 
 
+def _read_query(text: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
+    except ValueError:
+        raise ValueError(f"behind the `?` there are no options such as timeout_ms=250; {_ESCAPED}") from None
+
+
 def _read_address(text: str) -> Address:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(f"a host or its port cannot be read; {_ESCAPED}") from None
+    if not host:
         raise ValueError("a host is missing")
-    return Address(parts.hostname, parts.port or PORT)
+    return Address(host, port or PORT)
 
 
 def _read_milliseconds(name: str, text: str | None) -> float:

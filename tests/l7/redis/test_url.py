@@ -52,7 +52,7 @@ def test_a_cluster() -> None:
         ("http://cache", "'http' is no scheme of it"),
         ("memory", "'' is no scheme of it"),
         ("redis:///0", "a host is missing"),
-        ("redis://cache:port", "[Pp]ort"),
+        ("redis://cache:port", "a host or its port cannot be read; in a password"),
         ("redis://cache/nine", "the database after the last / is no number"),
         ("redis://one,two", "several hosts are a cluster's"),
         ("redis+cluster://one,two/1", "a cluster has no databases"),
@@ -74,6 +74,39 @@ def test_no_error_tells_the_password() -> None:
     with pytest.raises(SettingsError) as error:
         read_url("redis://me:secret@:x")
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:s3cr?ret@host:6379/0",
+        "redis://:s3c?ret=1@host",
+        "redis://:s3c?timeout_ms=ret@host",
+        "redis://me:s3c#ret@host:6379",
+        "redis://me:1234#s3c@host",
+        "redis://:s3c/ret@host",
+        "redis://me:1234/s3c@host",
+        "redis://s3c:ret",
+        "redis://[s3c]",
+        "redis://[s3c",
+        "redis://s3c\u2100ret?x",
+        "redis+cluster://one,:s3c?ret@host",
+        "unix:///s3c#ret",
+        "unix:///run?s3c",
+        "me:s3c://ret@host",
+    ],
+)
+def test_no_error_tells_a_part_of_the_password_however_it_is_written(url: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        read_url(url)
+    told = str(error.value).partition(" Write ")[0]
+    assert not any(part in told for part in ("s3c", "ret", "1234", "host:"))
+
+
+@pytest.mark.parametrize("url", ["redis://cache#", "redis://cache/1#x", "unix:///run/redis#1", "redis://me:a#b@cache"])
+def test_a_fragment_means_nothing(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"`#`.*%23"):
+        read_url(url)
 
 
 def test_every_kind_of_store() -> None:
