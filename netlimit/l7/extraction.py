@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import ClientAddress, Extractor, Scope, find_route, path
+from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings
 
@@ -21,9 +21,9 @@ class Extraction:
 
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
-    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it
-    or a root path before it, has descriptors of both. Raises LimitError if there is no such domain, or if its rules
-    have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it,
+    has descriptors of both. Raises LimitError if there is no such domain, or if its rules have keys that nothing
+    extracts; rules that come later are heeded as far as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -45,14 +45,10 @@ class Extraction:
                 log.error("%s", faults)
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
-        others = _find_other_paths(scope)
-        if others:
+        for other in find_meanings(scope["path"])[1:] if ".." in scope["path"] else ():
+            values["path"] = other
             ways = [way for way in self._ways if ("path", path) in way]
-            known = {rules.find_for(self._domain, each) for each in descriptors}
-            for values["path"] in others:
-                found = self._make_descriptors(ways, values, scope)
-                # What counts on the same counter whatever the path is counts once.
-                descriptors += [each for each in found if rules.find_for(self._domain, each) not in known]
+            descriptors += self._make_descriptors(ways, values, scope)
         return descriptors
 
     def _make_descriptors(
@@ -85,15 +81,6 @@ class Extraction:
                 f'{", ".join(self._extractors)}. More can be given: extract={{{unknown[0]!r}: header("X-Name")}}.'
             )
         return [tuple((key, self._extractors[key]) for key in way) for way in ways], faults
-
-
-def _find_other_paths(scope: Scope) -> list[str]:
-    """What else its path may mean to an application: one with `..` in it, and one below the root path, which routers
-    take away where it is there."""
-    asked, route = scope["path"], find_route(scope)
-    if ".." not in asked and route == asked:
-        return []
-    return list(dict.fromkeys((*find_meanings(asked), *find_meanings(route))))[1:]
 
 
 def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

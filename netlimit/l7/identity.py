@@ -221,19 +221,6 @@ def path(scope: Scope) -> str | None:
     return resolve(scope["path"])
 
 
-def find_root(scope: Scope) -> str:
-    """The root path of the application, without a slash at its end."""
-    root: str = scope.get("root_path", "")
-    return root.rstrip("/")
-
-
-def find_route(scope: Scope) -> str:
-    """The path below the root path, which servers put before it, and proxies may have taken away."""
-    asked: str = scope["path"]
-    root = find_root(scope)
-    return asked[len(root) :] if asked.startswith(f"{root}/") else asked
-
-
 def host(scope: Scope) -> str | None:
     """The host that a request is for, in its plain form: without port, in small letters."""
     told = next((value for name, value in scope["headers"] if name == b"host"), None)

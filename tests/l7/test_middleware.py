@@ -32,10 +32,6 @@ from tests.l7.leaping import leaping_clock, now, run
 ONE = "1/minute"
 
 
-def make_rules(descriptor: str) -> RuleSet:
-    return RuleSet({"app": parse_document(f"domain: app\ndescriptors: [{descriptor}]").root})
-
-
 def limited(limit: Any = None, app: Any = hello, **others: Any) -> RateLimit:
     return RateLimit(app, limit, counters=MemoryStore(leaping_clock()), **others)
 
@@ -272,29 +268,6 @@ descriptors:
             assert await ask_all(app, *({"path": way.format(name)} for name in ("a", "b" * 600, "c" * 60_000))) == [
                 200, 429, 429,
             ]  # fmt: skip
-
-        run(main())
-
-    @pytest.mark.parametrize("named", ["/login", "/api/login"])
-    def test_a_path_is_limited_with_the_root_path_and_without_it(self, named: str) -> None:
-        """Routers take it away where it is there, and serve what has none."""
-        rules = make_rules(f"{{key: path, value: {named}, rate_limit: {{unit: hour, requests_per_unit: 1}}}}")
-
-        async def main() -> None:
-            app = limited(limits=lambda: rules)
-            asked = [{"path": path, "root_path": "/api"} for path in ("/api/login", "/api/./login", "/api//login")]
-            assert await ask_all(app, *asked) == [200, 429, 429]
-
-        run(main())
-
-    def test_what_counts_on_one_counter_whatever_the_path_counts_once(self) -> None:
-        limit = "{unit: hour, requests_per_unit: 3}"
-        rules = make_rules(f"{{key: path, value: '*', share_threshold: true, rate_limit: {limit}}}")
-
-        async def main() -> None:
-            app = limited(limits=lambda: rules)
-            asked = [{"path": f"/api/{n}", "root_path": "/api"} for n in range(4)]
-            assert await ask_all(app, *asked) == [200, 200, 200, 429]
 
         run(main())
 

@@ -22,7 +22,6 @@ from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import App, AppUpstream, Upstream
 from netlimit.l7.headers import count_seconds
-from netlimit.l7.identity import find_root, find_route
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.problems import MEDIA_TYPE
@@ -153,7 +152,7 @@ class Deferral:
             return await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
         if self._replayer is not None:
             self._replayer.stir()
-        location = f"{quote(find_root(scope))}{self.path}/{request.id}"
+        location = f"{quote(_find_root(scope))}{self.path}/{request.id}"
         told = {"id": request.id, "state": "waiting", "location": location}
         fields = [(b"location", location.encode()), (b"retry-after", b"%d" % wait)]
         await _answer(send, 202, _JSON, json.dumps(told).encode(), fields)
@@ -161,13 +160,13 @@ class Deferral:
 
     def is_asked(self, scope: Message) -> bool:
         """Whether it is asked what has become of a request."""
-        return find_route(scope).startswith(f"{self.path}/")
+        return _find_route(scope).startswith(f"{self.path}/")
 
     async def report(self, scope: Message, send: Send) -> None:
         """Answer what has become of a request, by the id at the end of the path."""
         if scope["method"] not in ("GET", "HEAD"):
             return await complain(send, 405, "The status of a request is read by GET.", [(b"allow", b"GET, HEAD")])
-        identity = find_route(scope)[len(self.path) + 1 :]
+        identity = _find_route(scope)[len(self.path) + 1 :]
         try:
             report = await self._backlog.find(identity)
         except BacklogUnavailable as error:
@@ -279,6 +278,18 @@ async def _answer(
     head = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": [*head, *fields]})
     await send({"type": "http.response.body", "body": body})
+
+
+def _find_root(scope: Message) -> str:
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def _find_route(scope: Message) -> str:
+    """The path below the root path, which servers put before it, and proxies may have taken away."""
+    path: str = scope["path"]
+    root = _find_root(scope)
+    return path[len(root) :] if path.startswith(f"{root}/") else path
 
 
 def _find_raw(scope: Message) -> bytes:
