@@ -21,9 +21,9 @@ class Extraction:
 
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
-    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it,
-    has descriptors of both. Raises LimitError if there is no such domain, or if its rules have keys that nothing
-    extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it or
+    it begins with the root path, has descriptors of both. Raises LimitError if there is no such domain, or if its rules
+    have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -45,11 +45,27 @@ class Extraction:
                 log.error("%s", faults)
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
-        for other in find_meanings(scope["path"])[1:] if ".." in scope["path"] else ():
-            values["path"] = other
-            ways = [way for way in self._ways if ("path", path) in way]
-            descriptors += self._make_descriptors(ways, values, scope)
+        if ".." in scope["path"] or scope.get("root_path"):
+            descriptors += self._find_others(rules, descriptors, values, scope)
         return descriptors
+
+    def _find_others(
+        self, rules: RuleSet, descriptors: Iterable[Descriptor], values: dict[str, str | None], scope: Scope
+    ) -> Iterator[Descriptor]:
+        """The descriptors of what the path may mean besides, as far as they find counters of their own."""
+        ways = [way for way in self._ways if ("path", path) in way]
+        found = {self._find_counter(rules, descriptor) for descriptor in descriptors}
+        for other in _list_meanings(scope)[1:]:
+            values["path"] = other
+            for descriptor in self._make_descriptors(ways, values, scope):
+                counter = self._find_counter(rules, descriptor)
+                if counter not in found:
+                    found.add(counter)
+                    yield descriptor
+
+    def _find_counter(self, rules: RuleSet, descriptor: Descriptor) -> tuple[str, str] | None:
+        match = rules.find(self._domain, descriptor.entries)
+        return None if match is None else (match.rule.name, match.key)
 
     def _make_descriptors(
         self, ways: Iterable[_Way], values: dict[str, str | None], scope: Scope
@@ -93,6 +109,16 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _find_keys(child, (*before, pattern.key))
     for key, child in node.default.items():
         yield from _find_keys(child, (*before, key))
+
+
+def _list_meanings(scope: Scope) -> list[str]:
+    """What the path may mean, first what the whole says: applications differ about `..`, and whether they take the root
+    path away, which servers and mounts put before their routes."""
+    whole, root = scope["path"], (scope.get("root_path") or "").rstrip("/")
+    told = [whole]
+    if root and (whole == root or whole.startswith(f"{root}/")):
+        told.append(whole[len(root) :])
+    return list(dict.fromkeys(meaning for each in told for meaning in find_meanings(each)))
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

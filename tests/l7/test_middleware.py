@@ -271,6 +271,48 @@ descriptors:
 
         run(main())
 
+    def test_below_a_root_path_the_limits_of_the_routes_hold(self) -> None:
+        """Starlette's router takes the root path away: what reaches it as `/api/login` is served as `/login`."""
+        text = """
+domain: api
+descriptors:
+  - key: path
+    value: /login
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: path
+    value: /api/old
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: path
+    value: "*"
+    share_threshold: true
+    rate_limit: {unit: minute, requests_per_unit: 3}
+"""
+        rules = RuleSet({"api": parse_document(text).root})
+        inner = FastAPI()
+
+        @inner.get("/login")
+        @inner.get("/old")
+        @inner.get("/other")
+        async def answer() -> str:
+            return "in"
+
+        inner.add_middleware(RateLimit, limits=lambda: rules, domain="api", counters=MemoryStore(leaping_clock()))
+        outer = FastAPI()
+        outer.mount("/v2", inner)
+
+        async def ask_paths(app: Any, *paths: str, root: str = "/api") -> list[int | None]:
+            return await ask_all(app, *({"path": path, "root_path": root} for path in paths))
+
+        async def main() -> None:
+            assert await ask_paths(inner, "/login", "/login", "/api/login", "/api/./login") == [200, 429, 429, 429]
+            assert await ask_paths(inner, "/api/old", "/api/old") == [200, 429]  # who wrote it whole has it still
+            await asyncio.sleep(60)
+            assert await ask_paths(inner, "/other", *["/api/other"] * 3) == [200, 200, 200, 429]  # it counts as one
+            await asyncio.sleep(60)
+            assert await ask_paths(outer, "/v2/login", "/v2/login", root="") == [200, 429]
+
+        run(main())
+
     def test_a_key_that_nothing_extracts_or_another_domain_is_an_error_at_the_start(self, path: Path) -> None:
         with pytest.raises(LimitError, match="have the key 'device', which nothing extracts"):
             RateLimit(hello, limits=path, domain="api")
