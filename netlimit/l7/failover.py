@@ -12,7 +12,7 @@ from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered
 from netlimit.l7.leftovers import Leftovers
-from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit
+from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
 from netlimit.l7.store import Ask, Store
@@ -155,6 +155,8 @@ class Failover:
 
 def find_span(limit: Limit) -> float:
     """Seconds after which what was counted makes no difference any more."""
+    if limit.refill is Refill.INTERVAL and limit.amount:  # nothing is given before a unit begins
+        return float(-(-limit.capacity // limit.amount) * limit.seconds)
     if limit.algorithm in _BUCKETS:
         return limit.capacity * limit.seconds / limit.amount if limit.amount else inf
     return 2.0 * limit.seconds if limit.algorithm is Algorithm.SLIDING_WINDOW_COUNTER else float(limit.seconds)

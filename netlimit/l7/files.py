@@ -62,10 +62,9 @@ class Files:
                 del self.good[gone]
             for gone in self.troubles.keys() - marks.keys():
                 del self.troubles[gone]
-            for path, mark in marks.items():
-                if self._read.get(path) != mark:
-                    self._take(path, mark)
-            self._read = marks
+            changed = {path: mark for path, mark in marks.items() if self._read.get(path) != mark}
+            missed = {path for path, mark in changed.items() if not self._take(path, mark)}
+            self._read = {path: mark for path, mark in marks.items() if path not in missed}
 
     def _is_settled(self, marks: Marks) -> bool:
         """Whether nobody is at work; at the very beginning there is nothing to wait with."""
@@ -77,13 +76,16 @@ class Files:
         self._seen = marks
         return now - self._since >= REST
 
-    def _take(self, path: Path, mark: Mark | str) -> None:
+    def _take(self, path: Path, mark: Mark | str) -> bool:
+        """Read a file; whether that is done with, be it good or bad: one that cannot be opened now may be later."""
         try:
             self.good[path] = read_file(path, mark)
             self.troubles.pop(path, None)
         except (OSError, LimitError) as error:
             stays = " What it said before stays in force." if path in self.good else ""
             self.troubles[path] = _word(path, error) + stays
+            return not isinstance(error, OSError)
+        return True
 
 
 def look(path: Path) -> Marks:

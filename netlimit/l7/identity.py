@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
@@ -21,20 +21,38 @@ Scope = Mapping[str, Any]
 """A connection as ASGI describes it."""
 Extractor = Callable[[Scope], str | None]
 """Tells one thing of a request; None where there is no such thing."""
+Extract = Callable[[str], str | None]
+"""Tells one thing of a text."""
 UNIX = "unix"
 """What stands for the other end of a Unix socket in a list of proxies."""
 HOPS = 32
 """So many addresses of a chain of proxies are looked at."""
 _MOST_SEEN = 4096
+_LONGEST = 64
+"""Letters of an address at most, and of what is remembered: a text may come with megabytes."""
 _FOR = re.compile(r"""\s*for\s*=\s*(?:"([^"\\]*)"|([^\s";,]*))\s*""", re.IGNORECASE)
 _ADDRESS = re.compile(r"\[(?P<six>[^\]]*)\](?::\w*)?|(?P<four>[0-9.]+)(?::\w*)?|(?P<bare>[^\[\]]*)")
 
 
-@lru_cache(_MOST_SEEN)
+def _remember(find: Extract) -> Extract:
+    """What was found for the texts that came last, the short ones."""
+    find_again = lru_cache(_MOST_SEEN)(find)
+
+    @wraps(find)
+    def look(text: str) -> str | None:
+        return find_again(text) if len(text) <= _LONGEST else find(text)
+
+    return look
+
+
+@_remember
 def read_address(text: str) -> str | None:
     """An address in its usual form, IPv4 as such, without a zone; None for what is none."""
+    place = text.partition("%")[0]
+    if len(place) > _LONGEST:
+        return None
     try:
-        address = ip_address(text.partition("%")[0])
+        address = ip_address(place)
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
@@ -70,7 +88,7 @@ def find_network(address: str) -> str:
     return find_block(address, 48) if ":" in address else address.rpartition(".")[0]
 
 
-@lru_cache(_MOST_SEEN)
+@_remember
 def find_culprit(text: str) -> str | None:
     """Whom refusals are counted to and who is blocked for them: an IPv4 address, or all of the block of an IPv6 one, in
     which a client may choose freely. Such a block may be told as it is; None for what is no client."""

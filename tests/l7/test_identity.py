@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from netlimit.errors import LimitError
-from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, find_culprit, hash_key, header
+from netlimit.l7.identity import EXTRACTORS, ClientAddress, api_key, find_culprit, hash_key, header, read_address
 
 PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
 
@@ -19,6 +20,20 @@ def make_scope(peer: str | None = "192.0.2.1", **headers: str | list[str]) -> di
         for value in [values] if isinstance(values, str) else values:
             pairs.append((name.replace("_", "-").encode(), value.encode("latin-1")))
     return {"client": (peer, 1234) if peer else None, "headers": pairs, "path": "/a", "method": "GET"}
+
+
+def test_long_texts_that_are_no_address_are_not_kept() -> None:
+    """Who tells thousands of them would fill the memory."""
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            told = f"{number}" + "a" * 100_000
+            assert read_address(told) is None
+            assert find_culprit(told) is None
+            assert find_culprit(f"192.0.2.1%{told}") == read_address(f"192.0.2.1%{told}")
+        assert tracemalloc.get_traced_memory()[0] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 class TestClientAddress:

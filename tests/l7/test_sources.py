@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -140,6 +142,32 @@ def test_a_bad_file_leaves_its_rules_and_says_why(folder: Path, clock: Clock, ca
     assert amounts(sources) == {"good": 2, "bad": 3}
     assert sources.troubles == ()
     assert f"This is over: {trouble}" in caplog.messages
+
+
+@contextmanager
+def out_of_descriptors() -> Iterator[None]:
+    """This process can open no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text(text("auth", 1))
+    sources = Sources(path, clock=clock)
+    sources.refresh()
+    path.write_text(text("auth", 2))
+    with out_of_descriptors():
+        settle(sources, clock)
+    (trouble,) = sources.troubles
+    assert "Too many open files" in trouble
+    assert amounts(sources) == {"auth": 1}
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 2}, ())
 
 
 def test_a_file_that_is_bad_from_the_beginning_has_no_rules(folder: Path, clock: Clock) -> None:

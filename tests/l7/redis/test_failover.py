@@ -11,9 +11,11 @@ from math import inf
 import pytest
 
 from netlimit.l7.breaker import State
-from netlimit.l7.failover import Failover
-from netlimit.l7.limit import Algorithm, Limit
+from netlimit.l7.failover import Failover, find_span
+from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.limiter import Limiter
+from netlimit.l7.memory.counter import Clock
+from netlimit.l7.memory.store import make_counter
 from netlimit.l7.problems import REDUCED_CAPACITY, write_problem
 from netlimit.l7.rules import Descriptor, Entry, Node, OnFailure, Rule, RuleSet
 from netlimit.l7.store import Ask
@@ -231,6 +233,39 @@ def test_a_redis_that_forgets_while_nobody_asks_does_not_either(mortal: Server, 
                 await wait_until(lambda before=losses: store._store.losses != before)
                 await asyncio.to_thread(mortal.start)
         return admitted
+
+    assert asyncio.run(ask()) == 5
+
+
+@pytest.mark.parametrize(
+    ("burst", "amount", "seconds"),
+    [(10, 6000, 60), (100, 100, 60), (150, 100, 120), (201, 100, 180), (5, 0, inf)],
+)
+def test_a_bucket_filled_by_interval_is_doubted_until_it_would_be_full_again(
+    burst: int, amount: int, seconds: float
+) -> None:
+    limit = Limit(amount, 60, Algorithm.TOKEN_BUCKET, burst, Refill.INTERVAL)
+    assert find_span(limit) == seconds
+    start = 1_000_000 * 60 * 10**9  # a unit begins: nothing is given for as long as it can be
+    bucket = make_counter(limit, Clock(lambda: start, 0))
+    assert bucket.hit("alice", limit.capacity).reset_after <= seconds
+
+
+def test_a_bucket_filled_by_interval_gives_nothing_anew_in_the_unit_in_which_redis_has_forgotten(
+    mortal: Server,
+) -> None:
+    rule = make_rule(Limit(DAY * 100, DAY, Algorithm.TOKEN_BUCKET, burst=5, refill=Refill.INTERVAL))
+
+    async def ask() -> int:
+        async with guarded(mortal.url + PATIENT) as store:
+            admitted = sum([(await hit(store, rule)).admitted for _ in range(5)])
+            losses = store._store.losses
+            await asyncio.to_thread(mortal.kill)
+            await wait_until(lambda: store._store.losses != losses)
+            await asyncio.to_thread(mortal.start)
+            await ask_until_closed(store)
+            await asyncio.sleep(0.2)  # so long a continuous one would take to be full again
+            return admitted + sum([(await hit(store, rule)).admitted for _ in range(5)])
 
     assert asyncio.run(ask()) == 5
 
