@@ -59,6 +59,7 @@ class Assignments:
         self._duties = Duties()
         self._known: dict[int, Rule] = {}
         self._next_end: datetime | None = None
+        self._built = self._since
         self._said: int | None = None
         self._written: dict[int, Counts] = {}
         self._lost: float | None = None
@@ -96,7 +97,7 @@ class Assignments:
         known = self._duties
         duties = self._store.duties(self._host, known.revision, self._assigned.serial, known.stamp)
         moment = self._now()
-        changed = self._lost is not None or self._has_ended(moment) or _differ(duties, self._duties)
+        changed = self._lost is not None or self._is_over(moment) or _differ(duties, self._duties)
         self._take(duties)
         self._lost = None
         if changed:
@@ -135,7 +136,7 @@ class Assignments:
             self._watch = self._store.watch()
             self.refresh()
         changed = self._watch.wait(self._rest())
-        if changed or self._has_ended(self._now()) or time.monotonic() >= self._due["heartbeat"]:
+        if changed or self._is_over(self._now()) or time.monotonic() >= self._due["heartbeat"]:
             self.refresh()
         if self._is_due("count", COUNT_SECONDS):
             self.write_counts()
@@ -160,9 +161,10 @@ class Assignments:
         self._due[what] = now + every
         return True
 
-    def _has_ended(self, now: datetime) -> bool:
-        """Whether the time of a rule is over."""
-        return self._next_end is not None and self._next_end <= now
+    def _is_over(self, now: datetime) -> bool:
+        """Whether other rules are in force by now: the time of one is over, or a clock that was ahead is set right, by
+        which some had ended that have not."""
+        return now < self._built or (self._next_end is not None and self._next_end <= now)
 
     def _rest(self) -> float:
         """Seconds until something is due."""
@@ -194,6 +196,7 @@ class Assignments:
         ]
         ends = [rule.expires_at for rule in rules if rule.expires_at is not None]
         self._next_end = min(ends, default=None)
+        self._built = now
         mine = self._assigned.rules
         counts = {i: count for i, count in self.rules.counts.items() if i in mine or self._has_grown(i, count)}
         self._written = {i: total for i, total in self._written.items() if i in counts}

@@ -440,6 +440,25 @@ def test_a_limiter_that_is_slow_to_say_that_it_lives_is_alive(site: Site) -> Non
     assert layer_of(site, rule) == ("applied", "l7")
 
 
+def test_a_limit_is_in_force_again_when_a_clock_that_was_ahead_is_set_right(site: Site) -> None:
+    lose(site)
+    site.add(target="10.0.0.1", rate="5 packets/s", ttl=600)
+    site.controller.sync()
+    limiter = Assignments(site.store, "gw", now=site.clock)
+
+    def is_limited() -> bool:
+        limiter.refresh()
+        return limiter.rules.find_limits("10.0.0.1") != FREE
+
+    assert is_limited()
+    site.clock.moment += timedelta(hours=1)
+    assert not is_limited()
+    site.clock.moment -= timedelta(hours=1) - timedelta(seconds=30)
+    assert is_limited()
+    site.clock.moment += timedelta(seconds=571)
+    assert not is_limited()
+
+
 def test_what_limiters_have_loaded_they_go_on_with(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "HANDOVER_SECONDS", 0.1)
     lose(site)
