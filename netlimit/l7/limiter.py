@@ -266,7 +266,7 @@ class Limiter:
         rule, key = match
         if rule.limit is not None:
             slack = self._find_slack(rule, rule.limit)
-            asks.append(new(Ask, (rule, rule.limit, key, hits, slack, "", charge, longest)))
+            asks.append(new(Ask, (rule, rule.limit, key, hits, slack, "", charge, longest, 0)))
         if rule.concurrency is not None:
             lease = f"{self._process}{next(self._leases)}"
             slack = self._find_slack(rule, rule.concurrency)
@@ -308,7 +308,7 @@ class Limiter:
         return Verdict(False, tuple(statuses), retry_after, 0.0, tuple(held))
 
     def _judge(self, ask: Ask, decision: Decision) -> Status:
-        rule, limit, key, hits, _, lease, _, _ = ask
+        rule, limit, key, hits, _, lease, *_ = ask
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
         return new(Status, (decision.admitted or rule.observes, rule, limit, decision, key))

@@ -32,6 +32,9 @@ class Ask(NamedTuple):
     longest: float = inf
     """For a leaky bucket: seconds that the request can wait for its turn. One whose turn comes later is refused, and
     leaves its place to others."""
+    window: int = 0
+    """For Redis, of what has been counted elsewhere before: in which window that was, numbered since 1970. What was
+    counted in one that is over counts as such. 0: now."""
 
 
 class Store(Protocol):

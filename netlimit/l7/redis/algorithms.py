@@ -43,7 +43,7 @@ class Counting(Protocol):
 class FixedWindow:
     """A count a window."""
 
-    script = read_script("fixed_window", arguments=4, width=3)
+    script = read_script("fixed_window", arguments=5, width=3)
 
     def __init__(self, limit: Limit) -> None:
         self._amount = limit.amount
@@ -51,7 +51,7 @@ class FixedWindow:
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
-        return self._packed + _pack_hits(self._amount + ask.slack, ask)
+        return self._packed + _pack_hits(self._amount + ask.slack, ask) + pack(ask.window)
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""
@@ -68,7 +68,7 @@ class FixedWindow:
 class SlidingWindowCounter:
     """Two windows, of the previous one as large a part as the sliding one still covers."""
 
-    script = read_script("sliding_window_counter", arguments=5, width=4)
+    script = read_script("sliding_window_counter", arguments=6, width=4)
 
     def __init__(self, limit: Limit) -> None:
         self._amount = limit.amount
@@ -79,7 +79,7 @@ class SlidingWindowCounter:
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""
-        return self._packed + _pack_hits(self._amount + ask.slack, ask)
+        return self._packed + _pack_hits(self._amount + ask.slack, ask) + pack(ask.window)
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""

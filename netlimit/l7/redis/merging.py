@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -28,7 +29,8 @@ class _Spent:
     """Hits that count here and not yet in Redis."""
 
     ask: Ask
-    hits: int = 0
+    hits: dict[int, int]
+    """By the window in which they came; of a bucket, all in 0."""
     failure: str = ""
     """Why they could not be merged the last time."""
 
@@ -40,7 +42,8 @@ class MergingStore:
     `limit + (n - 1) * min(limit, h)` hits are admitted where `limit` may be, if n processes ask and h is the most that
     reach one of them within two intervals (with the round trips, and what their clocks differ by): nobody admits what
     exceeds the limit with all that he knows, and of each other process he does not know what has reached it since its
-    last merge before his own. A bucket makes up for it later, up to one more bucket: then the rate holds in the long
+    last merge before his own. What is merged when its window is over counts in that window, by the time of day of this
+    machine. A bucket makes up for it later, up to one more bucket: then the rate holds in the long
     run.
 
     Only what is counted by a number can be merged: fixed windows, the sliding window counter, GCRA and token buckets
@@ -91,17 +94,21 @@ class MergingStore:
         """Merge now what has been counted since the last time."""
         with self._lock:
             spent, self._spent = [*self._spent.values()], {}
-        for start in range(0, len(spent), MOST):  # each batch has a time-out of its own
-            await self._merge_batch(spent[start : start + MOST])
+        asks = [
+            each.ask._replace(hits=hits, charge=True, window=window)
+            for each in spent
+            for window, hits in each.hits.items()
+        ]
+        for start in range(0, len(asks), MOST):  # each batch has a time-out of its own
+            await self._merge_batch(asks[start : start + MOST])
 
-    async def _merge_batch(self, batch: Sequence[_Spent]) -> None:
-        asks = [each.ask._replace(hits=each.hits, charge=True) for each in batch]
+    async def _merge_batch(self, asks: Sequence[Ask]) -> None:
         answers = await self._remote.attempt(asks)
         for ask, answer in zip(asks, answers, strict=True):
             if isinstance(answer, Decision):
                 self._learn(ask, answer)
             else:
-                self._note(ask, ask.hits, str(answer))
+                self._note(ask, ask.window, str(answer))
         away = not any(isinstance(answer, Decision) for answer in answers)
         self._failure = str(answers[0]) if away else ""
 
@@ -117,15 +124,16 @@ class MergingStore:
         failure = self._failure or (spent.failure if spent else "")
         if failure:
             return CountersUnavailable(failure)
+        window = _find_window(ask.limit)
         decision = self._local.decide_now([ask])[0]
         if ask.hits and (decision.admitted or ask.charge):
-            self._note(ask, ask.hits)
+            self._note(ask, window)
         return decision
 
-    def _note(self, ask: Ask, hits: int, failure: str = "") -> None:
+    def _note(self, ask: Ask, window: int, failure: str = "") -> None:
         with self._lock:
-            spent = self._spent.setdefault(_identify(ask), _Spent(ask))
-            spent.hits += hits
+            spent = self._spent.setdefault(_identify(ask), _Spent(ask, {}))
+            spent.hits[window] = spent.hits.get(window, 0) + ask.hits
             spent.failure = failure
         if self._merging is None or self._merging.done() or self._merging.get_loop().is_closed():
             self._merging = asyncio.create_task(self._keep_merging())
@@ -139,7 +147,7 @@ class MergingStore:
         """Count here what others have counted there."""
         later = self._spent.get(_identify(ask))
         here = self._local.decide_now([ask._replace(hits=0, charge=False)])[0]
-        unmerged = later.hits if later else 0
+        unmerged = later.hits.get(_find_window(ask.limit), 0) if later else 0
         if ask.limit.algorithm in _BUCKETS:
             foreign = round((there.reset_after - here.reset_after) * ask.limit.amount / ask.limit.seconds) + unmerged
         elif self._is_same_window(ask.limit, there):
@@ -155,6 +163,11 @@ class MergingStore:
         ends_here = period - (self._clock.read() + self._clock.origin) % period
         ends_there = int(there.reset_after * SECOND) % period
         return abs(ends_here - ends_there) * 2 < period
+
+
+def _find_window(limit: Limit) -> int:
+    """The number of the window by the time of day, which is that of Redis if both are right; 0 for what has none."""
+    return int(time.time() // limit.seconds) if limit.algorithm in _WINDOWS else 0
 
 
 def _identify(ask: Ask) -> tuple[int, int, str]:

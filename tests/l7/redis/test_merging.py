@@ -195,6 +195,48 @@ def test_a_bucket_makes_up_for_what_it_let_pass(server: Server) -> None:
     asyncio.run(count())
 
 
+@pytest.mark.parametrize("algorithm", MERGED[:2])
+def test_what_was_used_at_the_end_of_a_window_counts_in_that_one(server: Server, algorithm: Algorithm) -> None:
+    """Though it is merged when the next one has begun: of a sliding window as the previous one, and no more than once."""
+    seconds = 6
+
+    async def count() -> None:
+        rule = make_rule(Limit(10, seconds, algorithm))
+        async with Sites(server.url + SELDOM, 2) as (one, two):
+            await asyncio.sleep(seconds - (time.time() + 1) % seconds)
+            assert (await hit(one, rule, 10)).admitted
+            await asyncio.sleep(seconds - time.time() % seconds + 0.2)
+            await one.merge()
+            fits = [3, 10][algorithm is Algorithm.FIXED_WINDOW]
+            await asyncio.sleep(seconds - 1.2 - time.time() % seconds)  # the previous one weighs a fifth or more
+            assert (await hit(one, rule, 0)).remaining >= fits
+            assert (await hit(two, rule)).admitted
+            await two.merge()
+            left = (await hit(two, rule, 0)).remaining
+            assert left == 9 if algorithm is Algorithm.FIXED_WINDOW else fits <= left < 9, left
+
+    asyncio.run(count())
+
+
+def test_what_could_not_be_merged_before_its_window_was_over_is_not_counted(mortal: Server) -> None:
+    async def count() -> None:
+        rule = make_rule(Limit(10, 2))
+        async with Sites(mortal.url + SELDOM, 1) as (store,):
+            await asyncio.sleep(2 - time.time() % 2)
+            assert (await hit(store, rule, 10)).admitted
+            mortal.kill()
+            await store.merge()
+            await asyncio.sleep(2)
+            mortal.start()
+            async with asyncio.timeout(60):
+                while store._failure:
+                    await asyncio.sleep(0.05)
+                    await store.merge()
+            assert (await hit(store, rule, 10)).admitted
+
+    asyncio.run(count())
+
+
 def test_it_merges_by_itself(server: Server) -> None:
     async def count() -> None:
         rule = make_rule(Limit(10, DAY))
