@@ -100,14 +100,18 @@ class Failover:
             self._leftovers.end_now(asks)
             raise
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
         """Let the leases of these asks last their whole time from now; whether none had ended. One that has there, for
         it was away for longer, counts here as long as it lasts."""
-        found = self._local.renew_now(asks)
+        found = self._local.renew_now(asks, anew)
         try:
-            kept = await self._store.renew(asks)
+            kept = await self._store.renew(asks, anew)
         except CountersUnavailable:
             kept = False
+        except asyncio.CancelledError:
+            if anew:  # the request ends: its release may come there before this, which takes the place then
+                self._leftovers.end_now(asks)
+            raise
         if not kept:
             self._failed_at = self._clock()
         return found

@@ -36,6 +36,6 @@ class Holding:
 
     async def _renew(self) -> None:
         try:
-            await self._limiter.renew(self.verdict)
+            await self._limiter.renew(self.verdict, anew=True)  # it may have ended while this process stood still
         except CountersUnavailable as error:
             log.warning("A lease was not renewed: %s", error)

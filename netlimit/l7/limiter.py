@@ -251,10 +251,10 @@ class Limiter:
         if verdict.leases:
             await self._store.release(verdict.leases)
 
-    async def renew(self, verdict: Verdict) -> None:
-        """Say that the request is still in flight."""
+    async def renew(self, verdict: Verdict, anew: bool = False) -> None:
+        """Say that the request is still in flight; who knows that for sure has it take a place `anew` that it lost."""
         if verdict.leases:
-            await self._store.renew(verdict.leases)
+            await self._store.renew(verdict.leases, anew)
 
     def count_deferred(self, verdict: Verdict) -> None:
         """Say that a request which was refused is kept, to be replayed."""

@@ -55,9 +55,9 @@ class Store(Protocol):
         """End the leases of these asks; one that has ended already is no error."""
         ...
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
-        """Let the leases of these asks last their whole time from now; one that has ended stays so. Whether none had,
-        that is."""
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
+        """Let the leases of these asks last their whole time from now; whether none had ended. One that had stays so,
+        or is taken `anew`, whatever the limit, for who knows that the request is still in flight."""
         ...
 
     async def aclose(self) -> None:

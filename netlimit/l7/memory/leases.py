@@ -6,7 +6,7 @@ from itertools import count, islice
 from math import inf
 
 from netlimit.l7.decision import Decision
-from netlimit.l7.limit import Limit
+from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
 
@@ -66,8 +66,9 @@ class Leases(Counter):
                     if not ends:
                         del self._ends[owner]
 
-    def renew(self, key: str, lease: str, hits: int = 1) -> bool:
-        """Let a lease last its whole time from now, if it has not ended; whether that is so."""
+    def renew(self, key: str, lease: str, hits: int = 1, anew: bool = False) -> bool:
+        """Let a lease last its whole time from now, if it has not ended; whether that is so. One that has is taken
+        `anew`, whatever the limit."""
         with self._lock:
             now, found = self._clock(), False
             for owner in (key, CROWD):
@@ -77,7 +78,9 @@ class Leases(Counter):
                     for name in _name_parts(lease, hits):
                         ends.pop(name, None)
                         ends[name] = now + self._period
-            return found
+        if anew and not found:
+            self.take(key, lease, hits, BOUNDLESS)
+        return found
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Leases)

@@ -62,10 +62,11 @@ class MemoryStore:
             if (leases := self._find_leases(ask)) is not None:
                 leases.release(ask.key, ask.lease, ask.hits)
 
-    def renew_now(self, asks: Sequence[Ask]) -> bool:
-        """Let the leases of these asks last their whole time from now; whether none had ended."""
+    def renew_now(self, asks: Sequence[Ask], anew: bool = False) -> bool:
+        """Let the leases of these asks last their whole time from now, those that have ended too if `anew`; whether
+        none had."""
         found = [
-            (leases := self._find_leases(ask)) is not None and leases.renew(ask.key, ask.lease, ask.hits)
+            (leases := self._find_leases(ask)) is not None and leases.renew(ask.key, ask.lease, ask.hits, anew)
             for ask in asks
         ]
         return all(found)
@@ -74,9 +75,9 @@ class MemoryStore:
         """End the leases of these asks."""
         self.release_now(asks)
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
-        """Let the leases of these asks last their whole time from now; whether none had ended."""
-        return self.renew_now(asks)
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
+        """As `renew_now`."""
+        return self.renew_now(asks, anew)
 
     async def aclose(self) -> None:
         """Nothing is open."""

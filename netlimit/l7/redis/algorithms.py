@@ -239,12 +239,12 @@ class Leases:
 
 
 class LeaseMove:
-    """The end of a lease (`seconds` 0), or so many more seconds for it."""
+    """The end of a lease (`seconds` 0), or so many more seconds for it, though it may have ended if it is `anew`."""
 
-    script = read_script("move_lease", arguments=3, width=1)
+    script = read_script("move_lease", arguments=4, width=1)
 
-    def __init__(self, seconds: int) -> None:
-        self._packed = pack(seconds)
+    def __init__(self, seconds: int, anew: bool = False) -> None:
+        self._packed = pack(seconds, int(anew))
 
     def pack(self, ask: Ask) -> bytes:
         """The script's arguments."""

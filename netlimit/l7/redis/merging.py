@@ -86,9 +86,9 @@ class MergingStore:
         """End the leases of these asks."""
         await self._remote.release(asks)
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
         """Let the leases of these asks last their whole time from now; whether all of them were still there."""
-        return await self._remote.renew(asks)
+        return await self._remote.renew(asks, anew)
 
     async def merge(self) -> None:
         """Merge now what has been counted since the last time."""

@@ -94,9 +94,9 @@ class RedisStore:
         """End the leases of these asks."""
         expect_decisions(await self._send(asks, [LeaseMove(0)] * len(asks)))
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
         """Let the leases of these asks last their whole time from now; whether all of them were still there."""
-        found = expect_decisions(await self._send(asks, [LeaseMove(ask.limit.seconds) for ask in asks]))
+        found = expect_decisions(await self._send(asks, [LeaseMove(ask.limit.seconds, anew) for ask in asks]))
         return all(each.admitted for each in found)
 
     async def aclose(self) -> None:

@@ -366,9 +366,9 @@ class Renewed(MemoryStore):
         super().__init__()
         self.renewed, self.released = asyncio.Event(), asyncio.Event()
 
-    async def renew(self, asks: Sequence[Ask]) -> bool:
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
         self.renewed.set()
-        return await super().renew(asks)
+        return await super().renew(asks, anew)
 
     async def release(self, asks: Sequence[Ask]) -> None:
         await super().release(asks)

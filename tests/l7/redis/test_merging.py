@@ -197,7 +197,7 @@ def test_a_bucket_makes_up_for_what_it_let_pass(server: Server) -> None:
 
 @pytest.mark.parametrize("algorithm", MERGED[:2])
 def test_what_was_used_at_the_end_of_a_window_counts_in_that_one(server: Server, algorithm: Algorithm) -> None:
-    """Though it is merged when the next one has begun: of a sliding window as the previous one, and no more than once."""
+    """Though it is merged when the next one has begun: of a sliding window as the previous one, and just once."""
     seconds = 6
 
     async def count() -> None:
