@@ -1175,8 +1175,10 @@ class Controller:
 
     def _doubt_roots(self) -> None:
         """`netlimit apply --take-over` may have put a tree in another's place, and the rule that needs it may have gone
-        before this process saw either: whoever waits to get his place back has the next pass look at everything."""
-        if self._in_step and self._saved_roots().keys() - self._compiled.settled.trees.keys():
+        before this process saw either: whoever waits to get his place back has the next pass look at everything. Where
+        the device is gone, he waits for ever, and there is nothing to look at."""
+        waiting = self._saved_roots().keys() - self._compiled.settled.trees.keys() if self._in_step else set()
+        if waiting and waiting & self._list_devices().keys():
             self._in_step = False
 
     def _doubt_states(self) -> None:

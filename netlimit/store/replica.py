@@ -90,7 +90,7 @@ class Replica(Store):
     def _follow(self, source: Store) -> bool:
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
-        known = self._copied >= 0 and self._copied == self.revision()  # a guard may have put another in its place
+        known = self._copied >= 0 and self._is_at(self._copied)
         changes = source.changes(self._copied, self._host, self._stamp) if known else None
         with ExitStack() as stack:
             if changes is not None:
@@ -130,7 +130,7 @@ class Replica(Store):
     def keep(self, since: int, changes: Changes) -> bool:
         """Take over what somebody else has read, if this holds the revision `since`; whether it did. Raises
         StoreError."""
-        if self._copied != since or self.revision() != since:
+        if self._copied != since or not self._is_at(since):
             return False
         with self._database.writing() as connection:
             rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
@@ -138,6 +138,11 @@ class Replica(Store):
             connection.execute(update(tables.clock).values(revision=changes.revision, pruned=changes.revision))
         self._copied, self._stamp = changes.revision, changes.stamp
         return True
+
+    def _is_at(self, revision: int) -> bool:
+        """Whether the file holds the rules of this gateway at a revision. A guard may have put another in its place, or
+        another gateway that has the same directory."""
+        return self.revision() == revision and self.owner == self._host
 
     def is_lost(self) -> bool:
         """Whether what is written comes to no boot: its file was found damaged, is gone, or another than at the first

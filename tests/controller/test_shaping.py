@@ -595,6 +595,22 @@ def test_a_qdisc_that_was_saved_makes_way_and_comes_back(gateway: Shaper) -> Non
     assert (gateway.kernel.roots, gateway.kernel.trees) == ({"lan": PFIFO}, {})
 
 
+def test_a_qdisc_that_was_saved_of_a_device_that_is_gone_costs_no_look_at_everything(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.tick(2)
+    gateway.store.save_root("gw", "ppp0", PFIFO)
+    compare, compared = gateway.controller._compare, []
+    monkeypatch.setattr(gateway.controller, "_compare", lambda: compared.append(True) or compare())
+    gateway.tick(4)
+    assert compared == []
+    gateway.store.save_root("gw", "wan", PFIFO)
+    gateway.remove(gateway.shape("10.1.0.3"))
+    gateway.tick(4)
+    assert compared, "of one that is there it may be"
+
+
 # -- what is said ---------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""A copy that somebody keeps locked."""
+"""A copy that somebody keeps locked, or writes who is another gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from netlimit.errors import Busy
-from netlimit.store import open_replica
+from netlimit.store import Store, open_replica
+from tests.store.examples import keep
 
 
 def test_it_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +24,20 @@ def test_it_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(Busy):
             open_replica(tmp_path, "gw")
         assert time.monotonic() - begun < 11
+
+
+def test_what_another_gateway_has_written_is_not_added_to(store: Store, tmp_path: Path) -> None:
+    """Two network namespaces with one directory of state."""
+    keep(store, "10.0.0.1", hosts=["gw1"])
+    keep(store, "10.0.0.2", hosts=["gw2"])
+    with closing(open_replica(tmp_path, "gw1")) as one, closing(open_replica(tmp_path, "gw2")) as other:
+        assert (one.follow(store), other.follow(store)) == (True, True)
+        since = store.revision()
+        keep(store, "10.0.0.3", hosts=["gw1"])
+        changes = store.changes(since, "gw1")
+        assert changes is not None
+        assert not one.keep(since, changes)
+        assert one.follow(store)
+        assert one.owner == "gw1"
+        found, _ = one.select()
+        assert [str(each.rule.target) for each in found] == ["10.0.0.1/32", "10.0.0.3/32"]
