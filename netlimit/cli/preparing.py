@@ -167,7 +167,13 @@ def _find_out(user: pwd.struct_passwd, capabilities: tuple[Capability, ...]) -> 
         left = _list_unanswered(found)
         follows = f"not known: {', '.join(left)}" if left else "what was found before stays"
         typer.echo(f"netlimit: What this host can do could not be found out now ({reason}); {follows}.", err=True)
-    _leave(FINDINGS, print_findings(found), user)
+    try:
+        _leave(FINDINGS, print_findings(found), user)
+    except OSError as error:  # of memory that is full, say: what the controller needs may be there
+        said = f"{FINDINGS} cannot be written: {error.strerror}."
+        if not _read_former(FINDINGS):
+            raise CommandError(f"{said} A controller that is not root goes by it.") from error
+        typer.echo(f"netlimit: {said} What was found before stays.", err=True)
 
 
 def _leave_ports(user: pwd.struct_passwd) -> None:

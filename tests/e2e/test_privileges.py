@@ -160,6 +160,23 @@ def test_a_host_is_prepared_though_its_disk_is_read_only(lab: Lab, directory: Pa
     assert f"{state} cannot be given to {USER}: {state}: Read-only file system." in done.stderr
 
 
+def test_a_host_stays_prepared_where_nothing_can_be_left_any_more(lab: Lab, directory: Path) -> None:
+    """/run is memory that others fill, too. A unit that fails to prepare would not start again."""
+    command = shlex.join([sys.executable, *COMMAND, "prepare", "--user", USER])
+    settings = {"NETLIMIT_BACKEND": "iptables", "NETLIMIT_STATE_DIRECTORY": str(directory / "full")}
+    place = "/run/netlimit"
+    fill = f"mount -o remount,size=256k {place} && ! head -c 500000 /dev/zero > {place}/fill"
+    script = f"{PLACE} && {command} && {fill} && {command} && cat {place}/capabilities.json"
+    done = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT)
+    assert "iptables" in json.loads(done.stdout)
+    said = f"{place}/capabilities.json cannot be written: No space left on device"
+    assert f"{said}. What was found before stays." in done.stderr
+    script = f"{PLACE} && {fill}; {command}; echo $?"
+    done = lab.gateway.run("sh", "-c", script, env=settings, cwd=ROOT)
+    assert done.stdout.split()[-1] == "1", "a host of which nothing was found"
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize(("options", "ingress"), [((), "it has not CAP_BPF"), (("--bpf",), None)])
 def test_what_root_prepares_is_for_the_controller_alone(
     lab: Lab, directory: Path, options: tuple[str, ...], ingress: str | None
