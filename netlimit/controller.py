@@ -54,6 +54,7 @@ from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.spared import Spared, Surroundings
 from netlimit.state import OFFENDER_PREFIX, IpSet
 from netlimit.state import State as KernelState
+from netlimit.teardown import restore_nothing
 from netlimit.telling import Telling
 from netlimit.tree import INGRESS_DEVICE, SavedRoot
 from netlimit.unforced import tell_host, tell_rule
@@ -208,6 +209,7 @@ class Controller:
         self._compilation: Compilation | None = None
         self._status = HostStatus(host=setup.host, backend=setup.backend)
         self._revision = self._heard = -1
+        self._has_taken_out = False
         self._stamp = 0
         self._roster = Roster(setup.host)
         self._clock_offset: float | None = None
@@ -1418,6 +1420,17 @@ class Controller:
             self._report(paused=True)
             self._copying.note_change()
             self._tell_of_copy(self._copy)
+        self._take_out_what_came_back()
+
+    def _take_out_what_came_back(self) -> None:
+        """Who begins paused has written nothing of what is there. A boot has brought it back from a
+        copy that was not told of the pause, or a teardown has left that ended early: it would hold for good. While the
+        database is away, the copy's word may be an old one. Raises StoreError, KernelError: the next pass tries
+        again."""
+        if self._has_taken_out or self._revision >= 0 or self._outage is not None or not self._is_paused_there:
+            return
+        restore_nothing(self._store, self._kernel, self._setup.host)
+        self._has_taken_out = True
 
     # -- questions
 

@@ -162,7 +162,7 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
 
     settings = read_settings(context)
     kernel = make_kernel(settings)
-    saved, warnings = _pause(settings, kernel)
+    saved, warnings, is_told = _pause(settings, kernel)
     if saved is None:
         _warn_of_loss(observe(kernel).trees)
     try:
@@ -175,25 +175,43 @@ def teardown(context: typer.Context, json: bool = JSON) -> None:
         _forget(settings, saved)
     text = f"{steps}\nThe kernel holds nothing of netlimit's any more." if steps else "There was nothing to remove."
     say(json, {"steps": list(steps.lines()), "warnings": warnings}, "\n".join([text, *warnings]))
+    if not is_told:
+        raise typer.Exit(1)
 
 
-def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] | None, list[str]]:
-    """Stop the controller; returns the qdiscs to put back, None if nobody knows, and what to tell. A database that
-    is lost must not keep anybody from taking the limits away."""
+def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] | None, list[str], bool]:
+    """Stop the controller; returns the qdiscs to put back, None if nobody knows, what to tell, and whether all who
+    could bring the limits back know, or will. A database that is lost must not keep anybody from taking the limits
+    away."""
     try:
         with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
             store.pause(settings.host, True, local_actor(settings))
-            if kernel.controlled():
-                pause_copy(settings)
-            else:
-                renew_copy(settings, store, kernel)
-            return store.saved_roots(settings.host), store.warn_of_window(CHANGES)
+            fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)
+            is_told = fault is None or not _complain_of_copy(settings, fault)
+            return store.saved_roots(settings.host), store.warn_of_window(CHANGES), is_told
     except StoreError as error:
         complain(error)
         complain(CommandError(WAITS if put_off(settings) else DEAF))
         pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
-        return None, []
+        return None, [], True
+
+
+def _complain_of_copy(settings: Settings, fault: StoreError) -> bool:
+    """Say what a copy that is not told of the pause does; False where there is none."""
+    from netlimit.store.replica import FILE
+
+    file = settings.state / FILE
+    if not file.is_file():
+        return False
+    complain(
+        CommandError(
+            f"{fault} So the copy of the applied rules does not know of the teardown. A boot (`netlimit apply --last`) "
+            "brings the limits back, until a controller starts that reaches the database. Once the copy can be "
+            f"written, run `netlimit teardown` again, or remove {file}."
+        )
+    )
+    return True
 
 
 def _warn_of_loss(devices: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,38 +92,41 @@ def reopen_copy(settings: Settings) -> Replica:
     return open_replica(settings.state, settings.host)
 
 
-def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> None:
+def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> StoreError | None:
     """Bring the copy up to date where no controller does that: with the present rules, if they are in the kernel or
-    nothing is to be there."""
+    nothing is to be there. What has kept it from being written, which is in the log, too."""
     if kernel.controlled():
-        return
+        return None
     revision, host = store.revision(), settings.host
     applied = any(each.host == host and each.applied_revision == revision for each in store.hosts())
     if not applied and not store.paused(host):
-        return
-    from netlimit.store.replica import FILE
-
-    try:
-        try_disk(settings.state / FILE)
-        with open_copy(settings, COPY_SECONDS) as replica:
-            if replica is not None:
-                replica.follow(store)
-    except StoreError as error:
-        log.error("%s The copy of the applied rules stays as it was.", error)
+        return None
+    fault = _write_copy(settings, COPY_SECONDS, lambda replica: replica.follow(store))
+    if fault is not None:
+        log.error("%s The copy of the applied rules stays as it was.", fault)
+    return fault
 
 
-def pause_copy(settings: Settings) -> None:
+def pause_copy(settings: Settings) -> StoreError | None:
     """Say in the copy that a teardown has paused this gateway: a controller may go by it for half a minute after the
-    database answers again."""
+    database answers again. What has kept it from being written, which is in the log, too."""
+    fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.follow_pause(True))
+    if fault is not None:
+        log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", fault)
+    return fault
+
+
+def _write_copy(settings: Settings, allowed: float, write: Callable[[Replica], object]) -> StoreError | None:
+    from netlimit.store import open_replica
     from netlimit.store.replica import FILE
 
     try:
         try_disk(settings.state / FILE)
-        with open_copy(settings, PAUSE_SECONDS) as replica:
-            if replica is not None:
-                replica.follow_pause(True)
+        with closing(open_replica(settings.state, settings.host, allowed)) as replica:
+            write(replica)
     except StoreError as error:
-        log.error("%s A controller that goes by the copy of the applied rules does not hear of the pause.", error)
+        return error
+    return None
 
 
 def make_kernel(settings: Settings) -> Kernel:

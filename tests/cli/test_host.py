@@ -195,8 +195,8 @@ def test_a_controller_that_goes_by_its_copy_hears_of_a_teardown(gateway: Netlimi
         assert controller.stdout.readline() == "\n"
         gateway.do("teardown")
         controller.communicate("\n")
-    host, database = gateway.environment["NETLIMIT_HOST"], gateway.environment["NETLIMIT_DATABASE_URL"]
-    with closing(open_replica(Path(database.removeprefix("sqlite:///")).parent / "controller", host)) as copy:
+    host = gateway.environment["NETLIMIT_HOST"]
+    with closing(open_replica(state_of(gateway), host)) as copy:
         assert copy.paused(host)
 
 
@@ -246,6 +246,11 @@ def kill_apply(gateway: Netlimit) -> None:
     assert applying.end(signal.SIGKILL) == -signal.SIGKILL
 
 
+def state_of(gateway: Netlimit) -> Path:
+    """Where the controller keeps its copy."""
+    return Path(gateway.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///")).parent / "controller"
+
+
 def pause(gateway: Netlimit) -> None:
     """What a teardown does first, and one that is killed at once does alone."""
     with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
@@ -270,6 +275,36 @@ def test_a_teardown_without_its_database_holds(gateway: Netlimit) -> None:
     done = gateway.run("teardown")
     assert (done.returncode, "stop it first" in done.stderr) == (0, True)
     assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def test_a_teardown_that_cannot_tell_the_copy_says_what_a_boot_does_and_a_controller_ends_it(
+    gateway: Netlimit,
+) -> None:
+    before = snapshot(gateway)
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    server.end()
+    copy = state_of(gateway)
+    sealed = ("unshare", "--mount", "sh", "-c", f'mount --bind {copy} {copy} && mount -o remount,ro,bind {copy} && '
+              'exec "$@"', "sh")  # fmt: skip
+    done = replace(gateway, before=sealed).run("teardown")
+    assert done.returncode == 1
+    assert done.stdout.endswith("The kernel holds nothing of netlimit's any more.\n")
+    assert "A boot (`netlimit apply --last`) brings the limits back" in done.stderr
+    assert f"remove {copy}/applied.db" in done.stderr
+    assert snapshot(gateway) == before
+    assert "1 rule in force here" in gateway.run("apply", "--last").stdout
+    assert snapshot(gateway) != before
+    server = gateway.serve()
+    until(lambda: snapshot(gateway) == before, server.said)
+    server.end()
+    assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def test_a_teardown_without_a_copy_has_nothing_to_tell_it(gateway: Netlimit) -> None:
+    gateway.do("db", "upgrade")
+    state_of(gateway).write_text("It is no directory.")
+    assert gateway.do("teardown") == "There was nothing to remove.\n"
 
 
 def test_by_another_name_than_that_of_the_controller_nothing_is_touched(gateway: Netlimit) -> None:

@@ -1,4 +1,5 @@
-"""A controller takes out nothing by itself: what a teardown has left that was ended early stays until somebody says."""
+"""A controller that runs takes out nothing by itself: what a teardown has left that was ended early stays until one
+begins, or somebody says."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.store import Store, open_replica
 from netlimit.teardown import tear_down
+from netlimit.tree import SavedRoot
 from tests.controller.conftest import Site
 from tests.controller.test_outage import Away
 from tests.unit.shapes import HOME
 
 BLOCKED = "10.0.0.1"
+PFIFO = SavedRoot(1, "pfifo", "07000000")
 
 
 def test_a_teardown_that_can_tell_the_database_at_last_is_heard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +47,50 @@ def test_what_a_teardown_has_left_is_not_touched(site: Site) -> None:
     held = site.kernel.structure()
     site.store.pause("gw", True)
     site.controller.tick()
-    site.restart().tick()
     site.controller.tick()
     assert site.send(BLOCKED) == ["drop"]
     assert site.kernel.structure() == held
+
+
+def test_who_begins_and_finds_a_pause_takes_out_what_is_there(site: Site) -> None:
+    """A boot has brought it back from a copy that was not told of the pause, and nobody else would take it out."""
+    site.add(target=BLOCKED, action="block")
+    site.kernel.routes = HOME
+    site.kernel.roots["lan"] = PFIFO
+    site.store.save_root("gw", "lan", PFIFO)
+    site.add(target="10.1.0.2", action="shape", direction="to", rate="1 Mbit/s")
+    site.controller.tick()
+    assert site.kernel.trees
+    site.store.pause("gw", True)
+    begun = site.restart()
+    begun.tick()
+    assert site.send(BLOCKED) == ["accept"]
+    structure = site.kernel.structure()
+    assert not structure.sets
+    assert not structure.chains
+    assert (site.kernel.roots, site.kernel.trees, site.store.saved_roots("gw")) == ({"lan": PFIFO}, {}, {})
+    assert [(each.paused, each.enforced) for each in site.store.hosts()] == [(True, 0)]
+    site.store.pause("gw", False)
+    begun.tick()
+    assert site.send(BLOCKED) == ["drop"]
+
+
+def test_who_begins_and_is_refused_by_the_kernel_tries_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add(target=BLOCKED, action="block")
+    site.controller.tick()
+    site.store.pause("gw", True)
+    begun = site.restart()
+    with monkeypatch.context() as refused:
+        refused.setattr(site.kernel, "apply", _refuse)
+        with pytest.raises(KernelError):
+            begun.tick()
+    assert [each.paused for each in site.store.hosts()] == [True]
+    begun.tick()
+    assert site.send(BLOCKED) == ["accept"]
+
+
+def _refuse(_step: object) -> None:
+    raise KernelError("remove a chain", "it is busy")
 
 
 def test_who_is_paused_counts_no_rule_as_enforced(site: Site) -> None:
