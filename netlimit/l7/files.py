@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from time import monotonic
@@ -19,6 +19,10 @@ MOST_FILES = 1000
 REST = 0.5
 """Seconds for which nothing must change before it is read: who writes a file may not have come to its end."""
 _LONGEST_TROUBLE = 1000
+_EMPTY = (
+    "There is no file of limits any more. What they said stays in force; "
+    "for no limits at all write a file without descriptors, or start the limiter anew."
+)
 
 
 class Mark(NamedTuple):
@@ -37,7 +41,11 @@ Marks = dict[Path, Mark | str]
 
 class Files:
     """The documents of a file or a folder: `good` are the last that could be read, `troubles` what is wrong, both by
-    path. Links are followed wherever they lead by then: Kubernetes exchanges all files at once by one."""
+    path. Links are followed wherever they lead by then: Kubernetes exchanges all files at once by one.
+
+    Where there is nothing to read any more, all stays as it was: a volume that is not mounted looks like an empty
+    folder, and so does a missing file that something has mounted as one.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
         self.good: dict[Path, Document] = {}
@@ -45,19 +53,25 @@ class Files:
         self._path = path
         self._clock = clock
         self._read: Marks = {}
+        self._is_folder: bool | None = None
         self._seen: Marks | None = None
         self._since = 0.0
 
     def refresh(self) -> None:
-        """Read what has changed. While the folder itself cannot be read, all stays as it was."""
+        """Read what has changed. While the folder itself cannot be read, or is empty, all stays as it was."""
         try:
-            marks = look(self._path)
+            marks = look(self._path, self.good)
+            self._heed_kind(self._path not in marks)
         except (OSError, LimitError) as error:
+            self._read = {}  # what is back may look as it did before
             self.troubles[self._path] = _word(self._path, error)
             return
         if self._path not in marks:
             self.troubles.pop(self._path, None)
         if self._is_settled(marks):
+            if self.good and not marks:
+                self.troubles[self._path] = f"{self._path}: {_EMPTY}"
+                return
             for gone in self.good.keys() - marks.keys():
                 del self.good[gone]
             for gone in self.troubles.keys() - marks.keys():
@@ -65,6 +79,15 @@ class Files:
             changed = {path: mark for path, mark in marks.items() if self._read.get(path) != mark}
             missed = {path for path, mark in changed.items() if not self._take(path, mark)}
             self._read = {path: mark for path, mark in marks.items() if path not in missed}
+
+    def _heed_kind(self, is_folder: bool) -> None:
+        """Raises LimitError for a file in the place of a folder, or the other way round."""
+        if self._is_folder is None:
+            self._is_folder = is_folder
+        if is_folder != self._is_folder:
+            was, now = ("a file", "a folder") if is_folder else ("a folder", "a file")
+            stays = "What it said before stays in force; if that is meant, start the limiter anew."
+            raise LimitError("", f"It was {was}, and is {now} now. {stays}")
 
     def _is_settled(self, marks: Marks) -> bool:
         """Whether nobody is at work; at the very beginning there is nothing to wait with."""
@@ -88,8 +111,9 @@ class Files:
         return True
 
 
-def look(path: Path) -> Marks:
-    """The files that there are. Raises OSError where there is nothing at all, LimitError where there is too much."""
+def look(path: Path, known: Container[Path] = ()) -> Marks:
+    """The files that there are; of folders in a folder, those that are known as files. Raises OSError where there is
+    nothing at all, LimitError where there is too much."""
     if not path.is_dir():
         return {path: _mark(path.stat())}
     found = sorted(each.name for each in os.scandir(path) if each.name.endswith(SUFFIXES))
@@ -102,6 +126,8 @@ def look(path: Path) -> Marks:
             state = name.stat()
             if not S_ISDIR(state.st_mode):
                 marks[name] = _mark(state)
+            elif name in known:
+                marks[name] = "It is a folder."
         except OSError as error:
             marks[name] = f"{error.strerror}."
     return marks

@@ -236,6 +236,95 @@ def test_rules_stay_while_the_folder_is_away(folder: Path, clock: Clock) -> None
     assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
 
 
+def test_a_file_that_becomes_a_folder_leaves_its_rules(tmp_path: Path, clock: Clock) -> None:
+    """Also a link that leads to one by now: so does whoever mounts something that is missing."""
+    path, other = tmp_path / "limits.yaml", tmp_path / "other"
+    path.write_text(text("auth", 1))
+    other.mkdir()
+    sources = Sources(path, clock=clock)
+    sources.refresh()
+    path.rename(tmp_path / "kept")
+    for become in (path.mkdir, lambda: path.symlink_to(other)):
+        become()
+        settle(sources, clock)
+        assert amounts(sources) == {"auth": 1}
+        assert sources.troubles == (
+            f"{path}: It was a file, and is a folder now. What it said before stays in force; "
+            "if that is meant, start the limiter anew.",
+        )
+        path.rename(tmp_path / f"was{path.is_symlink()}")
+    (tmp_path / "kept").rename(path)
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
+
+
+def test_a_folder_that_becomes_a_file_leaves_its_rules(folder: Path, clock: Clock) -> None:
+    (folder / "a.yaml").write_text(text("auth", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    folder.rename(folder.parent / "kept")
+    folder.write_text("domain: [")
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 1}
+    assert sources.troubles == (
+        f"{folder}: It was a folder, and is a file now. What it said before stays in force; "
+        "if that is meant, start the limiter anew.",
+    )
+
+
+def test_what_becomes_a_folder_in_a_folder_leaves_its_rules(folder: Path, clock: Clock) -> None:
+    path = folder / "a.yaml"
+    path.write_text(text("auth", 1))
+    (folder / "b.yaml").write_text(text("edge", 2))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    path.unlink()
+    path.mkdir()
+    for _ in range(2):
+        settle(sources, clock)
+        assert amounts(sources) == {"auth": 1, "edge": 2}
+        assert sources.troubles == (f"{path}: It is a folder. What it said before stays in force.",)
+    path.rmdir()
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"edge": 2}, ())
+
+
+def test_a_folder_that_is_found_empty_leaves_the_rules(folder: Path, clock: Clock) -> None:
+    """So does one whose volume is not mounted any more. Who wants no limits says so in a file."""
+    path = folder / "a.yaml"
+    path.write_text(text("auth", 1))
+    (folder / "b.yaml").write_text(text("edge", 2))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    folder.rename(folder.parent / "kept")
+    folder.mkdir()
+    for _ in range(2):
+        settle(sources, clock)
+        assert amounts(sources) == {"auth": 1, "edge": 2}
+        assert sources.troubles == (
+            f"{folder}: There is no file of limits any more. What they said stays in force; "
+            "for no limits at all write a file without descriptors, or start the limiter anew.",
+        )
+    path.write_text("domain: auth\ndescriptors: []\n")
+    settle(sources, clock)
+    assert (amounts(sources), list(sources.rules.domains), sources.troubles) == ({}, ["auth"], ())
+
+
+def test_a_file_that_is_back_as_it_was_is_no_trouble(tmp_path: Path, clock: Clock) -> None:
+    """What is mounted again has the mark that it had."""
+    path = tmp_path / "limits.yaml"
+    (tmp_path / "1").write_text(text("auth", 1))
+    path.symlink_to("1")
+    sources = Sources(path, clock=clock)
+    sources.refresh()
+    path.unlink()
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 1}, (f"{path}: No such file or directory.",))
+    path.symlink_to("1")
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
+
+
 def test_what_is_no_file_is_trouble_of_its_own(folder: Path, clock: Clock) -> None:
     (folder / "link.yaml").symlink_to("nowhere")
     os.mkfifo(folder / "pipe.yaml")
