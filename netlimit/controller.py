@@ -494,6 +494,11 @@ class Controller:
             self.sync()
         return frozenset(self._roster.lifted or ())
 
+    @property
+    def has_written(self) -> bool:
+        """Whether any step towards what the rules say may have been taken."""
+        return bool(self._applied)
+
     def standing(self) -> tuple[int, int]:
         """How many rules are in force on this host, and how many it should enforce but cannot. After a pass."""
         failed = sum(not self._fallback.holds(rule_id) for rule_id in self._compiled.problems)

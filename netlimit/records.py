@@ -212,7 +212,8 @@ class Outcome(StrEnum):
 class Window:
     """A window of confirmation: unless it is confirmed within `seconds`, the rules of revision `base` come back, and
     the gateways in `paused` are torn down again. `forces`: who has opened it may force, so that what was forced comes
-    back into force. Once it has an outcome, `revision` is the one that it left."""
+    back into force. Once it has an outcome, `revision` is the one that it left. `newest` is the one at which
+    it was opened, than which `base` may be older; only who has opened it knows that."""
 
     base: int
     opened_at: datetime
@@ -223,6 +224,7 @@ class Window:
     ended_at: datetime | None = None
     revision: int | None = None
     forces: bool = False
+    newest: int | None = field(default=None, compare=False)
 
     @property
     def deadline(self) -> datetime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +18,9 @@ from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_c
 from netlimit.cli.pausing import put_off, wait_until_told
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
-from netlimit.cli.undo import confirming, parse_length
+from netlimit.cli.undo import confirming, parse_length, see_window
 from netlimit.errors import KernelError, StoreError
-from netlimit.records import State
+from netlimit.records import State, Window
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:
@@ -100,14 +100,18 @@ def apply(
         wait_until_told(kernel)
         refuse_stranger("apply", settings, kernel, store)
         seconds = parse_length(confirm) if confirm else None
-        if seconds is not None:
-            window.enter_context(confirming(context, settings, store, kernel, seconds))
         actor = local_actor(settings)
         controller = make_controller(settings, store, kernel)
+        confirming_it = confirming(context, settings, store, kernel, controller, seconds) if seconds else nullcontext()
+        opened = window.enter_context(confirming_it)
         with taking_over(take_over or (), kernel, store, settings.host, actor):
             steps = controller.plan()
-            store.pause(settings.host, False, actor, for_good=seconds is None)
+            if opened is None:
+                store.pause(settings.host, False, actor, for_good=True)
+            else:
+                store.resume_within(opened, settings.host, actor, store.now())
             controller.sync()
+        seen = see_window(settings, store, kernel, controller, opened) if opened else None
         done = {"host": settings.host, "steps": len(steps.steps)}
         store.note("apply", actor, datetime.now(UTC), after=done)
         enforced, failed = controller.standing()
@@ -115,12 +119,19 @@ def apply(
         warnings = store.warn_of_window(CHANGES) if seconds is None else []
         renew_copy(settings, store, kernel)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
-    if seconds is not None:
-        summary += f"\nUnless `netlimit confirm` comes within {count(seconds, 'second')}, all of it is undone."
+    if seen is not None:
+        summary += f"\n{_word_window(*seen)}"
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed, "confirm_within": seconds}
-    document |= {"warnings": warnings}
+    document |= {"opened_at": opened and opened.opened_at.isoformat(), "warnings": warnings}
     say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary, *warnings]))
     return None
+
+
+def _word_window(window: Window, left: float) -> str:
+    if window.outcome is not None:
+        return "The window of confirmation was confirmed meanwhile."
+    said = f"Unless `netlimit confirm` comes within {count(window.seconds, 'second')}, all of it is undone."
+    return said if left > window.seconds / 2 else f"{said} Of these {left:.0f} are left."
 
 
 def _find_reasons(store: Store, host: str) -> list[str]:

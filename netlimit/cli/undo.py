@@ -5,24 +5,27 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from netlimit.cli.actor import local_actor
+from netlimit.cli.errors import CommandError, complain, word
 from netlimit.cli.guard import ensure_guard
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
+from netlimit.errors import NetlimitError, StoreError
 from netlimit.liveness import is_recent
 from netlimit.lockout import Havens
-from netlimit.records import Difference, Revision, Window
+from netlimit.records import Difference, Outcome, Revision, Window
 from netlimit.settings import Backend, Settings
 
 if TYPE_CHECKING:
+    from netlimit.controller import Controller
     from netlimit.kernel.base import Kernel
     from netlimit.store import Store
 
@@ -33,16 +36,39 @@ LIVE_SECONDS = 15.0
 _LENGTH = re.compile(r"(\d{1,6})(s|m|h|)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST = 86400
+_WITHOUT = "Run `netlimit apply` without --confirm, or start the controller; then open a window for what comes next."
 
 
-def confirm(context: typer.Context, json: bool = JSON) -> None:
+def confirm(
+    context: typer.Context,
+    opened_at: Annotated[
+        str | None,
+        typer.Option(
+            "--opened-at",
+            metavar="TIME",
+            help="Only the window that was opened then, as `netlimit apply --confirm --json` says it.",
+        ),
+    ] = None,
+    json: bool = JSON,
+) -> None:
     """Keep what was changed in the open window of confirmation."""
     settings = read_settings(context)
+    meant = None if opened_at is None else _read_moment(opened_at)
     with open_store(settings) as store:
-        window = store.confirm(local_actor(settings), store.now())
+        window = store.confirm(local_actor(settings), store.now(), meant)
+        opened = f"{window.actor} had opened the window at {window.opened_at:%H:%M:%S} UTC."
+        said = f"Confirmed: the rules stay as they are, at revision {window.revision}. {opened}"
+        say(json, describe_window(window), said)
         if is_root():
-            renew_copy(settings, store, make_kernel(settings))
-    say(json, describe_window(window), f"Confirmed: the rules stay as they are, at revision {window.revision}.")
+            _renew_copy(settings, store)
+
+
+def _renew_copy(settings: Settings, store: Store) -> None:
+    """It is confirmed whether this can be done or not."""
+    try:
+        renew_copy(settings, store, make_kernel(settings))
+    except (NetlimitError, OSError) as error:
+        complain(CommandError(f"{word(error)} The copy of the applied rules stays as it was."))
 
 
 def rollback(
@@ -114,21 +140,41 @@ def parse_length(text: str) -> int:
 
 @contextmanager
 def confirming(
-    context: typer.Context, settings: Settings, store: Store, kernel: Kernel, seconds: int
+    context: typer.Context, settings: Settings, store: Store, kernel: Kernel, controller: Controller, seconds: int
 ) -> Iterator[Window]:
-    """Open a window of confirmation, with a guard on this host, for what the block does.
+    """Open a window of confirmation, with a guard on this host, for what the block does by this controller.
 
     Where no controller runs, what is in the kernel may be older than the rules: then that comes back. What was not in
-    the kernel at all is taken out again.
+    the kernel at all is taken out again. If the block fails before anything is written, nothing that was there when the
+    window was opened is undone.
     """
-    base, paused = _find_base(settings, store, kernel)
-    window = store.open_window(seconds, local_actor(settings), store.now(), base, paused, forces=True)
+    window = _open_window(settings, store, kernel, seconds)
     try:
         ensure_guard(settings, context.find_root().params.get("config"))
         yield window
     except BaseException:
-        _abandon(settings, store)
+        _abandon(settings, store, window, controller.has_written)
         raise
+
+
+def see_window(
+    settings: Settings, store: Store, kernel: Kernel, controller: Controller, window: Window
+) -> tuple[Window, float]:
+    """The window after the pass that was made in it, and the seconds that it has left. One that has ended meanwhile has
+    undone nothing of what the pass wrote later: that is done here. Raises CommandError then."""
+    last, left = store.window_left()
+    if last is not None and last.opened_at == window.opened_at and last.outcome in (None, Outcome.CONFIRMED):
+        return last, left
+    from netlimit.teardown import restore_nothing
+
+    if kernel.is_put_off() or store.paused(settings.host):
+        restore_nothing(store, kernel, settings.host)
+    else:
+        controller.sync()
+    raise CommandError(
+        f"The window of confirmation, of {count(window.seconds, 'second')}, has ended before this was done: what was "
+        "changed in it is undone, and the kernel holds what the rules are without it. Open a longer one."
+    )
 
 
 def describe_window(window: Window) -> dict[str, Any]:
@@ -173,10 +219,23 @@ def write_difference(difference: Difference) -> Iterator[str]:
             yield f"    {field}: {_write_value(old)} -> {_write_value(new)}"
 
 
-def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | None, Sequence[str]]:
-    """What comes back unless it is confirmed: a revision (None: the present one), and this host if it is torn down."""
-    from netlimit.kernel.base import observe
+def _open_window(settings: Settings, store: Store, kernel: Kernel, seconds: int) -> Window:
+    """Open a window that brings back what the kernel holds now. Raises CommandError where nobody knows what that is,
+    WindowOpen, ConcernsOthers."""
     from netlimit.store import NoSuchRevision
+
+    base, paused = _find_base(settings, store, kernel)
+    holder = None if base is None else settings.host
+    try:
+        return store.open_window(seconds, local_actor(settings), store.now(), base, paused, forces=True, holder=holder)
+    except NoSuchRevision as error:
+        raise CommandError(f"What the kernel holds could not come back. {error} {_WITHOUT}") from None
+
+
+def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | None, Sequence[str]]:
+    """What comes back unless it is confirmed: a revision (None: the present one), and this host if it is torn down.
+    Raises CommandError where nobody knows what the kernel holds."""
+    from netlimit.kernel.base import observe
 
     paused = (settings.host,) if store.paused(settings.host) else ()
     if _is_controlled(settings, store, kernel):
@@ -187,21 +246,29 @@ def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | 
     applied = next((each.applied_revision for each in store.hosts() if each.host == settings.host), None)
     if applied == 0:  # what is there nobody knows: half of a teardown, or of what was to end it
         return None, (settings.host,)
-    if applied is None or applied >= store.revision():
-        return None, paused
-    try:
-        store.difference(applied, applied)
-    except NoSuchRevision:
-        return None, paused
-    return applied, paused
+    revision = store.revision()
+    if applied is None or applied > revision:
+        raise CommandError(
+            f"Of which revision the kernel holds the rules is not known, so they could not come back. {_WITHOUT}"
+        )
+    return None if applied == revision else applied, paused
 
 
-def _abandon(settings: Settings, store: Store) -> None:
-    """What could not be done is not left half done. The guard sees to the kernel."""
+def _abandon(settings: Settings, store: Store, window: Window, written: bool) -> None:
+    """What could not be done is not left half done; somebody else's window is left alone. The guard sees to the
+    kernel, unless nothing was written there."""
     from netlimit.store import NoWindow
 
-    with suppress(NoWindow):  # it may have ended by itself
-        store.abandon(local_actor(settings), store.now())
+    try:
+        base = None if written else window.newest
+        store.abandon(local_actor(settings), store.now(), opened_at=window.opened_at, base=base)
+    except NoWindow:  # it may have ended by itself
+        return
+    except StoreError as error:
+        complain(error)
+        return
+    did = "What was written to the kernel is undone" if written else "Nothing was written to the kernel"
+    complain(CommandError(f"{did}; the window of confirmation is given up."))
 
 
 def _go_back(store: Store, settings: Settings, revision: int | None, forces: bool) -> tuple[int, int]:
@@ -252,6 +319,16 @@ def _word_applied(applied: str) -> str:
         "paused": "this host is paused by teardown, until `netlimit apply`.",
         "pending": "the controller has not applied it yet; see `netlimit status`.",
     }[applied]
+
+
+def _read_moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} is no time with its zone, such as 2030-05-06T07:08:09.123456+00:00.")
+    return moment.astimezone(UTC)
 
 
 def _show_revisions(listed: Sequence[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from netlimit.store.audit import AuditEntry, AuditFilter
 from netlimit.store.backup import Label, NoBackup
 from netlimit.store.errors import (
+    ConcernsOthers,
     Conflict,
     DocumentChanged,
     GatewayAlive,
@@ -30,6 +31,7 @@ from netlimit.store.watch import Watch
 __all__ = [
     "AuditEntry",
     "AuditFilter",
+    "ConcernsOthers",
     "Conflict",
     "Damaged",
     "DocumentChanged",

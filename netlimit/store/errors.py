@@ -99,7 +99,11 @@ class WindowOpen(NetlimitError):
 
 
 class NoWindow(NetlimitError):
-    """No window of confirmation is open."""
+    """No window of confirmation is open, or another one than was meant."""
+
+
+class ConcernsOthers(NetlimitError):
+    """What a window of confirmation would undo was there before it, and concerns other gateways."""
 
 
 class TokenExists(NetlimitError):

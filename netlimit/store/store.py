@@ -388,15 +388,17 @@ class Store:
         base: int | None = None,
         paused: Sequence[str] = (),
         forces: bool = False,
+        holder: str | None = None,
     ) -> Window:
         """Open a window of confirmation: unless it is confirmed within `seconds`, revision `base` (by default the
         present one) comes back, and the gateways in `paused` are paused again. `forces`: the actor may force, so that
-        what was forced comes back into force, too.
+        what was forced comes back into force, too. `holder` is the gateway whose kernel holds an older `base`, if that
+        must not take from another one what was there before.
 
-        Raises WindowOpen, NoSuchRevision.
+        Raises WindowOpen, NoSuchRevision, ConcernsOthers.
         """
         with self._changing() as connection:
-            return windows.begin(connection, seconds, as_actor(actor), now, base, paused, forces)
+            return windows.begin(connection, seconds, as_actor(actor), now, base, paused, forces, holder)
 
     def now(self) -> datetime:
         """What the database's clock shows: windows of confirmation are open by it, for those of gateways may differ."""
@@ -421,16 +423,30 @@ class Store:
         return [window.warn(undone)] if window is not None and window.outcome is None else []
 
     @again
-    def confirm(self, actor: Actor | str, now: datetime) -> Window:
-        """Keep what was changed in the open window. Raises NoWindow."""
+    def confirm(self, actor: Actor | str, now: datetime, opened_at: datetime | None = None) -> Window:
+        """Keep what was changed in the open window; with `opened_at`, only in that of this time. Raises NoWindow."""
         with self._changing() as connection:
-            return windows.confirm(connection, as_actor(actor), now)
+            return windows.confirm(connection, as_actor(actor), now, opened_at)
 
     @again
-    def abandon(self, actor: Actor | str, now: datetime, judge: Judge | None = None) -> Window:
-        """Undo what was changed in the open window. Raises NoWindow, and what `judge` raises."""
+    def abandon(
+        self,
+        actor: Actor | str,
+        now: datetime,
+        judge: Judge | None = None,
+        opened_at: datetime | None = None,
+        base: int | None = None,
+    ) -> Window:
+        """Undo what was changed in the open window; with `opened_at`, only in that of this time, and with `base`, only
+        what has changed since that revision. Raises NoWindow, and what `judge` raises."""
         with self._changing() as connection:
-            return windows.abandon(connection, as_actor(actor), now, judge)
+            return windows.abandon(connection, as_actor(actor), now, judge, opened_at, base)
+
+    @again
+    def resume_within(self, window: Window, host: str, actor: Actor | str, now: datetime) -> None:
+        """End the pause of a gateway, which the end of this window begins again. Raises NoWindow if it has ended."""
+        with self._changing() as connection:
+            windows.resume(connection, window.opened_at, host, as_actor(actor), now)
 
     @again
     def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:

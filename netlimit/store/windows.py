@@ -17,7 +17,7 @@ from netlimit.judgement import Judge
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
 from netlimit.store.columns import EPOCH
-from netlimit.store.errors import NoWindow, WindowOpen
+from netlimit.store.errors import ConcernsOthers, NoWindow, WindowOpen
 from netlimit.store.rollback import bring_back, hold_forced, withhold_forced
 from netlimit.store.tables import windows
 
@@ -40,9 +40,11 @@ def begin(
     base: int | None,
     paused: Collection[str],
     forces: bool,
+    holder: str | None,
 ) -> Window:
     """Open a window. `base` is what comes back, the present revision by default; `paused` are the gateways whose pause
-    is ended in it, and will be there again. `forces`: the actor may force. Raises WindowOpen, NoSuchRevision."""
+    is ended in it, and will be there again. `forces`: the actor may force. `holder` is the gateway whose kernel holds
+    an older `base`: no other one loses by it. Raises WindowOpen, NoSuchRevision, ConcernsOthers."""
     clock.lock(connection)
     other = last(connection)
     if other is not None and other.outcome is None:
@@ -50,10 +52,12 @@ def begin(
             f"{other.actor} has opened a window of confirmation already, at {_clock_time(other.opened_at)} for "
             f"{other.seconds} seconds: confirm that one first, or abandon it (`netlimit confirm`, `netlimit rollback`)."
         )
-    if base is None:
-        base = clock.revision(connection)
+    newest = clock.revision(connection)
+    base = newest if base is None else base
     history.check(connection, base)
-    window = Window(base, now, seconds, actor.name, tuple(sorted(set(paused))), forces=forces)
+    if holder is not None:
+        _spare_others(connection, base, newest, holder)
+    window = Window(base, now, seconds, actor.name, tuple(sorted(set(paused))), forces=forces, newest=newest)
     write(connection, window)
     audit.note_other(connection, OPENED, actor, now, after=_describe(window))
     return window
@@ -87,17 +91,60 @@ def release(connection: Connection, host: str) -> None:
         write(connection, replace(window, paused=tuple(each for each in window.paused if each != host)))
 
 
-def confirm(connection: Connection, actor: Actor, now: datetime) -> Window:
-    """End the window, and keep what was changed in it. Raises NoWindow."""
+def resume(connection: Connection, opened_at: datetime, host: str, actor: Actor, now: datetime) -> None:
+    """End the pause of a gateway, while the window of that time is open. Raises NoWindow."""
     clock.lock(connection)
-    return _end(connection, _get_open(connection), Outcome.CONFIRMED, clock.revision(connection), actor, now)
+    get_open(connection, opened_at)
+    if hosts.paused(connection, host):
+        hosts.pause(connection, host, False)
+        audit.note_other(connection, "resume", actor, now, after={"host": host})
 
 
-def abandon(connection: Connection, actor: Actor, now: datetime, judge: Judge | None = None) -> Window:
-    """End the window, and undo what was changed in it. For who is judged, what was forced and is in force otherwise
-    stays so. Raises NoWindow, and what `judge` raises."""
+def get_open(connection: Connection, opened_at: datetime | None = None) -> Window:
+    """The window that is open; with `opened_at`, that of this time. Raises NoWindow."""
+    window = last(connection)
+    if window is None:
+        raise NoWindow("No window of confirmation is open, and none has been.")
+    if opened_at is not None and opened_at != window.opened_at:
+        raise NoWindow(
+            f"The window of confirmation that is meant has ended. {window.actor} has opened another one since, at "
+            f"{_clock_time(window.opened_at)}, which stays as it is."
+        )
+    if window.outcome is None:
+        return window
+    assert window.ended_at is not None
+    became = {
+        Outcome.CONFIRMED: "was confirmed",
+        Outcome.EXPIRED: f"was not confirmed in time, so that revision {window.base} came back",
+        Outcome.ABANDONED: f"was abandoned, so that revision {window.base} came back",
+    }
+    raise NoWindow(
+        f"No window of confirmation is open. The last one ended at {_clock_time(window.ended_at)}: "
+        f"it {became[window.outcome]}."
+    )
+
+
+def confirm(connection: Connection, actor: Actor, now: datetime, opened_at: datetime | None = None) -> Window:
+    """End the window (with `opened_at`: that of this time), and keep what was changed in it. Raises NoWindow."""
     clock.lock(connection)
-    window = _get_open(connection)
+    window = get_open(connection, opened_at)
+    return _end(connection, window, Outcome.CONFIRMED, clock.revision(connection), actor, now)
+
+
+def abandon(
+    connection: Connection,
+    actor: Actor,
+    now: datetime,
+    judge: Judge | None = None,
+    opened_at: datetime | None = None,
+    base: int | None = None,
+) -> Window:
+    """End the window (with `opened_at`: that of this time), and undo what was changed in it; with `base`, no more than
+    what has changed since that revision. For who is judged, what was forced and is in force otherwise stays so. Raises
+    NoWindow, and what `judge` raises."""
+    clock.lock(connection)
+    window = get_open(connection, opened_at)
+    window = window if base is None else replace(window, base=base)
     _pause(connection, window)
     then = history.past(connection, window.base)
     held = hold_forced(connection, then, now) if judge else {}
@@ -143,22 +190,21 @@ def write(connection: Connection, window: Window) -> None:
     connection.execute(insert(windows), [row])
 
 
-def _get_open(connection: Connection) -> Window:
-    window = last(connection)
-    if window is None:
-        raise NoWindow("No window of confirmation is open, and none has been.")
-    if window.outcome is None:
-        return window
-    assert window.ended_at is not None
-    became = {
-        Outcome.CONFIRMED: "was confirmed",
-        Outcome.EXPIRED: f"was not confirmed in time, so that revision {window.base} came back",
-        Outcome.ABANDONED: f"was abandoned, so that revision {window.base} came back",
-    }
-    raise NoWindow(
-        f"No window of confirmation is open. The last one ended at {_clock_time(window.ended_at)}: "
-        f"it {became[window.outcome]}."
-    )
+def _spare_others(connection: Connection, base: int, newest: int, holder: str) -> None:
+    """Raise ConcernsOthers if going back to a revision takes anything from another gateway than the holder."""
+    known = {each.host for each in hosts.statuses(connection)}
+    found: set[str] = set()
+    for each in history.differences(connection, base, newest):
+        for rule in filter(None, (each.before, each.after)):
+            found |= {*rule.hosts} or known
+    others = sorted(found - {holder})
+    if others:
+        raise ConcernsOthers(
+            f"The kernel here holds revision {base}, which would come back unless it is confirmed; but what has "
+            f"changed since concerns {', '.join(others)}, too, and would be undone there as well. Run `netlimit apply` "
+            "without --confirm, or start the controller, so that the kernel holds what is wanted now (`netlimit plan` "
+            "shows what that changes); then open a window for what comes next."
+        )
 
 
 def _pause(connection: Connection, window: Window) -> None:

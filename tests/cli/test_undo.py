@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from netlimit.kernel.lock import is_locked
+from netlimit.records import Outcome
 from netlimit.store import Store
 from tests.cli.running import Netlimit, until
 
@@ -67,6 +71,33 @@ def test_a_window_is_confirmed_or_abandoned(served: Netlimit) -> None:
     served.do("rule", "add", "10.1.2.4", "--action", "block")
     assert served.do("rollback") == f"Revision {before} is back, as revision {before + 2}: the kernel holds it.\n"
     assert served.ask("rule", "list")["items"] == []
+
+
+def test_who_confirms_hears_whose_window_it_was_and_can_say_which(served: Netlimit) -> None:
+    late = served.ask("apply", "--confirm", "5m")["opened_at"]
+    served.do("rollback")
+    opened = served.ask("apply", "--confirm", "5m")["opened_at"]
+    assert "root on gw1 has opened another one since" in served.refuse("confirm", "--opened-at", late)
+    said = served.do("confirm", "--opened-at", opened)
+    assert re.search(r"^Confirmed: .* root on gw1 had opened the window at \d\d:\d\d:\d\d UTC\.\n$", said)
+    assert served.run("confirm", "--opened-at", "soon").returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to take away")
+def test_who_may_not_look_at_the_kernel_confirms_all_the_same(netlimit: Netlimit) -> None:
+    """Root in a container, say: the window is confirmed, so that is what is said."""
+    netlimit.do("db", "upgrade")
+    with closing(Store(netlimit.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.open_window(600, "test", store.now())
+        without = ("setpriv", "--bounding-set", "-net_admin,-net_raw", "--inh-caps", "-net_admin,-net_raw")
+        weak = replace(netlimit, environment={**netlimit.environment, "NETLIMIT_BACKEND": "iptables"}, before=without)
+        done = weak.run("confirm")
+        window = store.window()
+    assert done.returncode == 0, done
+    assert "Confirmed: " in done.stdout
+    assert "The copy of the applied rules stays as it was" in done.stderr
+    assert window is not None
+    assert window.outcome is Outcome.CONFIRMED
 
 
 def test_changes_tell_of_an_open_window(served: Netlimit) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from netlimit.kernel.base import observe
 from netlimit.kernel.lock import is_locked
 from netlimit.plan import diff
 from netlimit.records import Outcome, Window
+from netlimit.rules import parse_rule
 from netlimit.state import State
+from netlimit.store import Store
 from scripts.testbed.namespaces import CLIENT, LAN, Lab
 from tests.e2e.gateway import COMMAND, HOST, MODULE, Gateway
 from tests.warm import ROOT
@@ -257,6 +260,121 @@ def test_what_a_teardown_or_an_apply_has_left_half_done_is_taken_out(site: Site,
     assert site.store.paused(HOST)
     assert not observe(site.kernel).structure.sets
     assert site.store.select()[1] == 2
+
+
+BE_WRITER = """
+import sys, time
+from netlimit.kernel.linux import LinuxKernel
+with LinuxKernel().exclusive():
+    print("writes", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@contextmanager
+def writer(site: Site, seconds: float) -> Iterator[None]:
+    """Somebody writes to the kernel for so long."""
+    command = (sys.executable, "-c", BE_WRITER, str(seconds))
+    process = site.lab.gateway.popen(*command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writes\n"
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_window_that_fails_before_it_writes_undoes_nothing_that_was_there(site: Site) -> None:
+    """What was changed while this gateway had no controller is none of it; what is changed in it, is."""
+    site.write(HARMLESS)
+    site.do("apply")
+    applied = site.store.revision()
+    site.write(CUT)
+    with writer(site, 60):
+        done = site.attempt("apply", "--confirm", "60s")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Nothing was written to the kernel" in done.stderr
+    assert site.outcome is Outcome.ABANDONED
+    assert (site.store.revision(), site.store.select()[1]) == (applied + 1, 2)
+    site.wait(lambda: not site.guarded, "the guard to end")
+    assert site.reachable, "the guard has put in what was to be tried in a window"
+
+
+def test_no_window_is_opened_that_would_undo_what_others_have(site: Site) -> None:
+    site.write(HARMLESS)
+    site.do("apply")
+    site.write({"name": "there", "target": "10.1.60.0/24", "action": "block", "hosts": ["gw-other"]})
+    revision = site.store.revision()
+    said = site.attempt("apply", "--confirm", "60s")
+    assert said.returncode == 1
+    assert "gw-other" in said.stderr
+    assert "Run `netlimit apply` without --confirm" in said.stderr.replace("\n", " ")
+    assert site.store.revision() == revision
+    assert site.outcome is not None, "a window is open"
+
+
+def test_no_window_is_opened_where_what_the_kernel_holds_is_not_kept_any_more(site: Site) -> None:
+    site.write(HARMLESS)
+    site.do("apply")
+    with closing(Store(site.url, revisions=1)) as forgetful:
+        for number in range(3):
+            wanted = {"target": f"10.1.70.{number}", "action": "block"}
+            forgetful.add([parse_rule(wanted, datetime.now(UTC))], "test", datetime.now(UTC))
+    said = site.attempt("apply", "--confirm", "60s")
+    assert said.returncode == 1
+    assert "is not known any more" in said.stderr
+    assert site.outcome is not None, "a window is open"
+
+
+@pytest.mark.parametrize("torn_down", [False, True])
+def test_who_takes_longer_than_his_window_puts_nothing_in(site: Site, torn_down: bool) -> None:
+    site.write(HARMLESS)
+    site.do("apply")
+    if torn_down:
+        site.do("teardown")
+    site.write(CUT)
+    with writer(site, 7):
+        done = site.attempt("apply", "--confirm", "3s")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "window of confirmation" in done.stderr
+    assert site.outcome is Outcome.EXPIRED
+    site.wait(lambda: not site.guarded, "the guard to end")
+    assert site.reachable
+    assert site.store.paused(HOST) == torn_down
+    assert bool(observe(site.kernel).structure.sets) != torn_down
+
+
+def test_a_guard_does_what_the_one_before_did_not(site: Site) -> None:
+    """The window has ended in the database; the guard is killed before it has put the kernel right."""
+    site.write(HARMLESS)
+    site.do("apply")
+    site.write(CUT)
+    site.start_guard()
+    site.do("apply", "--confirm", "4s")
+    assert not site.reachable
+    site.wait(lambda: site.outcome is Outcome.EXPIRED, "the end in the database")
+    site.guard.stop(signal.SIGKILL)
+    assert not site.reachable
+    site.start_guard()
+    site.wait(lambda: site.reachable, "the operator")
+    site.wait(lambda: site.holds(HARMLESS), "the rules of before")
+
+
+def test_a_guard_takes_out_what_another_gateways_has_undone(site: Site) -> None:
+    """This gateway had nothing in its kernel when the window was opened; its guard was away when it ended."""
+    site.write(CUT)
+    site.start_guard()
+    site.do("apply", "--confirm", "60s")
+    assert not site.reachable
+    site.guard.stop(signal.SIGKILL)
+    window = site.store.window()
+    assert window is not None
+    site.store.expire(window, "guard of another", site.store.now())
+    site.start_guard()
+    site.wait(lambda: site.reachable, "the operator")
+    assert not observe(site.kernel).structure.sets
 
 
 def test_killing_all_of_serve_does_not_kill_the_guard(site: Site) -> None:

@@ -14,9 +14,9 @@ from sqlalchemy import update
 from netlimit.judgement import NeedsForce, refuse
 from netlimit.lockout import Havens
 from netlimit.rates import parse_rate
-from netlimit.records import Actor, Outcome, Window
+from netlimit.records import Actor, HostStatus, Outcome, Window
 from netlimit.rules import Action, Direction
-from netlimit.store import NoSuchRevision, NoWindow, Store, WindowOpen
+from netlimit.store import ConcernsOthers, NoSuchRevision, NoWindow, Store, WindowOpen
 from netlimit.store.tables import guards, windows
 from tests.store.examples import NOW, keep, rule
 
@@ -59,6 +59,66 @@ def test_it_can_be_abandoned(store: Store) -> None:
     keep(store)
     assert store.abandon("test", SOON).revision == 2
     assert store.select()[1] == 0
+
+
+def test_only_the_window_that_is_meant_is_ended(store: Store) -> None:
+    one = store.open_window(60, "alice", NOW)
+    store.expire(one, "guard", SOON)
+    other = store.open_window(300, "bob", SOON)
+    keep(store)
+    for end in (store.confirm, store.abandon):
+        with pytest.raises(NoWindow, match=r"has ended\. bob has opened another one since, at 07:09:09 UTC"):
+            end("alice", SOON, opened_at=one.opened_at)
+    with pytest.raises(NoWindow, match="another one since"):
+        store.resume_within(one, "gw1", "alice", SOON)
+    assert store.window() == other
+    assert store.confirm("bob", SOON, other.opened_at).outcome is Outcome.CONFIRMED
+
+
+def test_a_pause_ends_only_while_its_window_is_open(store: Store) -> None:
+    store.pause("gw1", True)
+    window = store.open_window(60, "test", NOW, paused=["gw1"])
+    store.resume_within(window, "gw1", "test", NOW)
+    assert not store.paused("gw1")
+    store.expire(window, "guard", SOON)
+    with pytest.raises(NoWindow, match="was not confirmed in time"):
+        store.resume_within(window, "gw1", "test", SOON)
+    assert store.paused("gw1")
+    assert actions(store)[-3:] == ["open-window", "resume", "expire-window"]
+
+
+def test_who_gives_up_before_he_has_begun_undoes_what_was_changed_since_he_opened_it(store: Store) -> None:
+    keep(store)
+    keep(store, "10.0.0.2")
+    window = store.open_window(60, "test", NOW, base=1, holder="gw1")
+    keep(store, "10.0.0.3")
+    ended = store.abandon("test", SOON, opened_at=window.opened_at, base=window.newest)
+    assert (ended.base, ended.revision) == (2, 4)
+    assert [each.rule.id for each in store.select()[0]] == [1, 2]
+
+
+@pytest.mark.parametrize(("hosts", "known", "named"), [
+    (["gw2"], [], "gw2"), ([], ["gw2", "gw3"], "gw2, gw3"), (["gw1", "gw3"], ["gw2"], "gw3"),
+])  # fmt: skip
+def test_what_others_had_before_is_not_undone_for_a_kernel_that_is_older(
+    store: Store, hosts: list[str], known: list[str], named: str
+) -> None:
+    keep(store)
+    for host in ("gw1", *known):
+        store.report(HostStatus(host, "fake"))
+    keep(store, "10.0.0.2", hosts=hosts)
+    with pytest.raises(ConcernsOthers, match=f"has changed since concerns {named}, too"):
+        store.open_window(60, "test", NOW, base=1, holder="gw1")
+    assert store.window() is None
+
+
+@pytest.mark.parametrize(("hosts", "known"), [([], []), (["gw1"], ["gw2"])])
+def test_what_concerns_nobody_else_may_come_back(store: Store, hosts: list[str], known: list[str]) -> None:
+    keep(store)
+    for host in ("gw1", *known):
+        store.report(HostStatus(host, "fake"))
+    keep(store, "10.0.0.2", hosts=hosts)
+    assert store.open_window(60, "test", NOW, base=1, holder="gw1").base == 1
 
 
 def test_nothing_to_undo_makes_no_revision(store: Store) -> None:
