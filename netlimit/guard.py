@@ -76,6 +76,7 @@ class Guard:
         self._database = ThreadPoolExecutor(1, "database")
         self._failure_seconds = failure_seconds
         self._pauses = False
+        self._done: datetime | None = None
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
         self._unbeaten = ""
@@ -106,9 +107,32 @@ class Guard:
         def look() -> Window | None:
             self._beat()
             window = self._store.window()
-            return window if window is not None and window.outcome is None else None
+            if window is None or window.outcome is None:
+                return window
+            if window.opened_at != self._done:
+                self._make_up(window)
+                self._done = window.opened_at
+            return None
 
         return self._try(look)
+
+    def _make_up(self, window: Window) -> None:
+        """Do in the kernel what is due since a window has ended that this guard has not watched over: the one before
+        was killed meanwhile, or another gateway's has ended it in the database. Raises StoreError, KernelError."""
+        if window.outcome is Outcome.CONFIRMED:
+            return
+        if self._is_torn_down():
+            if self._host in window.paused:
+                restore_nothing(self._store, self._make_kernel(), self._host)
+        elif self._holds_undone(window) and not self._make_kernel().controlled():
+            log.warning("The window of confirmation was %s, but its rules are in the kernel yet.", window.outcome)
+            self._settle(window.revision)
+
+    def _holds_undone(self, window: Window) -> bool:
+        """Whether the kernel may hold what was changed in a window that was undone. What is older than its base is
+        nothing of it."""
+        applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), None)
+        return applied is not None and window.revision is not None and window.base <= applied < window.revision
 
     def _watch_over(self, window: Window) -> None:
         """Wait until the window has ended; see to it that what was not confirmed is undone."""
@@ -127,6 +151,7 @@ class Guard:
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
             for said in ended_writers:
                 self._try(partial(self._store.repaired, self._host, "writer", said, 0.0, datetime.now(UTC)))
+        self._done = window.opened_at
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
@@ -231,6 +256,9 @@ class Guard:
         it may stay as it is. Raises StoreError."""
         ended = self._store.expire(window, self._actor, self._store.now()) or self._store.window()
         if ended is None or ended.opened_at != window.opened_at or ended.outcome is Outcome.CONFIRMED:
+            return None
+        if ended.base != window.base:
+            log.info("The window of confirmation was given up before anything was written to the kernel.")
             return None
         log.warning("Revision %d has come back as revision %s: the window of confirmation was %s.",
                     ended.base, ended.revision, ended.outcome)  # fmt: skip
