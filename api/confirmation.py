@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
 from netlimit.errors import RuleError
 from netlimit.judgement import NeedsForce
@@ -15,6 +16,7 @@ from netlimit.records import Window
 from netlimit.roles import Act
 
 from . import bodies, schemas
+from .audit import Moment
 from .auth import CallerOf
 from .context import StoreOf, WaitingOf, no_query
 from .headers import Wait, preference_applied
@@ -24,7 +26,7 @@ from .problems import Problem, responses
 from .representation import write_time
 from .turns import InTurn, run_in_turn
 
-router = APIRouter(prefix="/confirmation", tags=["undo"], dependencies=[Depends(no_query)], route_class=InTurn)
+router = APIRouter(prefix="/confirmation", tags=["undo"], route_class=InTurn)
 SHORTEST, LONGEST = 10, 86400
 """Seconds that a window may be long."""
 _EXAMPLES = {"a minute": {"seconds": 60}}
@@ -32,6 +34,14 @@ _NO_GUARD = (
     "No gateway has a guard that would undo what is not confirmed, so no window is opened; "
     "run `netlimit serve` or `netlimit guard` on the gateways."
 )
+
+
+class WhichQuery(schemas.Strict):
+    """Which window is meant."""
+
+    opened_at: Moment | None = Field(
+        None, description="Only the window that was opened then, as its opening has answered; any other stays as it is."
+    )
 
 
 async def _read_seconds(request: Request) -> int:
@@ -49,6 +59,7 @@ async def _read_seconds(request: Request) -> int:
     "",
     status_code=201,
     summary="Open a window of confirmation",
+    dependencies=[Depends(no_query)],
     responses={
         201: {"description": "The window.", "model": schemas.Window},
         **responses(400, 401, 403, 409, 413, 415, 422, 503),
@@ -69,6 +80,7 @@ def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerO
 @router.get(
     "",
     summary="Show the window of confirmation",
+    dependencies=[Depends(no_query)],
     response_model=None,
     responses={200: {"model": schemas.Window}, **responses(401, 403, 404, 422, 503)},
 )
@@ -87,10 +99,11 @@ def get_window(store: StoreOf) -> dict[str, Any]:
     response_model=None,
     responses={200: {"model": schemas.Window}, **responses(401, 403, 409, 422, 503)},
 )
-def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
-    """End the open window, and keep what was changed in it."""
+def confirm(query: Annotated[WhichQuery, Query()], caller: CallerOf, store: StoreOf) -> dict[str, Any]:
+    """End the open window, and keep what was changed in it. With `opened_at` that is never somebody else's, who has
+    opened one after yours has ended."""
     now = store.now()
-    return write_window(store.confirm(caller.actor, now), store.guards(), now)
+    return write_window(store.confirm(caller.actor, now, query.opened_at), store.guards(), now)
 
 
 @router.delete(
@@ -99,13 +112,20 @@ def confirm(caller: CallerOf, store: StoreOf) -> dict[str, Any]:
     responses={200: {"description": "The window as it has ended.", "model": schemas.Window},
                **responses(401, 403, 409, 422, 503)},
 )  # fmt: skip
-async def abandon(caller: CallerOf, lockout: LockoutOf, store: StoreOf, waiting: WaitingOf, wait: Wait) -> Response:
+async def abandon(
+    query: Annotated[WhichQuery, Query()],
+    caller: CallerOf,
+    lockout: LockoutOf,
+    store: StoreOf,
+    waiting: WaitingOf,
+    wait: Wait,
+) -> Response:
     """End the open window, and undo what was changed in it now. It is judged as a rollback is, but that an admin, who
     may force, has all back as it was."""
     now = await run_in_turn(store.now)
     judge = None if caller.may(Act.FORCE) else await run_in_turn(lockout.judge, False)
     try:
-        window = await run_in_turn(store.abandon, caller.actor, now, judge)
+        window = await run_in_turn(store.abandon, caller.actor, now, judge, query.opened_at)
     except NeedsForce as error:
         raise Problem(409, f"Only an admin can abandon this window, for that would need force. {error}") from None
     if wait is not None and window.revision is not None:

@@ -223,6 +223,25 @@ def test_who_confirms_too_late_hears_so(client: httpx.Client, store: Store) -> N
 
 
 @pytest.mark.usefixtures("guarded")
+def test_who_says_which_window_he_means_ends_nobody_elses(client: httpx.Client, store: Store) -> None:
+    """A request that is sent again after its window has ended, and another was opened."""
+    late = client.post("/confirmation", json={"seconds": 60}).json()["opened_at"]
+    window = store.window()
+    assert window is not None
+    store.expire(window, Actor("guard"), datetime.now(UTC))
+    opened = client.post("/confirmation", json={"seconds": 60}).json()["opened_at"]
+    for method in ("PUT", "DELETE"):
+        answer = client.request(method, "/confirmation", params={"opened_at": late})
+        assert answer.status_code == 409
+        assert "admin has opened another one since" in answer.json()["detail"]
+    assert client.get("/confirmation").json()["open"]
+    ended = client.put("/confirmation", params={"opened_at": opened}).json()
+    assert (ended["outcome"], ended["opened_at"], ended["actor"]) == ("confirmed", opened, "admin")
+    for params in ({"opened_at": "soon"}, {"other": "1"}):
+        assert client.put("/confirmation", params=params).status_code == 422
+
+
+@pytest.mark.usefixtures("guarded")
 def test_there_is_one_window(client: httpx.Client) -> None:
     client.post("/confirmation", json={"seconds": 60})
     answer = client.post("/confirmation", json={"seconds": 60})
