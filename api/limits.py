@@ -21,7 +21,7 @@ from netlimit.store import LimitDocument, LimitHead, NoDocument, Store
 from . import bodies, schemas
 from .auth import CallerOf
 from .context import StoreOf, no_query
-from .headers import IfMatch, etag, read_if_match
+from .headers import IfMatch, etag, read_if_match, write_warnings
 from .openapi import body_of
 from .problems import Problem, responses
 from .representation import write_time
@@ -31,6 +31,7 @@ router = APIRouter(prefix="/limits", tags=["limits"], route_class=InTurn)
 JSON = "application/json"
 YAML = ("application/yaml", "text/yaml", "application/x-yaml", "text/x-yaml")
 """Names of one media type; the first is that of RFC 9512."""
+_LIMITS = "these limits"
 _CONVERTED = 4
 """So many documents are remembered in the other type; each may have megabytes."""
 
@@ -113,11 +114,12 @@ async def put_limits(
     if query.dry_run:
         nothing = dict.fromkeys(("revision", "created_at", "updated_at"))
         said = {"domain": domain, "content_type": content_type, **nothing, "actor": caller.actor.name}
-        return JSONResponse({**said, **_explain(document)})
+        return JSONResponse({**said, **_explain(document, [])})
     now = datetime.now(UTC)
     kept, is_new = await run_in_turn(store.put_limits, domain, text, content_type, caller.actor, now, expected)
     headers = {"ETag": etag(kept)} | ({"Location": f"/api/v1/limits/{quote(domain)}"} if is_new else {})
-    return JSONResponse({**_describe(kept), **_explain(document)}, 201 if is_new else 200, headers)
+    told = await run_in_turn(store.warn_of_rest, _LIMITS)
+    return JSONResponse({**_describe(kept), **_explain(document, told)}, 201 if is_new else 200, headers)
 
 
 @router.delete(
@@ -128,10 +130,11 @@ async def put_limits(
     responses={204: {"description": "The domain has no limits."}, **responses(401, 403, 404, 412, 422, 503)},
 )
 def remove_limits(domain: Domain, caller: CallerOf, store: StoreOf, if_match: IfMatch = None) -> Response:
-    """Remove the limits of a domain: the limiter admits what is asked of it, unless files say otherwise."""
+    """Remove the limits of a domain: the limiter admits what is asked of it, unless files say otherwise. An
+    open window of confirmation, which does not undo it, is told by the header `Warning`."""
     kept = find_kept(store, domain)
     store.remove_limits(domain, caller.actor, datetime.now(UTC), read_if_match(if_match, kept))
-    return Response(status_code=204)
+    return Response(status_code=204, headers=write_warnings(store.warn_of_rest(_LIMITS)))
 
 
 @lru_cache(maxsize=_CONVERTED)
@@ -191,7 +194,8 @@ def _describe(kept: LimitDocument | LimitHead) -> dict[str, Any]:
     }
 
 
-def _explain(document: Document) -> dict[str, Any]:
-    """How a document reads."""
-    warnings = [{"detail": each.sentence, "field": each.field, "line": each.line} for each in document.warnings]
+def _explain(document: Document, told: Iterable[str]) -> dict[str, Any]:
+    """How a document reads, and what else is told of it."""
+    places = [*document.warnings, *(Place("", sentence) for sentence in told)]
+    warnings = [{"detail": each.sentence, "field": each.field, "line": each.line} for each in places]
     return {"rules": [rule.name for rule in document.root.walk()], "warnings": warnings}

@@ -657,7 +657,8 @@ class LimitDocument(Strict):
 
 
 class LimitPlace(Strict):
-    """A slip that was understood, or something that has no effect, and where it stands."""
+    """A slip that was understood, or something that has no effect, and where it stands. With an empty field, what is to
+    be said of the whole document: that an open window of confirmation does not undo its change."""
 
     detail: str
     field: str

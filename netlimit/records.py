@@ -238,10 +238,14 @@ class Window:
 
     def warn(self, undone: str) -> str:
         """What somebody should know who does something while it is open."""
-        return (
-            f"A window of confirmation is open until {self.deadline:%Y-%m-%d %H:%M:%S} UTC, opened by {self.actor}: "
-            f"unless it is confirmed, {undone} is undone."
-        )
+        return f"{self._introduce()}: unless it is confirmed, {undone} is undone."
+
+    def warn_of_rest(self, left: str) -> str:
+        """The same of what it leaves as it is."""
+        return f"{self._introduce()}: it undoes changes of rules alone, and {left} stay as they are now."
+
+    def _introduce(self) -> str:
+        return f"A window of confirmation is open until {self.deadline:%Y-%m-%d %H:%M:%S} UTC, opened by {self.actor}"
 
 
 @dataclass(frozen=True, slots=True)

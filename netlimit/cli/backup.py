@@ -42,7 +42,7 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
     settings = read_settings(context)
     with open_store(settings) as store:
         restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)
-        warnings = store.warn_of_window("this change")
+        warnings = store.warn_of_window("this change, but for the limiter's documents,")
     document = {
         "revision": restored.revision,
         "rules": restored.rules,

@@ -122,7 +122,7 @@ def apply(
     if seen is not None:
         summary += f"\n{_word_window(*seen)}"
     document = {"steps": list(steps.lines()), "in_force": enforced, "errors": failed, "confirm_within": seconds}
-    document |= {"opened_at": opened and opened.opened_at.isoformat(), "warnings": warnings}
+    document |= {"warnings": warnings, **({"opened_at": opened.opened_at.isoformat()} if opened else {})}
     say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary, *warnings]))
     return None
 

@@ -106,12 +106,13 @@ def remove(
 ) -> None:
     """Remove the limits of domains from the database."""
     with open_client(context) as client:
+        warnings: list[str] = []
         for domain in domains:
-            client.call("DELETE", limits_path(domain))
+            warnings = client.remove(limits_path(domain))
             if not json:
-                typer.echo(f"Removed the limits of the domain {domain}.")
+                typer.echo(" ".join([f"Removed the limits of the domain {domain}.", *warnings]))
     if json:
-        typer.echo(jsonlib.dumps({"removed": domains}))
+        typer.echo(jsonlib.dumps({"removed": domains, "warnings": warnings}))
 
 
 @app.command("explain")

@@ -419,8 +419,17 @@ class Store:
 
     def warn_of_window(self, undone: str) -> list[str]:
         """What somebody should know whose doing (`undone`, in words) an open window of confirmation undoes."""
+        window = self._open_window()
+        return [window.warn(undone)] if window else []
+
+    def warn_of_rest(self, left: str) -> list[str]:
+        """The same of what it leaves as it is (`left`, in words): all but rules."""
+        window = self._open_window()
+        return [window.warn_of_rest(left)] if window else []
+
+    def _open_window(self) -> Window | None:
         window = self.window()
-        return [window.warn(undone)] if window is not None and window.outcome is None else []
+        return window if window is not None and window.outcome is None else None
 
     @again
     def confirm(self, actor: Actor | str, now: datetime, opened_at: datetime | None = None) -> Window:

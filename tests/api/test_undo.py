@@ -146,6 +146,20 @@ def test_answers_to_changes_tell_of_an_open_window(client: httpx.Client) -> None
 
 
 @pytest.mark.usefixtures("guarded")
+def test_changes_of_limits_tell_that_no_window_undoes_them(client: httpx.Client) -> None:
+    client.post("/confirmation", json={"seconds": 86400})
+    document = {"domain": "shop", "descriptors": [{"key": "k", "rate_limit": {"unit": "day", "requests_per_unit": 1}}]}
+    (warning,) = client.put("/limits/shop", json=document).json()["warnings"]
+    assert (warning["field"], warning["line"]) == ("", None)
+    assert warning["detail"].endswith("it undoes changes of rules alone, and these limits stay as they are now.")
+    assert client.put("/limits/shop", params={"dry_run": True}, json=document).json()["warnings"] == []
+    assert f'"{warning["detail"]}"' in client.delete("/limits/shop").headers["Warning"]
+    client.put("/confirmation")
+    assert client.put("/limits/shop", json=document).json()["warnings"] == []
+    assert "Warning" not in client.delete("/limits/shop").headers
+
+
+@pytest.mark.usefixtures("guarded")
 def test_a_window_is_abandoned(client: httpx.Client) -> None:
     client.post("/confirmation", json={"seconds": 60})
     client.post("/rules", json=RULE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from netlimit.store import Store
 from tests.cli.running import Netlimit
 
 TEXT = """\
@@ -84,6 +86,15 @@ def test_limits_go_to_the_api_and_come_back(limited: Netlimit, folder: Path) -> 
     assert limited.do("limits", "remove", "auth") == "Removed the limits of the domain auth.\n"
     assert "has no limits in the database" in limited.refuse("limits", "show", "auth")
     assert "has no limits in the database" in limited.refuse("limits", "remove", "auth")
+
+
+def test_changes_of_limits_tell_of_a_window_that_does_not_undo_them(limited: Netlimit, folder: Path) -> None:
+    with closing(Store(limited.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.open_window(3600, "test", store.now())
+        told = "opened by test: it undoes changes of rules alone, and these limits stay as they are now.\n"
+        assert limited.do("limits", "put", str(folder / "auth.yaml")).endswith(told)
+        assert limited.do("limits", "remove", "auth").endswith(told)
+        store.confirm("test", store.now())
 
 
 def test_what_is_wrong_never_reaches_the_api(netlimit: Netlimit, folder: Path) -> None:

@@ -120,6 +120,7 @@ def test_a_restore_tells_of_an_open_window_whose_end_undoes_it(served: Netlimit,
     try:
         assert served.do("restore", backup, "--force").splitlines()[-1].startswith("A window of confirmation is open")
         assert len(served.ask("restore", backup, "--force")["warnings"]) == 1
+        assert "but for the limiter's documents, is undone" in served.do("restore", backup, "--force")
     finally:
         served.do("confirm")
 
