@@ -1228,7 +1228,7 @@ class Controller:
         queues = self._kernel.queues()
         if self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {}):
             self._compiled.protect(self._premises.facts)
-        return {**drift, **self._inspection.look_at_queues(self._compiled, queues)}
+        return {**drift, **self._inspection.look_at_queues(self._compiled, queues, self._list_devices)}
 
     def _sweep_one(self) -> Drift:
         """Read the sets of one kind of limit, and what they have counted; what of their entries is not as it was
@@ -1268,6 +1268,7 @@ class Controller:
             devices = self._list_devices()
             kept = self._repairs.find_kept(devices)
             plan = self._enforce()
+            kept &= self._repairs.find_kept(self._list_devices())  # what has gone meanwhile had lost its queues by that
             self._repairs.know(plan, devices)
         self._refused_drift = {}
         now, kinds = time.monotonic(), sorted(find_kinds(plan) or drift)
@@ -1296,7 +1297,7 @@ class Controller:
 
     def _list_devices(self) -> Mapping[str, int]:
         """The devices and their indices, asked before they are written to: one may be gone afterwards. They only tell
-        whom to blame: where they cannot be read, nobody is."""
+        what is no drift, and whom to blame: where they cannot be read, nobody is."""
         with suppress(KernelError):
             return {name: device.index for name, device in self._kernel.topology().devices.items()}
         return {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
 
 from netlimit.compile import Compilation
 from netlimit.drift import PLACES
 from netlimit.kernel.base import Kernel, Reading, read_entries
 from netlimit.plan import are_displaced, diff, drifted, same_place
 from netlimit.state import Chains, Entry, State, Structure
-from netlimit.tree import Queues, Tree
+from netlimit.tree import INGRESS_DEVICE, Queues, Tree
 
+T = TypeVar("T")
 Drift = Mapping[str, str]
 """What is not as it was applied, in words, by its kind ("chains", "places", "sets", "entries", "queues", "ingress")."""
 
@@ -28,6 +30,11 @@ def _find_ended(entries: Mapping[str, Entry], now: float) -> set[str]:
 
 def _leave_out(entries: Mapping[str, Entry], ended: Collection[str]) -> Mapping[str, Entry]:
     return {key: entry for key, entry in entries.items() if key not in ended} if ended else entries
+
+
+def _keep(found: Mapping[str, T], there: Collection[str]) -> Mapping[str, T]:
+    """What devices have that are there."""
+    return {device: each for device, each in found.items() if device in there}
 
 
 class Inspection:
@@ -52,13 +59,23 @@ class Inspection:
             drift[PLACES] = "the places of our jumps"
         return drift
 
-    def look_at_queues(self, compilation: Compilation, queues: Queues) -> Drift:
-        """What of the trees, as they were read, and of the programs on the ingress is not as it was applied."""
-        drift = {}
-        device = self._find_drifted(compilation.state.trees, queues.trees)
+    def look_at_queues(
+        self, compilation: Compilation, queues: Queues, list_devices: Callable[[], Collection[str]]
+    ) -> Drift:
+        """What of the trees, as they were read, and of the programs on the ingress is not as it was applied. Devices
+        are asked for behind both, for what goes with one is no drift; where none are told, all count as there."""
+        desired, programs = compilation.state, self._kernel.ingress()
+        drift: dict[str, str] = {}
+        device = self._find_drifted(desired.trees, queues.trees)
+        if device is None and programs == desired.programs:
+            return drift
+        there = {*list_devices()}
+        if there:
+            there.add(INGRESS_DEVICE)
+            device = drifted(_keep(desired.trees, there), _keep(queues.trees, there))
         if device is not None:
             drift["queues"] = f"the queues of {device}"
-        if self._kernel.ingress() != compilation.state.programs:
+        if programs != desired.programs and (not there or _keep(programs, there) != _keep(desired.programs, there)):
             drift["ingress"] = "the programs on the ingress"
         return drift
 

@@ -14,7 +14,7 @@ from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.numbers import MARK_BITS
 from netlimit.packet import Packet
-from netlimit.plan import Step, WriteTree
+from netlimit.plan import Plan, Step, WriteTree
 from netlimit.records import Changes, State
 from netlimit.rules import Rule, parse_rule
 from netlimit.store import Store
@@ -494,6 +494,66 @@ def test_a_device_that_is_gone_once_its_queues_are_written_has_not_been_undone_b
     gateway.kernel.routes = Topology(HOME.devices, HOME.routes)
     gateway.tick()
     assert gateway.said(rule) is None
+
+
+def test_a_device_that_goes_while_queues_are_looked_at_has_lost_nothing(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers come and go faster than devices are followed: what went with one is no drift, and no repair."""
+    rules = gateway.shape("10.1.0.2"), gateway.shape("10.1.0.1")
+    gateway.tick()
+    read = gateway.kernel.queues
+
+    def lose_and_read() -> Queues:
+        lose(gateway, "lan")
+        return read()
+
+    for number in range(2 * MOST_REPAIRS):
+        lan = replace(HOME.devices["lan"], index=50 + number)
+        gateway.kernel.routes = Topology({**HOME.devices, "lan": lan}, HOME.routes)
+        gateway.tick()
+        repairs = gateway.store.hosts()[0].drift
+        with monkeypatch.context() as patched:
+            patched.setattr(gateway.kernel, "queues", lose_and_read)
+            gateway.controller._due["structure"] = 0.0
+            gateway.controller._check_drift()
+        assert gateway.store.hosts()[0].drift == repairs
+    assert not gateway.controller._repairs.fights
+    gateway.kernel.routes = Topology(HOME.devices, HOME.routes)
+    gateway.tick()
+    assert [gateway.said(rule) for rule in rules] == [None, None]
+    assert gateway.find("10.1.0.2") is not None, "the device is back, and has its queues"
+
+
+def test_a_device_that_goes_before_another_is_put_right_has_not_been_undone_by_a_program(
+    gateway: Shaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.shape("10.1.0.2")
+    gateway.shape("192.0.2.7")
+    gateway.tick()
+    compare = gateway.controller._diff_all
+
+    def lose_and_compare() -> Plan:
+        lose(gateway, "wan")
+        return compare()
+
+    monkeypatch.setattr(gateway.controller, "_diff_all", lose_and_compare)
+    for number in range(2 * MOST_REPAIRS):
+        gateway.kernel.trees.pop("lan", None)
+        lan, wan = (replace(HOME.devices[name], index=50 + number) for name in ("lan", "wan"))
+        gateway.kernel.routes = Topology({"lan": lan, "wan": wan}, HOME.routes)
+        gateway.controller._repairs.know(Plan((WriteTree("wan", 1),)), {"wan": wan.index})
+        gateway.controller._repair({"queues": "the queues of lan"})
+        assert "wan" not in gateway.kernel.routes.devices
+    assert not gateway.controller._repairs.fights
+
+
+def lose(gateway: Shaper, device: str) -> None:
+    """A device goes, and its queues with it."""
+    there = gateway.kernel.routes
+    left = {name: each for name, each in there.devices.items() if name != device}
+    gateway.kernel.trees.pop(device, None)
+    gateway.kernel.routes = Topology(left, there.routes)
 
 
 def test_changes_and_repairs_do_not_wait_for_devices_that_cannot_be_read(
