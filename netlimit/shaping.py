@@ -22,7 +22,7 @@ from netlimit.routing import find_entrances, find_home, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
-from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Tree, classid
+from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Topology, Tree, classid
 
 NEWCOMERS = 1000
 """So many hosts that have appeared get a class at once: what else there is to be done must not wait for a flood."""
@@ -133,15 +133,27 @@ class Shaping:
         """Take new facts: rules move to where their traffic leaves now, and those that had a problem are tried again.
         Returns the ids of those that were put anew."""
         before, self.facts = self.facts, facts
+        rehomed: set[int] = set()
         if facts.topology is not before.topology:
+            rehomed = set(self._find_rehomed(before.topology))
             self._count_homes()
             for rule in self._rules.values():
                 if rule.id not in self.problems:
                     self._look_past(rule)
-        moved = [rule for rule in self._rules.values() if rule.id in self.problems or self._moves(rule, before)]
+        asked = self.problems.keys() | rehomed
+        moved = [rule for rule in self._rules.values() if rule.id in asked or self._moves(rule, before)]
         for rule in sorted(moved, key=lambda each: each.id):
             self.put(rule)
         return [rule.id for rule in moved]
+
+    def _find_rehomed(self, before: Topology) -> Iterator[int]:
+        """The rules whose targets lie in another network behind a device than before, where rules of the other
+        direction ask for that: which of them exclude each other is another matter now."""
+        for device in self._devices.values():
+            if len({lane.direction for lane in device.lanes}) > 1:
+                for rule in (rule for traffic in device.lanes.values() for rule in traffic.rules):
+                    if find_home(rule.target, device.name, before) != self._home(rule, device.name):
+                        yield rule.id
 
     def _moves(self, rule: Rule, before: Facts) -> bool:
         if find_lane(rule, "", before) != find_lane(rule, "", self.facts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import ip_address
@@ -766,3 +767,38 @@ def test_hosts_are_dealt_out_to_several_children(monkeypatch: pytest.MonkeyPatch
     for host in range(2, 7):
         change(made, drop=[host])
     assert made.kernel.trees == {}
+
+
+# -- routes that change -----------------------------------------------------------------------------------------------
+
+
+ROUTED = [
+    Topology(
+        {"lan": Device(2, up=True), "wan": Device(3, up=True)},
+        (
+            Route("10.1.0.0/16", (lan,), connected=True),
+            Route("0.0.0.0/0", (away,)),
+            *((Route("10.1.0.2/32", (host,), connected=True),) if host else ()),
+        ),
+    )
+    for lan, host, away in itertools.product(("lan", "wan"), (None, "lan", "wan"), ("lan", "wan"))
+]
+
+
+@pytest.mark.parametrize("before", range(len(ROUTED)))
+def test_routes_that_change_leave_in_force_what_would_be_so_had_they_been_there_from_the_beginning(before: int) -> None:
+    """Which rules exclude each other depends on who is whose neighbour."""
+    rules = (
+        shape(1, target="10.1.0.2", direction="from", interface="wan"),
+        shape(2, target="10.1.0.0/16", rate="7 Mbit/s", per="target", interface="wan"),
+        shape(3, target="10.1.0.3", direction="from", interface="wan"),
+    )
+    for topology in ROUTED:
+        followed = Compilation(Facts(topology=ROUTED[before]))
+        anew = Compilation(Facts(topology=topology))
+        for made in (followed, anew):
+            for rule in rules:
+                made.put(rule)
+        followed.settle()
+        followed.protect(anew.facts)
+        assert followed.problems == anew.problems
