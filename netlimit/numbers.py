@@ -83,9 +83,9 @@ class Numbers:
         """A purpose is not in use any more."""
         self.used.discard((group, name))
 
-    def release_all(self, group: str) -> None:
-        """Nothing of a group is in use any more."""
-        self.used -= {(group, name) for name in self._names.get(group, {}).values()}
+    def release_all(self, group: str, but: Collection[str] = ()) -> None:
+        """Nothing of a group is in use any more, but for some names."""
+        self.used -= {(group, name) for name in self._names.get(group, {}).values() if name not in but}
 
     @property
     def retired(self) -> set[PurposeKey]:

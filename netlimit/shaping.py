@@ -326,7 +326,18 @@ class Shaping:
                 f"{format_target(rule.target)} would make {MOST_NESTED + 1} budgets that lie in one another on "
                 f"{device.name}; HTB holds {MOST_NESTED}, and the hosts in them. Take one out between."
             )
+        length = unit_length(rule)
+        if length not in (0, rule.target.prefixlen) and self._number(traffic.lane, length) is None:
+            return (
+                f"On {device.name}, hosts or blocks of {self.facts.most_limits - 1} other sizes have a class each "
+                "already, the most that can be told apart by the bits of the packet mark that netlimit has "
+                f"({self.facts.mark_mask:#x}). Use one of those sizes in `per`, or widen NETLIMIT_MARK_MASK."
+            )
         return None
+
+    def _number(self, lane: Lane, length: int) -> int | None:
+        """The number that tells in a lane that a newcomer's class is for this prefix length; None if all are taken."""
+        return self._numbers.take(_marks(lane), str(length), range(1, self.facts.most_limits))
 
     def _move_out(self, rule: Rule) -> None:
         for device, lane in self._homes.pop(rule.id, ()):
@@ -408,9 +419,10 @@ class Shaping:
                     for part in traffic.list_parts(target):
                         yield lane.name, set_keys(part)[0], self._entry(lane, traffic.find_place(part))
                 traffic.changed.clear()
+                learned = {str(unit_length(rule)) for rule in traffic.wide.values()}
+                self._numbers.release_all(_marks(lane), learned)
                 if not traffic.places:
                     del device.lanes[lane], device.homes[lane]
-                    self._numbers.release_all(_marks(lane))
             self._limit(device)
             device.branches.settle()
             if not device.lanes and device.cap is None:
@@ -438,7 +450,7 @@ class Shaping:
         expires = math.ceil(ends.timestamp()) if ends else 0
         if not place.learns:
             return Entry(expires=expires, prio=place.number)
-        number = self._numbers.take(_marks(lane), str(place.learns), range(1, facts.most_limits))
+        number = self._number(lane, place.learns)
         return Entry((number or 0) << facts.shift, facts.mark_mask, expires, place.number)
 
     @property
@@ -476,7 +488,7 @@ class Shaping:
 
     def _newcomers(self, traffic: Traffic) -> Iterator[tuple[int, int]]:
         for length in sorted({place.learns for place in self._regions(traffic)} - {0}):
-            number = self._numbers.take(_marks(traffic.lane), str(length), range(1, self.facts.most_limits))
+            number = self._number(traffic.lane, length)
             if number:
                 yield number, length
 

@@ -802,3 +802,29 @@ def test_routes_that_change_leave_in_force_what_would_be_so_had_they_been_there_
         followed.settle()
         followed.protect(anew.facts)
         assert followed.problems == anew.problems
+
+
+# -- few bits of the mark ---------------------------------------------------------------------------------------------
+
+
+def test_a_size_of_blocks_for_which_there_is_no_number_is_told_and_comes_once_another_has_gone() -> None:
+    """With two bits of the packet mark there are two numbers that tell in which set newcomers are remembered."""
+    facts = replace(gateway_facts, mark_mask=0xC0000000)
+    rules = shape(1, "10.1.0.0/24", per="host"), shape(2, "10.1.1.0/24", per="/28"), shape(3, "10.1.2.0/24", per="/29")
+    made = gateway(*rules, facts=facts)
+    assert made.compilation.problems.keys() == {3}
+    assert made.compilation.problems[3] == (
+        "On lan, hosts or blocks of 2 other sizes have a class each already, the most that can be told apart by the bits "
+        "of the packet mark that netlimit has (0xc0000000). Use one of those sizes in `per`, or widen NETLIMIT_MARK_MASK."
+    )
+    single = shape(4, "10.1.3.7", per="host")
+    change(made, single)
+    assert made.compilation.problems.keys() == {3}, "who has a class from the beginning need not be remembered"
+    change(made, replace(rules[1], per="host"))
+    change(made)
+    assert made.compilation.problems == {}
+    change(made, replace(rules[1], per="/30"))
+    assert made.compilation.problems.keys() == {2}
+    for length in ("/29", "host"):
+        change(made, replace(rules[1], per=length))
+        assert made.compilation.problems == {}
