@@ -14,7 +14,7 @@ packet to be rejected bears all of them, from mangle to filter in the same hook,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -113,12 +113,14 @@ def assemble(
     slots: Mapping[Group, int] | None = None,
     wide: Numbers | None = None,
     former: tuple[int, ...] = (),
+    displacing: Collection[Group] = (),
 ) -> Structure:
     """Build sets, chains and hooks for the limits in use (each profile with its number), the verdicts, and the lanes of
     what is shaped; and, where a device is `capped`, for what stands beside the cap. `slots` are the sizes of tables of
     buckets (of groups `per: peer`, of sets of peers), by group, where they are not the usual ones; `wide` tells the
     wide targets of limits; `former` are bits of the packet mark that chains and entries of ours may still write,
-    besides those that are ours now."""
+    besides those that are ours now. `displacing` are the groups of rules that name what ends here, as far as some of
+    it may be forwarded as well."""
     sets: dict[str, IpSet] = {}
     chains: dict[ChainId, tuple[ChainRule, ...]] = {}
     hooks: dict[ChainId, tuple[ChainRule, ...]] = {}
@@ -135,6 +137,7 @@ def assemble(
             slots or {},
             wide or {},
             former,
+            displacing,
         )
         if part.limits or part.verdicts or part.lanes:
             part.build(sets, chains, hooks)
@@ -159,6 +162,7 @@ class _Family:
     slots: Mapping[Group, int]
     wide: Numbers
     former: tuple[int, ...] = ()
+    displacing: Collection[Group] = ()
     trees: dict[Table, Dispatch] = field(default_factory=dict)
 
     def build(
@@ -548,7 +552,8 @@ class _Family:
             table, slots = self._sequence.find_table(group), self._slots_of(group)
             wide = tuple(self.wide.get(group, _NONE).items())
             about = tuple(profiles.items()), slots, wide, self.facts.mark_mask, self.facts.set_size
-            yield from ((table, name, rules) for name, rules in _chains_of(group, *about))
+            for name, found in _chains_of(group, *about):
+                yield table, name, (*self._leave_out(group), *found) if name == _group_name(group) else found
         for each in self.lanes:
             if each.newcomers:
                 yield "mangle", _lane_name(each.lane), self._lane_chain(each)
@@ -558,6 +563,14 @@ class _Family:
             if exact or named:
                 rules = [*self._levels(table, [], hook, 0), *self._ask(exact, table, hook), *self._queue(named)]
                 yield table, _exact_name(hook), rules
+
+    def _leave_out(self, group: Group) -> Iterator[ChainRule]:
+        """A rule for one address displaces that of its subnet, though what may end here has sets of its own: wherever
+        the one is asked, so is the other."""
+        own = replace(group, own=True) if group.displaced_by_own else None
+        if own is not None and own in self.displacing and own in self.limits:
+            names = {matched_set(Limit(own, profile), self.facts).name for profile in self.limits[own]}
+            yield from (chain_rule(RETURN, InSet(name, group.side, quiet=True)) for name in sorted(names))
 
     def group_chains(self, group: Group, profiles: Mapping[Profile, int]) -> Iterator[tuple[str, Iterable[ChainRule]]]:
         if group.watch:

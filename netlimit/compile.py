@@ -167,6 +167,7 @@ class Compilation:
         self._left_out: dict[int, int] = {}
         self._freed = False
         self._rooms: dict[Group, int] = {}
+        self._displacing: Counter[Group] = Counter()
         self._turnover = Turnover()
         self._wide: Told = {}
         self.kinds = Kinds()
@@ -277,7 +278,9 @@ class Compilation:
         if self._structure is None:
             limits, verdicts = self._limits(), self._verdicts()
             tables = self._slots_of(), self._wide
-            self._structure = assemble(limits, verdicts, self.facts, self._few(), self._lanes, self._capped, *tables)
+            displacing = {*+self._displacing}
+            about = self.facts, self._few(), self._lanes, self._capped, *tables
+            self._structure = assemble(limits, verdicts, *about, displacing=displacing)
             for name in self._structure.sets:
                 self.entries.setdefault(name, {})
         return self._structure
@@ -349,7 +352,8 @@ class Compilation:
             return self.structure
         lanes, tables = [*self._lanes, *leaving], (self._slots_of(), self._wide)
         limits, verdicts = self._limits(retired), self._verdicts(retired)
-        between = assemble(limits, verdicts, self.facts, few, lanes, self._capped, *tables, former)
+        about = self.facts, few, lanes, self._capped, *tables
+        between = assemble(limits, verdicts, *about, former, {*+self._displacing})
         return keep_rejecting(between, known) if former else between
 
     def settle(self) -> set[PurposeKey]:
@@ -375,6 +379,8 @@ class Compilation:
         if _place(facts) != _place(before):
             self._structure = None
         self.facts = facts
+        if facts.own != before.own:
+            self._count_displacing()
         self._keep_translated()
         self.shaping.relocate(facts)
         for family in (4, 6):
@@ -544,6 +550,7 @@ class Compilation:
         slot.users += 1
         slot.buckets += _count_buckets(fragment)
         self._turnover.add(fragment)
+        self._displace(fragment, 1)
         owners = self.owners.setdefault(slot.names, {})
         main, *twins = slot.names
         entry, plain = slot.entry, _PLAIN
@@ -585,10 +592,27 @@ class Compilation:
         slot.users -= 1
         slot.buckets -= _count_buckets(fragment)
         self._turnover.remove(fragment)
+        self._displace(fragment, -1)
         if slot.users == 0:
             self._structure = None
             self.kinds.remove(fragment.purpose)
             self.numbers.release(*purpose_key(fragment.purpose))
+
+    def _displace(self, fragment: Fragment, change: int) -> None:
+        """Count the rules of a group that name what ends here and may be forwarded all the same: not the host's own."""
+        purpose = fragment.purpose
+        if isinstance(purpose, Limit) and purpose.group.own and self.facts.own.isdisjoint(fragment.keys):
+            before = self._displacing[purpose.group]
+            self._displacing[purpose.group] += change
+            if not (before and before + change):
+                self._structure = None
+
+    def _count_displacing(self) -> None:
+        self._displacing.clear()
+        self._structure = None
+        for rule_id in self.fragments:
+            if (fragment := self._enforced(rule_id)) is not None:
+                self._displace(fragment, 1)
 
     def _make_room(self, purpose: Purpose, key: str, sign: int) -> None:
         """Count how many buckets the targets of a group can have; tables that are too small or too large get another

@@ -6,7 +6,7 @@ Speaks of rules, not of chains: it says what `chains` makes the kernel do, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 
 from netlimit.adverts import find_advert
@@ -157,7 +157,11 @@ def _ask_limits(rules: list[Rule], facts: Facts, line_up: _LineUp) -> Iterator[S
         groups.setdefault(_find_group(rule, facts), []).append(rule)
     for group in line_up(groups):
         first, *others = sorted(groups[group], key=_length, reverse=True)
-        yield Step(first, True, _describe(first))
+        named = groups.get(replace(group, own=True), []) if group.displaced_by_own else []
+        if named:
+            first, *others = named[0], first, *others
+        else:
+            yield Step(first, True, _describe(first))
         for rule in others:
             yield Step(
                 rule, False, f"rule {first.id} of the same kind is more specific ({format_target(first.target)})"

@@ -212,6 +212,12 @@ class Group(_Keyed):
         """Whether it is asked about what ends or begins on the host itself, at the end that is the host."""
         return self.exact or self.own
 
+    @property
+    def displaced_by_own(self) -> bool:
+        """Whether who is in the group that is alike, but `own`, is not asked about in this one: shared budgets nest,
+        of others only the longest prefix counts."""
+        return not self.stands_here and self.scope != TARGET
+
     @cached_property
     def digest(self) -> str:
         """A short name for it."""

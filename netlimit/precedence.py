@@ -70,7 +70,9 @@ def _compare_limits(rule: Rule, other: Rule, facts: Facts) -> Iterator[tuple[str
     one, two = compile_rule(rule, facts).purpose, compile_rule(other, facts).purpose
     if isinstance(one, VerdictGroup) or isinstance(two, VerdictGroup):
         return
-    if one.group == two.group and one.group.scope != TARGET and not one.group.watch:
+    forwarded = not (facts.is_own(rule.target) or facts.is_own(other.target))
+    alike = one.group == two.group or (forwarded and replace(one.group, own=two.group.own) == two.group)
+    if alike and one.group.scope != TARGET and not one.group.watch:
         inner, outer = (rule, other) if rule.target.prefixlen > other.target.prefixlen else (other, rule)
         yield (
             "specific",

@@ -814,8 +814,9 @@ def test_a_size_of_blocks_for_which_there_is_no_number_is_told_and_comes_once_an
     made = gateway(*rules, facts=facts)
     assert made.compilation.problems.keys() == {3}
     assert made.compilation.problems[3] == (
-        "On lan, hosts or blocks of 2 other sizes have a class each already, the most that can be told apart by the bits "
-        "of the packet mark that netlimit has (0xc0000000). Use one of those sizes in `per`, or widen NETLIMIT_MARK_MASK."
+        "On lan, hosts or blocks of 2 other sizes have a class each already, the most that can be told apart by the "
+        "bits of the packet mark that netlimit has (0xc0000000). Use one of those sizes in `per`, or widen "
+        "NETLIMIT_MARK_MASK."
     )
     single = shape(4, "10.1.3.7", per="host")
     change(made, single)
