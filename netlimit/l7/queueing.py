@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
 from netlimit.l7.decision import Unanswered
-from netlimit.l7.gate import Client
+from netlimit.l7.gate import Client, find_client
+from netlimit.l7.identity import find_network, read_address
 from netlimit.l7.limit import Algorithm, Limit, widen
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.rules import Descriptor, Mode, OnLimit, Rule, RuleSet
@@ -120,10 +122,11 @@ async def _simply(waiting: Awaitable[Verdict]) -> Verdict:
 class Queues:
     """A limiter that has requests wait instead of refusing them, where their rules say so. For one event loop.
 
-    At most `most` wait in all and `most_of_one` in a line; more are refused. (Of those about whom a leaky bucket in
-    Redis is asked at the same time some more may wait.) Nobody waits longer than the least `max_wait` of the rules that
-    have him wait: whose turn is known to come later is refused at once. A request that is given up (cancelled) leaves
-    its place to the next.
+    At most `most` wait in all and `most_of_one` in a line, and those of one network (a /24, of IPv6 a /48) are never
+    more than the places that they leave free, so that there is one for others; more are refused. (Of those about whom a
+    leaky bucket in Redis is asked at the same time some more may wait.) Nobody waits longer than the least `max_wait`
+    of the rules that have him wait: whose turn is known to come later is refused at once. A request that is given up
+    (cancelled) leaves its place to the next.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Queues:
         self._rules = rules
         self._most = most
         self._most_of_one = most_of_one
+        self._crowds: Counter[str] = Counter()  # how many wait of each network
         self._lines: dict[_Place, _Line] = {}
         self._numbers = count()
 
@@ -179,30 +183,29 @@ class Queues:
         number = next(self._numbers)  # before it is asked: answers may come in another order
         lines = self._find_lines(domain, descriptors, hits) if self._lines else {}
         if not lines:
-            left = max(0.0, until - _now()) if self.waiting < self._most else 0.0
+            left = max(0.0, until - _now()) if self._has_room(client, descriptors) else 0.0
             verdict = await self._limiter.decide(
                 domain, descriptors, hits, client=client, entered=True, escalates=escalates, longest=left
             )
             if verdict.allowed:
-                return await self._delay(verdict, patience) if verdict.delay else verdict
+                return await self._delay(verdict, patience, client, descriptors) if verdict.delay else verdict
             if not _is_worth_waiting(verdict) or _comes_too_late(verdict, left):
                 return verdict
             lines = self._open_lines(verdict)
         waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines)
         turn = max(line.turn for line in lines.values())
-        full = self.waiting >= self._most or any(len(line.waiters) >= self._most_of_one for line in lines.values())
-        if full or turn > waiter.deadline:
+        full = any(len(line.waiters) >= self._most_of_one for line in lines.values())
+        if full or not self._has_room(client, descriptors) or turn > waiter.deadline:
             return await self._refuse(waiter, turn, verdict)
         self._join(waiter, lines)
-        self.waiting += 1
         for line in lines.values():
             self._limiter.usage.find_counts(line.rule, line.limit, line.limit is line.rule.concurrency).queued += hits
         try:
-            verdict = await patience(self._wait(waiter))
+            with self._take_room(client, descriptors):
+                verdict = await patience(self._wait(waiter))
         finally:
-            self.waiting -= 1
             self._leave(waiter)
-        return await self._delay(verdict, patience) if verdict.delay else verdict
+        return await self._delay(verdict, patience, client, descriptors) if verdict.delay else verdict
 
     async def release(self, verdict: Verdict) -> None:
         """Say that the request has ended; if others wait for that, one of them is up."""
@@ -260,16 +263,36 @@ class Queues:
         self._forget_empty(waiter.lines)
         return replace(verdict, retry_after=max(turn - _now(), verdict.retry_after))
 
-    async def _delay(self, verdict: Verdict, patience: Patience) -> Verdict:
+    async def _delay(
+        self, verdict: Verdict, patience: Patience, client: Client, descriptors: Sequence[Descriptor]
+    ) -> Verdict:
         """Wait as a leaky bucket has said, which has given the request its place already."""
+        with self._take_room(client, descriptors):
+            try:
+                return await patience(_sit_out(verdict))
+            except BaseException:
+                await self._limiter.release(verdict)
+                raise
+
+    def _has_room(self, client: Client, descriptors: Sequence[Descriptor]) -> bool:
+        """Whether one more of this client's network may wait. Those without an address share all places."""
+        free = self._most - self.waiting
+        return free > 0 and (not self.waiting or self._crowds[_find_network(client, descriptors)] < free)
+
+    @contextmanager
+    def _take_room(self, client: Client, descriptors: Sequence[Descriptor]) -> Iterator[None]:
+        network = _find_network(client, descriptors)
         self.waiting += 1
+        if network:
+            self._crowds[network] += 1
         try:
-            return await patience(_sit_out(verdict))
-        except BaseException:
-            await self._limiter.release(verdict)
-            raise
+            yield
         finally:
             self.waiting -= 1
+            if network:
+                self._crowds[network] -= 1
+                if not self._crowds[network]:
+                    del self._crowds[network]
 
     def _find_lines(self, domain: str, descriptors: Sequence[Descriptor], hits: int) -> dict[_Place, _Line]:
         """The lines that there are at the counters of a request. None if one of its rules never admits it: it would
@@ -359,6 +382,14 @@ class Queues:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _find_network(client: Client, descriptors: Sequence[Descriptor]) -> str:
+    """The network of a client, by his own address, or else by what descriptors tell; empty where nobody knows."""
+    told = (client,) if isinstance(client, str) else client or map(find_client, descriptors)
+    addresses = (read_address(each.partition("/")[0]) for each in told if each is not None)
+    address = next(filter(None, addresses), None)
+    return "" if address is None else find_network(address)
 
 
 def _find_place(rule: Rule, key: str) -> _Place:

@@ -721,3 +721,61 @@ def test_processes_that_share_their_counters_keep_the_rate_together(server: Serv
             await store.aclose()
 
     asyncio.run(main())
+
+
+class TestShares:
+    """Of one network some wait, never so many that there is no place for another."""
+
+    @pytest.mark.parametrize("algorithm", [Algorithm.GCRA, Algorithm.LEAKY_BUCKET])
+    @pytest.mark.parametrize(
+        ("crowd", "neighbour", "other"),
+        [
+            ("192.0.2.7", "192.0.2.8", "192.0.3.7"),
+            ("2001:db8:1:1::7", "2001:db8:1:2::7", "2001:db8:2::7"),
+        ],
+    )
+    def test_a_network_leaves_places_to_others(
+        self, algorithm: Algorithm, crowd: str, neighbour: str, other: str
+    ) -> None:
+        async def main() -> None:
+            door = Door(
+                queue("user", Limit(1, 1, algorithm, 20 if algorithm is Algorithm.LEAKY_BUCKET else 1)), most=20
+            )
+            tasks = [task for who in range(15) for task in door.start(1, 2, 3, who=str(who), client=crowd)]
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 10
+            tasks += door.start(1, 2, who="bob", client=neighbour)
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 10
+            tasks += door.start(1, 2, 3, who="carol", client=other)
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 12
+            await asyncio.gather(*tasks)
+            assert [label for _, label in door.entered[-2:]] == [3, 3]
+            assert door.has_forgotten_all()
+            assert not door.queues._crowds
+
+        run(main())
+
+    def test_whom_descriptors_tell_alone(self) -> None:
+        async def main() -> None:
+            door = Door(queue("remote_address", Limit(1, 1, Algorithm.GCRA, 1)), most=20)
+            tasks = [task for who in range(10) for task in door.start(1, 2, 3, who=f"2001:db8:1:{who:x}::/64")]
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 10
+            tasks += door.start(1, 2, who="198.51.100.7")
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 11
+            await asyncio.gather(*tasks)
+
+        run(main())
+
+    def test_those_without_an_address_share_all(self) -> None:
+        async def main() -> None:
+            door = Door(queue("user", Limit(1, 1, Algorithm.GCRA, 1)), most=20)
+            tasks = [task for who in range(15) for task in door.start(1, 2, 3, who=str(who))]
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 20
+            await asyncio.gather(*tasks)
+
+        run(main())
