@@ -1435,7 +1435,7 @@ class Controller:
         again."""
         if self._has_taken_out or self._revision >= 0 or self._outage is not None or not self._is_paused_there:
             return
-        restore_nothing(self._store, self._kernel, self._setup.host)
+        restore_nothing(self._store, self._kernel, self._setup.host, self._is_to_keep_off)
         self._has_taken_out = True
 
     # -- questions

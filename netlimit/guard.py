@@ -123,16 +123,16 @@ class Guard:
             return
         if self._is_torn_down():
             if self._host in window.paused:
-                restore_nothing(self._store, self._make_kernel(), self._host)
+                restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
         elif self._holds_undone(window) and not self._make_kernel().controlled():
             log.warning("The window of confirmation was %s, but its rules are in the kernel yet.", window.outcome)
             self._settle(window.revision)
 
     def _holds_undone(self, window: Window) -> bool:
-        """Whether the kernel may hold what was changed in a window that was undone. What is older than its base is
+        """Whether the kernel may hold what was changed in a window that was undone. Its base, and what is older, is
         nothing of it."""
         applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), None)
-        return applied is not None and window.revision is not None and window.base <= applied < window.revision
+        return applied is not None and window.revision is not None and window.base < applied < window.revision
 
     def _watch_over(self, window: Window) -> None:
         """Wait until the window has ended; see to it that what was not confirmed is undone."""
@@ -270,7 +270,7 @@ class Guard:
         if revision is None:
             return
         if self._is_torn_down():
-            restore_nothing(self._store, self._make_kernel(), self._host)
+            restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
             return
         end = _now() + CONTROLLER_SECONDS
         while not self._applied(revision):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from netlimit.errors import KernelError
@@ -22,10 +22,14 @@ def tear_down(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Pl
     """Remove all of ours, and put back the root qdiscs of others; the steps that were taken, and those that would still
     be left to take (none, if all went well). Raises KernelError."""
     with kernel.exclusive():
-        steps = _find_steps(kernel, saved)
-        for step in steps.steps:
-            kernel.apply(step)
-        return steps, find_left(kernel)
+        return _take_out(kernel, saved)
+
+
+def _take_out(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> tuple[Plan, Plan]:
+    steps = _find_steps(kernel, saved)
+    for step in steps.steps:
+        kernel.apply(step)
+    return steps, find_left(kernel)
 
 
 def find_left(kernel: Kernel) -> Plan:
@@ -41,11 +45,15 @@ def _find_steps(kernel: Kernel, saved: Mapping[str, SavedRoot] | None) -> Plan:
     return Plan((whole, *steps) if found.programs or kernel.kept_clsacts() else tuple(steps))
 
 
-def restore_nothing(store: Store, kernel: Kernel, host: str) -> None:
+def restore_nothing(store: Store, kernel: Kernel, host: str, still: Callable[[], bool] | None = None) -> None:
     """A gateway had nothing of ours in its kernel before: nothing is there again, and the root qdiscs of others are.
-    Raises StoreError, KernelError."""
+    Unless that is not `still` wanted, once nobody else writes: an `apply` may have ended the pause. Raises StoreError,
+    KernelError."""
     saved = store.saved_roots(host)
-    steps, left = tear_down(kernel, saved)
+    with kernel.exclusive():
+        if still is not None and not still():
+            return
+        steps, left = _take_out(kernel, saved)
     for device in saved:
         store.forget_root(host, device)
     if steps:

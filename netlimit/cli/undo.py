@@ -244,10 +244,10 @@ def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | 
     if not structure.sets and not structure.chains:
         return None, (settings.host,)
     applied = next((each.applied_revision for each in store.hosts() if each.host == settings.host), None)
-    if applied == 0:  # what is there nobody knows: half of a teardown, or of what was to end it
-        return None, (settings.host,)
+    if paused:  # what is there is half of a teardown, and nobody knows which half
+        return None, paused
     revision = store.revision()
-    if applied is None or applied > revision:
+    if applied is None or applied > revision or (revision and not applied):
         raise CommandError(
             f"Of which revision the kernel holds the rules is not known, so they could not come back. {_WITHOUT}"
         )

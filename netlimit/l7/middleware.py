@@ -130,7 +130,8 @@ class RateLimit:
             if key is not None:
                 address, told = self._find_address(scope), (self._domain, descriptors, hits)
                 return await deferral.accept(scope, listener.receive, send, key, *told, address=address)
-        verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait)
+        client = self._find_address(scope)  # of whose network the places to wait are
+        verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait, client)
         if verdict.leases:
             return await self._hold(scope, listener, send, verdict)
         if verdict.allowed:

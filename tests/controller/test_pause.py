@@ -3,7 +3,7 @@ begins, or somebody says."""
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,24 @@ def test_who_begins_and_finds_a_pause_takes_out_what_is_there(site: Site) -> Non
     assert [(each.paused, each.enforced) for each in site.store.hosts()] == [(True, 0)]
     site.store.pause("gw", False)
     begun.tick()
+    assert site.send(BLOCKED) == ["drop"]
+
+
+def test_what_an_apply_brings_back_meanwhile_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for nobody who has only begun, and ends the pause before it writes."""
+    site.add(target=BLOCKED, action="block")
+    site.controller.tick()
+    site.store.pause("gw", True)
+    begun = site.restart()
+    alone = site.kernel.exclusive
+
+    def wait_for_apply(patience: float = 0.0) -> AbstractContextManager[None]:
+        site.store.pause("gw", False)
+        return alone(patience)
+
+    monkeypatch.setattr(site.kernel, "exclusive", wait_for_apply)
+    begun._paused = begun._is_paused_there = True
+    begun._pause()
     assert site.send(BLOCKED) == ["drop"]
 
 

@@ -597,3 +597,25 @@ class TestServer:
             assert 1 <= int(refused.headers["Retry-After"]) <= 86_400
             assert client.post("/hello", content=b"x" * 200_000).status_code == 429
             assert client.get("/healthz").status_code == 200
+
+
+def test_of_the_places_to_wait_one_network_leaves_some_to_others() -> None:
+    """Also where rules say nothing of addresses."""
+    text = "{key: path, rate_limit: {unit: hour, requests_per_unit: 1}, on_limit: queue, max_wait: 7200s}"
+    rules = RuleSet({"app": parse_document(f"domain: app\ndescriptors: [{text}]").root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules)
+        crowd = [asyncio.create_task(ask(app, path=f"/{n % 1200}")) for n in range(2400)]
+        await asyncio.sleep(1)
+        waiting = [task for task in crowd if not task.done()]
+        assert 0 < len(waiting) < 1000
+        other = {"path": "/quiet", "peer": "198.51.100.1"}
+        await ask(app, **other)
+        late = asyncio.create_task(ask(app, **other))
+        await asyncio.sleep(1)
+        assert not late.done(), "there is no place left for another network"
+        for task in (*waiting, late):
+            task.cancel()
+
+    run(main())
