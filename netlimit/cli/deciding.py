@@ -22,6 +22,7 @@ from netlimit.escalating import Blocks
 from netlimit.l7.assignments import Assignments
 from netlimit.l7.counters import open_counters, watch_eviction
 from netlimit.l7.escalation import Askers, Escalator, Refusals
+from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate
 from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
@@ -59,7 +60,8 @@ def decide(settings: Settings, store: Store, listening: socket.socket, grpc_plac
     eviction = watch_eviction(settings.counters_url)
 
     def tell() -> Sequence[str]:
-        return [*sources.troubles, *_tell_unheard(sources, settings), *(eviction.troubles if eviction else ())]
+        away = counters.troubles if isinstance(counters, Failover) else ()
+        return [*sources.troubles, *_tell_unheard(sources, settings), *(eviction.troubles if eviction else ()), *away]
 
     with _following(sources):
         assignments.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -17,6 +18,10 @@ from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
 from netlimit.l7.store import Ask, Store
 
+log = logging.getLogger(__name__)
+
+SETTLED = 5.0
+"""Seconds without a failure after which an outage is over: one that comes and goes is told once."""
 EMERGENCY_MEMORY = 32 * 2**20
 """Bytes for counters of emergency limits."""
 _BUCKETS = (Algorithm.GCRA, Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET)
@@ -65,6 +70,8 @@ class Failover:
         self._clock = clock
         self._failed_at = float("-inf")
         self._losses = 0
+        self._trouble = ""
+        self._away_at = 0.0
         self._probe = probe
         self._leftovers = Leftovers(store, clock)
 
@@ -80,6 +87,7 @@ class Failover:
         except asyncio.CancelledError:
             self._leftovers.end_now(asks)
             raise
+        self._tell(answers)
         now, losses = self._clock(), self._store.losses
         if losses != self._losses or not all(isinstance(answer, Decision) for answer in answers):
             self._failed_at, self._losses = now, losses
@@ -120,6 +128,23 @@ class Failover:
         """Let go of connections."""
         await self._leftovers.aclose()
         await self._store.aclose()
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why the counters cannot be asked, as a sentence; nothing while they can."""
+        return (self._trouble,) if self._trouble else ()
+
+    def _tell(self, answers: Sequence[Decision | CountersUnavailable]) -> None:
+        """Log that an outage begins, by why the first one was not answered, and that it is over."""
+        failure = next((answer for answer in answers if not isinstance(answer, Decision)), None)
+        if failure is not None:
+            self._away_at = self._clock()
+            if not self._trouble:
+                self._trouble = f"{failure} Until they can, each rule says what happens (`on_failure`)."
+                log.warning("%s", self._trouble)
+        elif self._trouble and self.state is State.CLOSED and self._clock() - self._away_at >= SETTLED:
+            self._trouble = ""
+            log.info("The counters can be asked again.")
 
     def _check(self, ask: Ask, answer: Decision, doubtful: float) -> Decision:
         """Count here what was admitted elsewhere. Its word is not enough while what was admitted here, or elsewhere

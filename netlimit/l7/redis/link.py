@@ -60,7 +60,7 @@ class Question(NamedTuple):
 
     def fail(self, where: str, reason: str) -> None:
         """There will be no decision."""
-        error = CountersUnavailable(f"The counters at {where} cannot be asked: {reason}.")
+        error = CountersUnavailable(f"The counters at {where} cannot be asked: {reason.rstrip('.')}.")
         self.ticket.answer(self.position, error)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
+import time
 from collections import Counter
 from math import inf
 
 import pytest
 
 from netlimit.l7.breaker import State
-from netlimit.l7.failover import Failover, find_span
+from netlimit.l7.failover import SETTLED, Failover, find_span
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
@@ -72,6 +74,33 @@ def test_who_is_refused_so_is_not_told_that_a_limit_is_reached() -> None:
             said = json.loads(write_problem(verdict))
             assert said["detail"].endswith("cannot be asked, so it refuses; come again in 60 seconds.")
             assert said["type"] == REDUCED_CAPACITY
+
+    asyncio.run(ask())
+
+
+def test_an_outage_is_told_once_and_so_is_its_end(mortal: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "netlimit.l7.failover")
+    rule = make_rule(Limit(100, DAY))
+    mortal.client.config_set("requirepass", "secret")
+
+    async def ask() -> None:
+        url = mortal.url.replace("//", "//:mistyped@") + "?timeout_ms=60000&probe_ms=20"
+        async with guarded(url) as store:
+            for _ in range(5):
+                await hit(store, rule)
+                await asyncio.sleep(0.05)
+            (told,) = caplog.messages
+            assert (told,) == store.troubles
+            assert told.startswith(
+                f"The counters at 127.0.0.1:{mortal.port} cannot be asked: invalid username-password"
+            )
+            assert "mistyped" not in told
+            mortal.client.config_set("requirepass", "mistyped")
+            await ask_until_closed(store)
+            store._clock = lambda: time.monotonic() + SETTLED
+            await hit(store, rule)
+            await hit(store, rule)
+            assert (caplog.messages[1:], store.troubles) == (["The counters can be asked again."], ())
 
     asyncio.run(ask())
 
