@@ -19,6 +19,9 @@ SECOND = 10**6
 """Microseconds."""
 LARGEST = 2**53
 """The scripts reckon in doubles: from here on whole numbers have gaps."""
+HEAVIEST = 10_000
+"""The heaviest request that a log admits, which has an entry for each hit: while a script writes them, Redis answers
+nobody, for about a tenth of a second."""
 _MOST = 2**40
 """As many hits at once as anybody means; more are as good as that."""
 
@@ -104,7 +107,7 @@ class SlidingWindowCounter:
 class SlidingWindowLog:
     """The times of the newest hits."""
 
-    script = read_script("sliding_window_log", arguments=5, width=4)
+    script = read_script("sliding_window_log", arguments=6, width=4)
 
     def __init__(self, limit: Limit) -> None:
         self._amount = limit.amount
@@ -115,11 +118,12 @@ class SlidingWindowLog:
         """The script's arguments."""
         charge = ask.charge or self._count_refused
         kept = self._amount + (ask.slack if ask.slack < BOUNDLESS else self._amount)
-        return self._packed + _pack_hits(self._amount + ask.slack, ask._replace(charge=charge)) + pack(kept)
+        return self._packed + _pack_hits(self._amount + ask.slack, ask._replace(charge=charge)) + pack(kept, HEAVIEST)
 
     def read(self, ask: Ask, reply: Sequence[int], at: int) -> Decision:
         """The decision."""
-        return _read_entries(self._amount, ask, reply, at)
+        decision = _read_entries(self._amount, ask, reply, at)
+        return decision if ask.hits <= HEAVIEST else decision._replace(retry_after=inf)
 
 
 class Bucket:

@@ -1,13 +1,14 @@
 -- A sorted set: an entry for each hit, scored by its time (microseconds). Its name is the time and, of hits of the same
 -- microsecond, a number, so that none takes another's place.
 -- ARGV, for each key: seconds of the window, hits admitted in it, hits, whether they count though they are refused, how
--- many entries are kept. Replies for each key: admitted, entries now, microseconds until so many have left the window
--- that as many hits fit again, microseconds until the newest has.
+-- many entries are kept, and how many one request adds at most: one that is heavier is not admitted.
+-- Replies for each key: admitted, entries now, microseconds until so many have left the window that as many hits fit
+-- again, microseconds until the newest has.
 local reply = {}
 for i, key in ipairs(KEYS) do
-  local at = 5 * i - 4
+  local at = 6 * i - 5
   local period, ceiling, hits, charge = ARGV[at] * 1000000, tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
-  local most = tonumber(ARGV[at + 4])
+  local most, heaviest = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now - period)
   local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
   if newest[1] and tonumber(newest[2]) > now then -- the clock has been set back
@@ -15,13 +16,13 @@ for i, key in ipairs(KEYS) do
     newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
   end
   local size = redis.call('ZCARD', key)
-  local admitted = size + math.max(hits, 1) <= ceiling
+  local admitted = size + math.max(hits, 1) <= ceiling and hits <= heaviest
   if hits > 0 and (admitted or charge == '1') then
     local number = 0
     if newest[1] and tonumber(newest[2]) == now then
       number = string.match(newest[1], ':(%d+)') + 1
     end
-    local added = math.min(hits, most)
+    local added = math.min(hits, most, heaviest)
     for n = number, number + added - 1 do
       redis.call('ZADD', key, now, string.format('%.0f:%015.0f', now, n))
     end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from math import inf
 from pathlib import Path
 from socket import socket
 from threading import Thread
@@ -14,6 +15,7 @@ import pytest
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
+from netlimit.l7.redis.algorithms import HEAVIEST
 from netlimit.l7.redis.key import make_name, make_prefix
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.url import read_url
@@ -281,6 +283,26 @@ def test_what_is_asked_together_is_answered_in_order(server: Server) -> None:
             assert not any(decision.admitted for decision in refused)
 
     asyncio.run(ask_all())
+
+
+def test_a_request_that_is_too_heavy_for_a_log_is_refused_and_keeps_redis_from_others_no_longer(
+    server: Server,
+) -> None:
+    """An entry for each hit of 1,000,000 takes Redis many seconds, in which it answers nobody."""
+    limit = Limit(10**6, DAY, Algorithm.SLIDING_WINDOW_LOG)
+    rule = make_rule(limit)
+
+    async def ask() -> None:
+        async with opened(server.url + "?timeout_ms=60000") as store:
+            assert (await hit(store, rule, hits=HEAVIEST)).remaining == 10**6 - HEAVIEST
+            refused = await hit(store, rule, hits=HEAVIEST + 1)
+            assert (refused.admitted, refused.retry_after) == (False, inf)
+            assert (await hit(store, rule, hits=10**6)).remaining == 10**6 - 3 * HEAVIEST
+            assert server.client.zcard(make_name(make_prefix(rule, limit), "alice")) == 3 * HEAVIEST
+            looked = await hit(store, rule, hits=0)
+            assert (looked.admitted, looked.retry_after) == (True, 0)
+
+    asyncio.run(ask())
 
 
 def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
