@@ -24,6 +24,24 @@ def limiter(mortal: Server, make_directory: Callable[[], Path]) -> Iterator[Runn
     running.server.end()
 
 
+def test_it_is_told_in_health_why_the_counters_cannot_be_asked(
+    mortal: Server,
+    make_directory: Callable[[], Path],  # noqa: F811
+) -> None:
+    mortal.client.config_set("requirepass", "secret")
+    running = Running(make_directory(), RULES % 2, NETLIMIT_COUNTERS_URL=mortal.url.replace("//", "//:mistyped@"))
+    try:
+        question = {"domain": "web", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
+        running.http.post("/json", json=question)
+        told = " ".join(running.http.get("/healthz").json()["troubles"])
+        assert f"127.0.0.1:{mortal.port} cannot be asked: invalid username-password" in told
+        assert told in running.server.said()
+        assert "mistyped" not in told
+    finally:
+        running.http.close()
+        running.server.end()
+
+
 def test_it_is_told_at_the_start_and_in_health_and_by_the_doctor(limiter: Running, mortal: Server) -> None:
     until(lambda: SAID in limiter.server.said(), limiter.server.said)
     (trouble,) = [each for each in limiter.http.get("/healthz").json()["troubles"] if SAID in each]
