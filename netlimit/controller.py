@@ -1429,10 +1429,9 @@ class Controller:
         self._take_out_what_came_back()
 
     def _take_out_what_came_back(self) -> None:
-        """Who begins paused has written nothing of what is there. A boot has brought it back from a
-        copy that was not told of the pause, or a teardown has left that ended early: it would hold for good. While the
-        database is away, the copy's word may be an old one. Raises StoreError, KernelError: the next pass tries
-        again."""
+        """Who begins paused has written nothing of what is there. A boot has brought it back from a copy that was not
+        told of the pause, or a teardown has left it that ended early: it would hold for good. While the database is
+        away, the copy's word may be an old one. Raises StoreError, KernelError: the next pass tries again."""
         if self._has_taken_out or self._revision >= 0 or self._outage is not None or not self._is_paused_there:
             return
         restore_nothing(self._store, self._kernel, self._setup.host, self._is_to_keep_off)

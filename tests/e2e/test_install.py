@@ -80,7 +80,7 @@ def test_uninstalling_leaves_what_the_operator_has_written(staged: Path) -> None
 
 
 def test_uninstalling_names_what_still_runs(staged: Path) -> None:
-    program = staged / "opt/netlimit/sleep"
+    program = make_environment(staged / "opt/netlimit", 1) / "sleep"
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "60"]) as running:
         try:
@@ -316,11 +316,10 @@ def test_scripts_tell_what_they_do(script: str, tmp_path: Path) -> None:
 
 def test_an_environment_in_which_something_runs_stays(root: None, tmp_path: Path) -> None:
     target = tmp_path / "opt/netlimit"
-    used, unused = target / "venv-1", target / "venv-2"
-    for each in (used, unused):
-        each.mkdir(parents=True)
-    shutil.copy("/bin/sleep", used / "sleep")
     command = ["scripts/install", "--root", str(tmp_path), "--venv", str(ENVIRONMENT)]
+    run(*command)
+    used, unused = (make_environment(target, number) for number in (1, 2))
+    shutil.copy("/bin/sleep", used / "sleep")
     with subprocess.Popen([used / "sleep", "60"]) as running:
         try:
             said = run(*command)
@@ -330,3 +329,51 @@ def test_an_environment_in_which_something_runs_stays(root: None, tmp_path: Path
     assert (used.exists(), unused.exists()) == (True, False)
     run(*command)
     assert not used.exists()
+
+
+def make_environment(target: Path, number: int) -> Path:
+    """One as an earlier version has left it, which kept no list of them."""
+    made = target / f"venv-2020010100000{number}-77"
+    (made / "bin").mkdir(parents=True)
+    (made / "bin/netlimit").touch()
+    return made
+
+
+def test_what_others_have_below_the_prefix_stays(root: None, tmp_path: Path) -> None:
+    target = tmp_path / "opt"
+    target.mkdir()
+    install = ["scripts/install", "--root", str(tmp_path), "--venv", str(ENVIRONMENT), "--prefix", "/opt"]
+    run(*install)
+    former = make_environment(target, 1)
+    theirs = [target / name for name in ("app/data", "share/mine", "share/docs/theirs.md", "venv-app/bin/python",
+                                         "venv-20240101000000-7/bin/python")]  # fmt: skip
+    for each in theirs:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.touch()
+    run(*install)
+    assert not former.exists()
+    make_environment(target, 2)
+    said = run(target / "share/uninstall", "--root", tmp_path, "--prefix", "/opt")
+    assert f"What is left in {target} is not netlimit's" in said
+    assert {path for path in target.rglob("*") if not path.is_dir()} == set(theirs)
+    assert all(each.exists() for each in theirs)
+    assert not (target / "share/docs/prometheus").exists()
+
+
+@pytest.mark.parametrize("place", ["app/data", "share/app/data", "bin/program"])
+def test_a_prefix_that_others_use_is_refused(root: None, tmp_path: Path, place: str) -> None:
+    theirs = tmp_path / "opt" / place
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    command = ["scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT, "--prefix", "/opt"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"{tmp_path}/opt is not empty, and netlimit is not installed there" in done.stderr
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [theirs]
+
+
+def test_an_installation_that_was_ended_early_is_begun_anew(root: None, tmp_path: Path) -> None:
+    (tmp_path / "opt/netlimit/share").mkdir(parents=True)
+    (tmp_path / "opt/netlimit/share/lock").touch()
+    run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT)
+    assert (tmp_path / "opt/netlimit/bin/netlimit").exists()
