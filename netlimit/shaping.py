@@ -563,6 +563,25 @@ class Shaping:
                 homes = ((rule.id, self._home(rule, device.name)) for rule in device.lanes[lane].rules if received)
                 yield from ((number, _say_received(home, device.name)) for number, home in homes if home in received)
 
+    def _tell_outrun(self) -> Iterator[tuple[int, Note]]:
+        """Rules that name what may end here as well, and so have lanes apart, where a lane that is asked after theirs
+        knows what leaves, too."""
+        for device in self._devices.values():
+            apart = [lane for lane in device.lanes if lane.own and not lane.incoming]
+            for lane, rule in ((lane, rule) for lane in apart for rule in device.lanes[lane].rules):
+                if not self.facts.is_own(rule.target):
+                    found = self._find_outrunning(device, lane, rule)
+                    if found is not None:
+                        yield rule.id, _say_outrun(rule, found, device.name)
+
+    def _find_outrunning(self, device: _Device, lane: Lane, rule: Rule) -> Rule | None:
+        others = (
+            traffic
+            for other, traffic in device.lanes.items()
+            if other.direction is lane.direction and not other.stands_here and other.overlaps(lane)
+        )
+        return next((found for traffic in others for found in traffic.find_overlapping(rule.target)), None)
+
     def _find_peers(self, device: _Device, lane: Lane) -> set[Target]:
         """The networks that rules of a lane are for, of which the hosts have no neighbours."""
         homes = (home for home in device.homes[lane] if home is not None)
@@ -581,7 +600,7 @@ class Shaping:
         notes = dict(self._notes)
         for rule_id, text in self._tell_passing():
             notes.setdefault(rule_id, Note(text, degraded=True))
-        for rule_id, note in (*self._tell_peers(), *self._tell_bypasses()):
+        for rule_id, note in (*self._tell_peers(), *self._tell_bypasses(), *self._tell_outrun()):
             notes[rule_id] = note.beside(notes[rule_id]) if rule_id in notes else note
         for device in self._devices.values():
             lack = find_lack(4, self.facts)
@@ -637,6 +656,16 @@ def _say_received(home: Target, device: str) -> Note:
     return Note(
         f"What it sends to another in {format_target(home)} by {device} waits in that one's queue, where a rule `to` "
         "gives it one, and not in a queue of this rule: a packet waits in one only."
+    )
+
+
+def _say_outrun(rule: Rule, other: Rule, device: str) -> Note:
+    return Note(
+        f"What leaves by {device} waits in the queue of rule {other.id}, `{other}`, not of this one: packets with "
+        f"{format_target(rule.target)} may end on this host as well, by a route or for it is multicast, and a rule that "
+        "names such an address has queues apart. Name other ports in one of them, or limit "
+        '(`action: "drop"`).',
+        degraded=True,
     )
 
 

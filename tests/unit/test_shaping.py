@@ -829,3 +829,22 @@ def test_a_size_of_blocks_for_which_there_is_no_number_is_told_and_comes_once_an
     for length in ("/29", "host"):
         change(made, replace(rules[1], per=length))
         assert made.compilation.problems == {}
+
+
+# -- what may end here, or go on ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [(), ("10.1.0.0/16",)], ids=["forwarded", "by a proxy's route here, too"])
+def test_a_rule_for_one_address_that_the_queue_of_its_subnet_outruns_says_so(local: tuple[str, ...]) -> None:
+    facts = replace(gateway_facts, topology=replace(HOME, local=local))
+    rules = shape(1, "10.1.0.0/24", "5 Mbit/s", per="target"), shape(2, "10.1.0.2", "2 Mbit/s"), shape(3, "10.1.1.2")
+    made = gateway(*rules, facts=facts)
+    outrun = Note(
+        "What leaves by lan waits in the queue of rule 1, `shape to 10.1.0.0/24 any 5 Mbit/s per target`, not of this "
+        "one: packets with 10.1.0.2 may end on this host as well, by a route or for it is multicast, and a rule that "
+        "names such an address has queues apart. Name other ports in one of them, or limit "
+        '(`action: "drop"`).',
+        degraded=True,
+    )
+    assert made.compilation.problems == {}
+    assert made.compilation.shaping.notes == ({2: outrun} if local else {})
