@@ -568,8 +568,8 @@ class Shaping:
         knows what leaves, too."""
         for device in self._devices.values():
             apart = [lane for lane in device.lanes if lane.own and not lane.incoming]
-            for lane, rule in ((lane, rule) for lane in apart for rule in device.lanes[lane].rules):
-                if not self.facts.is_own(rule.target):
+            for lane in apart:
+                for rule in (rule for rule in device.lanes[lane].rules if not self.facts.is_own(rule.target)):
                     found = self._find_outrunning(device, lane, rule)
                     if found is not None:
                         yield rule.id, _say_outrun(rule, found, device.name)
@@ -662,8 +662,8 @@ def _say_received(home: Target, device: str) -> Note:
 def _say_outrun(rule: Rule, other: Rule, device: str) -> Note:
     return Note(
         f"What leaves by {device} waits in the queue of rule {other.id}, `{other}`, not of this one: packets with "
-        f"{format_target(rule.target)} may end on this host as well, by a route or for it is multicast, and a rule that "
-        "names such an address has queues apart. Name other ports in one of them, or limit "
+        f"{format_target(rule.target)} may end on this host as well, by a route or for it is multicast, and a rule "
+        "that names such an address has queues apart. Name other ports in one of them, or limit "
         '(`action: "drop"`).',
         degraded=True,
     )
