@@ -61,7 +61,7 @@ class Extraction:
                 counter = self._find_counter(rules, descriptor)
                 if counter not in found:
                     found.add(counter)
-                    yield descriptor
+                    yield descriptor._replace(besides=True)
 
     def _find_counter(self, rules: RuleSet, descriptor: Descriptor) -> tuple[str, str] | None:
         match = rules.find(self._domain, descriptor.entries)

@@ -169,13 +169,14 @@ class Limiter:
             self._counted = rules
             self.usage.forget_gone(rules)
         matches = [rules.find_for(domain, descriptor) for descriptor in descriptors]
-        without = replaced(matches)
+        without = replaced(descriptors, matches)
         asks: list[Ask] = []
         owners: list[int] = []
         for index, match in enumerate(matches):
-            if match is None or match.rule.alias in without:
+            descriptor = descriptors[index]
+            if match is None or (match.rule.alias in without and not descriptor.besides):
                 continue
-            weight = descriptors[index].hits
+            weight = descriptor.hits
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
             owners += [index] * (len(asks) - len(owners))
         decisions = await self._store.decide(asks) if asks else []

@@ -38,6 +38,8 @@ class Descriptor(NamedTuple):
     """What it weighs, if not what the whole request does; 0 looks and counts nothing."""
     limit: Limit | None = None
     """The limit that the asker wants instead of the rule's."""
+    besides: bool = False
+    """Of what a path may mean besides: the rule that it finds takes no other's place, and none takes its own."""
 
 
 class Mode(StrEnum):
@@ -249,15 +251,23 @@ class RuleSet:
     def find_counting(self, domain: str, descriptors: Sequence[Descriptor]) -> list[Match | None]:
         """What each descriptor of a request finds, without the rules that others among these take the place of."""
         matches = [self.find_for(domain, descriptor) for descriptor in descriptors]
-        without = replaced(matches)
-        return [None if match is None or match.rule.alias in without else match for match in matches]
+        without = replaced(descriptors, matches)
+        return [
+            match if match is not None and (each.besides or match.rule.alias not in without) else None
+            for each, match in zip(descriptors, matches, strict=True)
+        ]
 
     def __iter__(self) -> Iterator[Rule]:
         for root in self.domains.values():
             yield from root.walk()
 
 
-def replaced(matches: Iterable[Match | None]) -> frozenset[str]:
-    """The names of the rules that others among these take the place of."""
-    names = [match.rule.replaces for match in matches if match is not None and match.rule.replaces]
+def replaced(descriptors: Iterable[Descriptor], matches: Iterable[Match | None]) -> frozenset[str]:
+    """The names of the rules that others among these take the place of. Who writes a path so that it may mean two
+    things would have a limit of the one replaced by what he finds with the other."""
+    names = [
+        match.rule.replaces
+        for each, match in zip(descriptors, matches, strict=True)
+        if match is not None and match.rule.replaces and not each.besides
+    ]
     return frozenset(chain.from_iterable(names)) if names else _NONE

@@ -619,3 +619,32 @@ def test_of_the_places_to_wait_one_network_leaves_some_to_others() -> None:
             task.cancel()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [("/login", "/files/../login"), ("/login*", "/login/../files/x"), ("/api/login", "/api/login")],
+)
+def test_what_a_path_means_besides_takes_no_limit_from_what_it_means(named: str, asked: str) -> None:
+    """Else whoever writes a path so that it means two things would be rid of the limit of the one that is served."""
+    text = f"""
+domain: app
+descriptors:
+  - {{key: path, value: {named!r}, rate_limit: {{name: general, unit: hour, requests_per_unit: 1}}}}
+  - key: path
+    value: /files/*
+    rate_limit: {{unit: hour, requests_per_unit: 1000, replaces: [{{name: general}}]}}
+  - key: path
+    value: /login
+    rate_limit: {{unit: hour, requests_per_unit: 1000, replaces: [{{name: general}}]}}
+"""
+    if named == "/login":
+        text = text[: text.rindex("  - key: path")]
+    rules = RuleSet({"app": parse_document(text).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules)
+        scope = {"path": asked, "root_path": "/api"}
+        assert await ask_all(app, scope, scope) == [200, 429]
+
+    run(main())

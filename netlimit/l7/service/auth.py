@@ -199,7 +199,7 @@ def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None
         if value is None:
             return None
         entries.append(new(Entry, (key, value)))
-    return new(Descriptor, (tuple(entries), None, None))
+    return new(Descriptor, (tuple(entries), None, None, False))
 
 
 def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterator[Descriptor]:
@@ -209,7 +209,7 @@ def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterat
             meant = tuple(Part(part.key, partial(_give, other)) if part.find is find_path else part for part in parts)
             descriptor = _make_descriptor(meant, scope)
             if descriptor is not None:
-                yield descriptor
+                yield descriptor._replace(besides=True)
 
 
 # What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.
