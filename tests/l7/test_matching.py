@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netlimit.l7.document import parse_document
-from netlimit.l7.rules import Entry, Match, RuleSet, make_pattern, replaced
+from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet, make_pattern, replaced
 
 TREE = """\
 domain: shop
@@ -183,9 +183,14 @@ descriptors:
 - {key: some, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}, {name: else}]}}
 """
     rules = RuleSet({"d": parse_document(text).root})
-    general, special = (rules.find("d", [Entry(key, "x")]) for key in ("all", "some"))
-    assert replaced([general, None]) == frozenset()
-    assert replaced([general, special]) == {"general", "else"}
+    told = [Descriptor((Entry(key, "x"),)) for key in ("all", "some")]
+    general, special = (rules.find_for("d", descriptor) for descriptor in told)
+    assert replaced(told, [general, None]) == frozenset()
+    assert replaced(told, [general, special]) == {"general", "else"}
+    assert rules.find_counting("d", told) == [None, special]
+    besides = [told[0], told[1]._replace(besides=True)]
+    assert replaced(besides, [general, special]) == frozenset()
+    assert rules.find_counting("d", [told[0]._replace(besides=True), told[1]]) == [general, special]
     assert general is not None
     assert general.rule.alias == "general"
 
