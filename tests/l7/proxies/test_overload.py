@@ -120,6 +120,39 @@ def test_nobody_passes_by_knocking_hard(site: Site, burst: int) -> None:
     assert asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3}
 
 
+LINE = """
+domain: web
+descriptors:
+  - key: remote_address
+    value: '*'
+    share_threshold: true
+    on_limit: queue
+    max_wait: 30s
+    rate_limit: {unit: second, requests_per_unit: 4, algorithm: gcra, burst: 1}
+"""
+
+
+def test_who_hangs_up_leaves_the_line_of_haproxy(directory: Path) -> None:
+    """Sixty that have gone would keep it for fifteen seconds."""
+    with running_site("haproxy", directory, rules=LINE) as site:
+        asyncio.run(site.hang_up(60))
+        time.sleep(1)
+        begun = time.monotonic()
+        assert asyncio.run(site.ask("other", OTHER)) == "200"
+        assert time.monotonic() - begun < 5
+
+
+def test_haproxy_asks_about_one_client_so_often_and_no_more(directory: Path) -> None:
+    def change(text: str) -> str:
+        return text.replace("sc_http_req_rate(0) gt 500", "sc_http_req_rate(0) gt 5")
+
+    with running_site("haproxy", directory, change) as site:
+        time.sleep(2.1)
+        statuses = asyncio.run(site.ask_all(20, "many"))
+        assert statuses["429"] >= 10, statuses
+        assert asyncio.run(site.ask("other", OTHER)) == "200"
+
+
 def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) -> None:
     """One that is busy looks at its clock before it looks at what has become of a connection. (Here it gets no
     processor time, and sees a few events at a time.)"""
