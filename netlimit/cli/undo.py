@@ -268,7 +268,8 @@ def _abandon(settings: Settings, store: Store, window: Window, written: bool) ->
         complain(error)
         return
     did = "What was written to the kernel is undone" if written else "Nothing was written to the kernel"
-    complain(CommandError(f"{did}; the window of confirmation is given up."))
+    paused = ", and this gateway is paused until `netlimit apply`" if settings.host in window.paused else ""
+    complain(CommandError(f"{did}; the window of confirmation is given up{paused}."))
 
 
 def _go_back(store: Store, settings: Settings, revision: int | None, forces: bool) -> tuple[int, int]:

@@ -316,6 +316,18 @@ def test_a_window_that_fails_before_it_writes_undoes_nothing_that_was_there(site
     assert site.reachable, "the guard has put in what was to be tried in a window"
 
 
+def test_a_window_that_fails_before_it_writes_says_that_an_empty_kernel_stays_so(site: Site) -> None:
+    """As after a boot: nobody puts in what was to be tried in a window, until it is asked for."""
+    site.write(CUT)
+    with writer(site, 60):
+        done = site.attempt("apply", "--confirm", "60s")
+    assert done.returncode == 1
+    assert "paused until `netlimit apply`" in done.stderr.replace("\n", " ")
+    assert site.store.paused(HOST)
+    site.wait(lambda: not site.guarded, "the guard to end")
+    assert not observe(site.kernel).structure.sets
+
+
 def test_no_window_is_opened_that_would_undo_what_others_have(site: Site) -> None:
     site.write(HARMLESS)
     site.do("apply")
