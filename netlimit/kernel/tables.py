@@ -55,6 +55,7 @@ _MATCH = struct.Struct("=H29sx")
 """struct xt_entry_match: how long it is, and the name."""
 _VERDICT = struct.Struct("=i")
 _CHAIN = struct.Struct("=30s")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TableChanged(Exception):
@@ -231,7 +232,6 @@ def _ask(descriptor: int, level: int, question: int, name: str, room: int, words
     buffer = bytearray((name.encode().ljust(_NAME, b"\0") + words).ljust(_NAME + room, b"\0"))
     held = (ctypes.c_char * len(buffer)).from_buffer(buffer)
     length = ctypes.c_uint32(len(buffer))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.getsockopt(descriptor, level, question, held, ctypes.byref(length)):
+    if _libc.getsockopt(descriptor, level, question, held, ctypes.byref(length)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return buffer
