@@ -17,7 +17,7 @@ from netlimit.l7 import markup
 from netlimit.l7.descriptor import Descriptor
 from netlimit.l7.fields import DOCUMENT, Findings, Record, settle
 from netlimit.l7.markup import NoMarkup, Value
-from netlimit.l7.rules import CLIENT_KEY, Entry, Node, Pattern, Rule, make_pattern
+from netlimit.l7.rules import CLIENT_KEY, Entry, Node, Pattern, Rule, make_pattern, names_client
 from netlimit.l7.values import LONGEST_TEXT
 
 _ESCAPED = str.maketrans({"\\": "\\\\", ",": "\\,", "=": "\\="})
@@ -91,7 +91,7 @@ class _Way(NamedTuple):
     @property
     def tells_client(self) -> bool:
         """Whether the client's address is among what is told of a request."""
-        return CLIENT_KEY in (step.partition("=")[0] for step in self.name.split(","))
+        return names_client(self.name)
 
 
 class _Tree:

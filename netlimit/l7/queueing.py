@@ -88,6 +88,8 @@ class _Waiter:
     longest: float
     """Seconds that whoever asks waits for the answer."""
     lines: dict[_Place, _Line]
+    network: str
+    """Whose share of the places it takes; empty where nobody knows."""
     aside: set[_Place] = field(default_factory=set)
     """Where it has left its place to those who come later, for the time being. It stands in one line at least."""
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,10 +125,10 @@ class Queues:
     """A limiter that has requests wait instead of refusing them, where their rules say so. For one event loop.
 
     At most `most` wait in all and `most_of_one` in a line, and those of one network (a /24, of IPv6 a /48) are never
-    more than the places that they leave free, so that there is one for others; more are refused. (Of those about whom a
-    leaky bucket in Redis is asked at the same time some more may wait.) Nobody waits longer than the least `max_wait`
-    of the rules that have him wait: whose turn is known to come later is refused at once. A request that is given up
-    (cancelled) leaves its place to the next.
+    more than the places that they leave free, of all and in a line that clients share, so that there is one for others;
+    more are refused. (Of those about whom a leaky bucket in Redis is asked at the same time some more may wait.) Nobody
+    waits longer than the least `max_wait` of the rules that have him wait: whose turn is known to come later is refused
+    at once. A request that is given up (cancelled) leaves its place to the next.
     """
 
     def __init__(
@@ -192,9 +194,10 @@ class Queues:
             if not _is_worth_waiting(verdict) or _comes_too_late(verdict, left):
                 return verdict
             lines = self._open_lines(verdict)
-        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines)
+        network = _find_network(client, descriptors)
+        waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines, network)
         turn = max(line.turn for line in lines.values())
-        full = any(len(line.waiters) >= self._most_of_one for line in lines.values())
+        full = any(self._is_full(line, network) for line in lines.values())
         if full or not self._has_room(client, descriptors) or turn > waiter.deadline:
             return await self._refuse(waiter, turn, verdict)
         self._join(waiter, lines)
@@ -273,6 +276,13 @@ class Queues:
             except BaseException:
                 await self._limiter.release(verdict)
                 raise
+
+    def _is_full(self, line: _Line, network: str) -> bool:
+        """Whether nobody, or nobody of this network, may stand in a line any more."""
+        free = self._most_of_one - len(line.waiters)
+        if free <= 0 or not line.waiters or not network or line.rule.is_of_clients:
+            return free <= 0
+        return sum(each.network == network for each in line.waiters) >= free
 
     def _has_room(self, client: Client, descriptors: Sequence[Descriptor]) -> bool:
         """Whether one more of this client's network may wait. Those without an address share all places."""

@@ -121,9 +121,19 @@ class Rule:
     escalate: Escalation | None = None
 
     @property
+    def is_of_clients(self) -> bool:
+        """Whether each of its counters is of one client's address, or of his block."""
+        return names_client(self.name)
+
+    @property
     def observes(self) -> bool:
         """Whether it refuses nothing."""
         return self.mode is Mode.OBSERVE or self.on_limit is OnLimit.OBSERVE
+
+
+def names_client(name: str) -> bool:
+    """Whether `remote_address` is among the keys of a rule with this name."""
+    return CLIENT_KEY in (step.partition("=")[0] for step in name.split(","))
 
 
 class Pattern(NamedTuple):

@@ -757,6 +757,32 @@ class TestShares:
 
         run(main())
 
+    def test_in_a_line_that_clients_share_too(self) -> None:
+        async def main() -> None:
+            door = Door(queue("path=/report", TEN_A_SECOND), most_of_one=20)
+            tasks = door.start(*range(30), client="192.0.2.7")
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 10
+            tasks += door.start("neighbour", client="192.0.2.8")
+            tasks += door.start("other", client="192.0.3.7")
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 11
+            await asyncio.gather(*tasks)
+            assert door.entered[-1][1] == "other"
+            assert door.has_forgotten_all()
+
+        run(main())
+
+    def test_in_a_line_of_his_own_a_client_has_all(self) -> None:
+        async def main() -> None:
+            door = Door(queue("remote_address", TEN_A_SECOND), most_of_one=20)
+            tasks = door.start(*range(30), who="192.0.2.7")
+            await asyncio.sleep(0.001)
+            assert door.queues.waiting == 20
+            await asyncio.gather(*tasks)
+
+        run(main())
+
     def test_whom_descriptors_tell_alone(self) -> None:
         async def main() -> None:
             door = Door(queue("remote_address", Limit(1, 1, Algorithm.GCRA, 1)), most=20)
