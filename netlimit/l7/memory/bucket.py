@@ -155,6 +155,11 @@ class IntervalBucket(Counter):
             return inf
         return (-(-tokens // self._amount) * self._period - into) / SECOND
 
+    def _shift(self, now: int, origin: int) -> None:
+        moved = ((now + origin) // self._period - (now + self._origin) // self._period) * self._amount
+        super()._shift(now, origin)
+        self._levels = {key: level + moved for key, level in self._levels.items()}
+
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, IntervalBucket)
         units = (self._clock() + self._origin) // self._period

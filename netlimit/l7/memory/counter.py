@@ -64,6 +64,14 @@ class Counter(ABC):
     @abstractmethod
     def _adopt(self, other: Counter) -> None: ...
 
+    def set_origin(self, origin: int) -> None:
+        """The time of day was set: windows begin by it from now on, and what is counted in one goes on counting."""
+        with self._lock:
+            self._shift(self._clock(), origin)
+
+    def _shift(self, now: int, origin: int) -> None:
+        self._origin = origin
+
     @abstractmethod
     def __len__(self) -> int:
         """The keys that are held."""

@@ -52,6 +52,13 @@ class MemoryStore:
         """Count and answer, in order."""
         return [self._decide(ask) for ask in asks]
 
+    def set_origin(self, origin: int) -> None:
+        """The time of day was set: it is `origin` nanoseconds ahead of the clock's `read` by now."""
+        with self._lock:
+            self._clock = self._clock._replace(origin=origin)
+            for counter in self._counters.values():
+                counter.set_origin(origin)
+
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""
         return [self._decide(ask) for ask in asks]

@@ -58,6 +58,13 @@ class FixedWindow(Counter):
         self._end = self._start + self._period
         self._counts = {}
 
+    def _shift(self, now: int, origin: int) -> None:
+        self._sweep(now)
+        counts = self._counts
+        super()._shift(now, origin)
+        self._turn(now)
+        self._counts = counts
+
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, FixedWindow)
         self._start, self._end, self._counts = other._start, other._end, dict(other._counts)
@@ -137,6 +144,13 @@ class SlidingWindowCounter(Counter):
         self._previous = self._current if start == self._end else {}
         self._current = {}
         self._start, self._end = start, start + self._period
+
+    def _shift(self, now: int, origin: int) -> None:
+        self._sweep(now)
+        counts = self._current, self._previous
+        super()._shift(now, origin)
+        self._turn(now)
+        self._current, self._previous = counts
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, SlidingWindowCounter)

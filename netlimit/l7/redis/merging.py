@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -21,6 +21,8 @@ from netlimit.l7.store import Ask
 
 _WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
 _BUCKETS = (Algorithm.TOKEN_BUCKET, Algorithm.GCRA)
+SLACK = SECOND // 100
+"""What the time of day may differ from the clock that is never set: two clocks are not read at the same moment."""
 _TOLERANT = (Mode.SOFT, Mode.ELASTIC)
 
 
@@ -52,10 +54,11 @@ class MergingStore:
     be merged is not decided here until it can: CountersUnavailable.
     """
 
-    def __init__(self, remote: RedisStore, interval: float, clock: Clock | None = None) -> None:
+    def __init__(self, remote: RedisStore, interval: float, find_clock: Callable[[], Clock] = steady_clock) -> None:
         self._remote = remote
         self._interval = interval
-        self._clock = clock or steady_clock()
+        self._find_clock = find_clock
+        self._clock = find_clock()
         self._local = MemoryStore(self._clock)
         self._spent: dict[tuple[int, int, str], _Spent] = {}
         self._lock = Lock()
@@ -92,6 +95,7 @@ class MergingStore:
 
     async def merge(self) -> None:
         """Merge now what has been counted since the last time."""
+        self._heed_clock()
         with self._lock:
             spent, self._spent = [*self._spent.values()], {}
         asks = [
@@ -101,6 +105,13 @@ class MergingStore:
         ]
         for start in range(0, len(asks), MOST):  # each batch has a time-out of its own
             await self._merge_batch(asks[start : start + MOST])
+
+    def _heed_clock(self) -> None:
+        """Whose clock was wrong at the start, or stood while the machine did, is in the windows of all from now on."""
+        clock = self._find_clock()
+        if abs(clock.origin - self._clock.origin) > SLACK:
+            self._clock = clock
+            self._local.set_origin(clock.origin)
 
     async def _merge_batch(self, asks: Sequence[Ask]) -> None:
         answers = await self._remote.attempt(asks)

@@ -138,10 +138,34 @@ def test_what_redis_says_of_a_window_that_has_ended_here_is_not_counted(server: 
         async with opened(server.url + "?timeout_ms=60000") as remote:
             assert isinstance(remote, RedisStore)
             await remote.decide([Ask(rule, Limit(10, seconds, algorithm), "alice", 10)])
-            store = MergingStore(remote, 60, Clock(steady.read, steady.origin + ahead))
+            store = MergingStore(remote, 60, lambda: Clock(steady.read, steady.origin + ahead))
             await hit(store, rule)
             await store.merge()
             assert (await hit(store, rule)).remaining == 8
+            await store.aclose()
+
+    asyncio.run(count())
+
+
+@pytest.mark.parametrize("algorithm", MERGED[:2])
+def test_a_clock_that_is_set_right_comes_into_the_window_of_the_others(server: Server, algorithm: Algorithm) -> None:
+    now = time.time()
+    seconds = next(seconds for seconds in range(1000, 9000) if 0.3 < now % seconds / seconds < 0.4)
+    steady = steady_clock()
+    origins = [steady.origin - int(0.45 * seconds * SECOND)]
+
+    async def count() -> None:
+        rule = make_rule(Limit(10, seconds, algorithm))
+        async with opened(server.url + "?timeout_ms=60000") as remote:
+            assert isinstance(remote, RedisStore)
+            store = MergingStore(remote, 60, lambda: Clock(steady.read, origins[-1]))
+            assert (await hit(store, rule)).remaining == 9
+            origins.append(steady.origin)
+            await store.merge()
+            assert (await hit(store, rule)).remaining == 8  # what was counted goes on counting
+            await remote.decide([Ask(rule, Limit(10, seconds, algorithm), "alice", 8)])
+            await store.merge()
+            assert (await hit(store, rule)).admitted is False
             await store.aclose()
 
     asyncio.run(count())
