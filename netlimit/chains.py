@@ -88,6 +88,7 @@ _FANOUT = 2
 _ASKED_FIRST = 2
 _BITS = re.compile(r"^(?:-j MARK --set-xmark 0x0|-m mark --mark 0x[0-9a-f]+)/(0x[0-9a-f]+)(?: -j NL-REJECT)?$")
 _TOLD = re.compile(rf"^-m set --match-set ({SET_PREFIX}d\S+) (src|dst) ! --update-counters -g {CHAIN_PREFIX}REFUSE$")
+_LEFT_OUT = re.compile(rf"^-m set --match-set ({SET_PREFIX}\S+) (?:src|dst) ! --update-counters -j RETURN$")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _COUNTING: tuple[Table, ...] = ("filter", "security")
 """Where connections at once are counted. A commit to such a table begins its counts anew, and what is open by then is
@@ -215,7 +216,8 @@ class _Family:
         for direction in Direction:
             yield exempt_set(self.family, direction, self.facts)
             yield blocked_set(self.family, direction, self.facts)
-        for group, profiles in self.limits.items():
+        # Who is named in an `own` group is there before the subnet around him is, and goes after it.
+        for group, profiles in sorted(self.limits.items(), key=lambda each: not each[0].own):
             for profile in profiles:
                 # Who is led to a limit that rejects must be known in filter, which asks the former.
                 yield dropped_set(Limit(group, profile), self.facts)
@@ -872,6 +874,18 @@ def asked_keys(structure: Structure) -> dict[tuple[int, Direction], set[str]]:
                 key = words[1].removesuffix("/32" if chain.family == 4 else "/128")
                 asked[chain.family, Direction.FROM if words[0] == "-s" else Direction.TO].add(key)
     return asked
+
+
+def find_displacing(structure: Structure, limits: Numbers, facts: Facts) -> set[Group]:
+    """Those groups of limits whose sets the chains ask for so that the rule of a subnet is displaced."""
+    own = {
+        matched_set(Limit(group, each), facts).name: group for group in limits if group.own for each in limits[group]
+    }
+    if not own:
+        return set()
+    texts = (rule.text for rules in structure.chains.values() for rule in rules)
+    asked = (found[1] for text in texts if (found := _LEFT_OUT.match(text)))
+    return {own[name] for name in asked if name in own}
 
 
 def find_former_bits(structure: Structure, mask: int) -> tuple[int, ...]:

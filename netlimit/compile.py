@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from netlimit.addresses import explain_unused, read_network, unmap
-from netlimit.chains import asked_keys, assemble, find_former_bits, keep_rejecting
+from netlimit.chains import asked_keys, assemble, find_displacing, find_former_bits, keep_rejecting
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
 from netlimit.detours import Areas, read_areas
@@ -348,12 +348,14 @@ class Compilation:
         current = {each.lane for each in self._lanes}
         leaving = [each for each in self._settled_lanes if each.lane not in current]
         former = find_former_bits(known, self.facts.mark_mask)
-        if not (retired or leaving or former) and few == self._few():
+        limits, displacing = self._limits(retired), {*+self._displacing}
+        still_displacing = find_displacing(known, limits, self.facts) - displacing
+        if not (retired or leaving or former or still_displacing) and few == self._few():
             return self.structure
         lanes, tables = [*self._lanes, *leaving], (self._slots_of(), self._wide)
-        limits, verdicts = self._limits(retired), self._verdicts(retired)
+        verdicts = self._verdicts(retired)
         about = self.facts, few, lanes, self._capped, *tables
-        between = assemble(limits, verdicts, *about, former, {*+self._displacing})
+        between = assemble(limits, verdicts, *about, former, displacing | still_displacing)
         return keep_rejecting(between, known) if former else between
 
     def settle(self) -> set[PurposeKey]:

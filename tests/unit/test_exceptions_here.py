@@ -4,8 +4,10 @@ is a group's, or an address within a network that some routing table leads to th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_address
+from itertools import permutations
 
 import pytest
 
@@ -20,6 +22,7 @@ from netlimit.rules import Rule, parse_rule
 from netlimit.state import State, Structure
 from netlimit.tree import Topology
 from tests.unit.strategies import NOW
+from tests.unit.test_make_before_break import single_lines
 
 PROXY = Topology(local=("10.1.0.0/16",))
 SENT = Packet(ip_address("10.1.0.2"), ip_address("172.16.0.1"), "udp", 5000, in_interface="lan", out_interface="wan")
@@ -132,3 +135,73 @@ def test_a_rule_for_an_address_of_the_host_itself_costs_others_no_look() -> None
     others = made.sets_of(2)[0]
     asked = [rule.text for rules in made.structure.chains.values() for rule in rules if others in rule.text]
     assert all("-j RETURN" not in text for text in asked)
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "hosts": {"per": "host"},
+    "peers": {"per": "peer"},
+    "udp": {"per": "host", "protocol": "udp"},
+    "connections at once": {"per": "host", "rate": "20 connections"},
+}
+
+
+def pair(kind: str, subnet: str = "10.1.0.0/16", one: str = "10.1.0.2", first: int = 1) -> tuple[Rule, Rule]:
+    """A subnet's rule of a kind, and an exception from it."""
+    unit = "connections" if "rate" in KINDS[kind] else "packets/s"
+    exception = {**KINDS[kind], "target": one, "rate": f"1000 {unit}"}
+    return limit(first, target=subnet, **KINDS[kind]), limit(first + 1, **exception)
+
+
+def follow_closely(host: Host, known: State, packets: Callable[[], Counter[str]]) -> set[str]:
+    """The lines of a plan after which not all packets pass, as they do before and afterwards."""
+    assert packets() == {"accept": 100}
+    broken = set()
+    wanted, touched = host.made.transition(known.structure), host.made.touched
+    for step in single_lines(diff(host.made.state, known, wanted, touched, host.made.touched_classes)):
+        host.kernel.apply(step)
+        broken |= {str(step)} if packets() != {"accept": 100} else set()
+    host.made.settle()
+    assert packets() == {"accept": 100}
+    return broken
+
+
+def send_to(host: Host, kind: str) -> Callable[[], Counter[str]]:
+    """Datagrams of one flow, or a connection each."""
+    if "rate" not in KINDS[kind]:
+        return lambda: host.send(SENT)
+
+    def open_connections() -> Counter[str]:
+        host.kernel._flows.clear()
+        flows = (replace(SENT, source_port=number, opens=True) for number in range(1, 101))
+        return Counter(host.kernel.trace(each) for each in flows)
+
+    return open_connections
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["comes", "goes"])
+@pytest.mark.parametrize("others", [True, False], ids=["beside others", "alone"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_route_that_comes_or_goes_drops_nothing_in_between(kind: str, others: bool, comes: bool) -> None:
+    """Others: the address of another exception ends here all along."""
+    also = pair(kind, "10.3.0.0/16", "10.3.0.2", 3) if others else ()
+    before, after = Topology(local=("10.3.0.0/16",)), Topology(local=("10.1.0.0/16", "10.3.0.0/16"))
+    if not comes:
+        before, after = after, before
+    host = Host(Facts(topology=before), *pair(kind), *also)
+    known = host.made.settled
+    host.made.protect(Facts(topology=after))
+    host.made.put(pair(kind)[1])
+    assert follow_closely(host, known, send_to(host, kind)) == set()
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["beside others", "alone"])
+@pytest.mark.parametrize(("before", "after"), [*permutations(("hosts", "peers", "udp"), 2)])
+def test_rules_that_move_together_drop_nothing_in_between(before: str, after: str, others: bool) -> None:
+    """Both change their kind in one revision: the exception displaces its subnet's rule all along."""
+    also = (*pair(before, "10.3.0.0/16", "10.3.0.2", 3), *pair(after, "10.3.0.0/16", "10.3.0.2", 5)) if others else ()
+    for turned in (1, -1):  # whichever comes first
+        host = Host(Facts(topology=Topology(local=("10.1.0.0/16", "10.3.0.0/16"))), *pair(before), *also)
+        known = host.made.settled
+        for each in pair(after)[::turned]:
+            host.made.put(each)
+        assert follow_closely(host, known, send_to(host, after)) == set()
