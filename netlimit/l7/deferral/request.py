@@ -142,15 +142,14 @@ def write_head(request: Deferred) -> str:
     for name, usual in (("address", None), ("root_path", ""), ("path", None)):
         if fields[name] == usual:  # as former versions write and read it
             del fields[name]
-    told = [[descriptor.entries, descriptor.hits] for descriptor in request.descriptors]
-    return json.dumps(fields | {"descriptors": told})
+    return json.dumps(fields | {"descriptors": [*map(_write_descriptor, request.descriptors)]})
 
 
 def read_head(identity: str, text: str | bytes, body: bytes) -> Deferred:
     """The other way round. Raises UnreadableRequest."""
     try:
         fields: dict[str, Any] = json.loads(text)
-        told = [Descriptor(tuple(Entry(*pair) for pair in entries), hits) for entries, hits in fields["descriptors"]]
+        told = [_read_descriptor(*each) for each in fields["descriptors"]]
         headers = tuple((name, value) for name, value in fields["headers"])
         request = Deferred(**fields | {"headers": headers, "descriptors": tuple(told)}, body=body)
         legible = request.id == identity and isinstance(request.network, str)
@@ -159,3 +158,12 @@ def read_head(identity: str, text: str | bytes, body: bytes) -> Deferred:
     if not legible:
         raise UnreadableRequest
     return request
+
+
+def _write_descriptor(descriptor: Descriptor) -> list[object]:
+    """That it is of what a path means besides is written only where it is: former versions read two parts."""
+    return [descriptor.entries, descriptor.hits, *([True] if descriptor.besides else [])]
+
+
+def _read_descriptor(entries: Iterable[tuple[str, str]], hits: int | None, besides: bool = False) -> Descriptor:
+    return Descriptor(tuple(Entry(*pair) for pair in entries), hits, besides=besides)

@@ -50,6 +50,13 @@ class BacklogSuite:
         assert claim == (request, 1)
         assert await backlog.claim(time.time()) is None
 
+    async def test_what_a_path_means_besides_is_kept_as_that(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog()
+        entries = (Entry("path", "/login"),)
+        request = make_request(descriptors=(Descriptor(entries, 2, besides=True), Descriptor(entries)))
+        await backlog.put(request)
+        assert await backlog.claim(time.time()) == (request, 1)
+
     async def test_those_of_a_key_come_one_at_a_time_in_order(self, open_backlog: OpenBacklog) -> None:
         backlog = open_backlog()
         requests = [make_request(key, f"/{number}") for number in range(3) for key in ("alice", "bob")]

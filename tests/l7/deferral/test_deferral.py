@@ -26,7 +26,9 @@ from netlimit.l7.deferral.replay import Replayer
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import AppUpstream
-from netlimit.l7.identity import header
+from netlimit.l7.document import parse_document
+from netlimit.l7.extraction import Extraction
+from netlimit.l7.identity import header, path
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
@@ -417,6 +419,28 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Backlog:
     server = request.getfixturevalue("server")
     server.client.flushall()
     return RedisBacklog(server.url)
+
+
+async def test_what_a_path_means_besides_is_replayed_within_its_limit(either: Backlog) -> None:
+    """What the path says first would take that limit's place, and have all of it sent at once."""
+    text = """
+domain: app
+descriptors:
+  - {key: path, value: /login, on_limit: defer, rate_limit: {name: general, unit: second, requests_per_unit: 1}}
+  - key: path
+    value: /files/*
+    rate_limit: {unit: hour, requests_per_unit: 1000, replaces: [{name: general}]}
+"""
+    rules, recorder = RuleSet({"app": parse_document(text).root}), Recorder()
+    limiter, first = Limiter(lambda: rules, MemoryStore()), asyncio.get_running_loop().time()
+    descriptors = Extraction(lambda: rules, "app", {"path": path})({"path": "/files/../login"})
+    assert [each.besides for each in descriptors] == [False, True]
+    deferred = [make_request(descriptors=tuple(descriptors), hits=1) for _ in range(3)]
+    async with replaying(either, recorder, *deferred, limiter=limiter):
+        for each in deferred:
+            await find_end(either, each)
+    assert len(recorder.served) == 3
+    assert asyncio.get_running_loop().time() - first >= 1.0, "a window of each second lets one go"
 
 
 async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(either: Backlog, leaky: Limiter) -> None:
