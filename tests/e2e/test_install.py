@@ -377,3 +377,59 @@ def test_an_installation_that_was_ended_early_is_begun_anew(root: None, tmp_path
     (tmp_path / "opt/netlimit/share/lock").touch()
     run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT)
     assert (tmp_path / "opt/netlimit/bin/netlimit").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "turn"),
+    [
+        ("install", 1),
+        ("install", 2),
+        ("ln", 1),
+        ("mv", 1),
+        ("install", 3),
+        ("mv", 2),
+        ("mv", 20),
+        ("ln", 2),
+        ("mv", 40),
+    ],
+)
+def test_one_that_is_killed_is_gone_on_with(root: None, tmp_path: Path, program: str, turn: int) -> None:
+    """As it is about to run a program for so many a time: whatever it has left, it is run again, and all is there."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    install = ("scripts/install", "--venv", ENVIRONMENT, "--root")
+    stub, number = tmp_path / "stubs" / program, tmp_path / "number"
+    stub.parent.mkdir()
+    stub.write_text(
+        f"#!/bin/bash\necho >>{number}\n[[ $(wc -l <{number}) != {turn} ]] || kill -KILL $PPID\n"
+        f'exec /usr/bin/{program} "$@"\n'
+    )
+    stub.chmod(0o755)
+    searched = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([*install, killed], capture_output=True, text=True, check=False, cwd=ROOT, env=searched)
+    assert done.returncode == -9, done
+    run(*install, killed)
+    run(*install, whole)
+    assert set(list_files(killed)) == set(list_files(whole))
+    assert (killed / "opt/netlimit/share/installed").read_text().split() == (
+        whole / "opt/netlimit/share/installed"
+    ).read_text().split()
+
+
+def test_one_that_is_killed_can_be_uninstalled(root: None, tmp_path: Path) -> None:
+    stub = tmp_path / "stubs/ln"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/bash\n[[ $* != */usr/local/bin/netlimit ]] || kill -KILL $PPID\nexec /usr/bin/ln "$@"\n')
+    stub.chmod(0o755)
+    searched = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    command = ["scripts/install", "--venv", ENVIRONMENT, "--root", tmp_path / "killed"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=ROOT, env=searched).returncode == -9
+    assert list((tmp_path / "killed/etc/systemd/system").iterdir())
+    run("scripts/uninstall", "--root", tmp_path / "killed", "--purge")
+    assert list_files(tmp_path / "killed") == {}
+
+
+def test_one_that_is_killed_as_it_notes_its_environment_is_begun_anew(root: None, tmp_path: Path) -> None:
+    (tmp_path / "opt/netlimit/share").mkdir(parents=True)
+    (tmp_path / "opt/netlimit/share/environments.new").touch()
+    run("scripts/install", "--root", tmp_path, "--venv", ENVIRONMENT)
+    assert (tmp_path / "opt/netlimit/bin/netlimit").exists()
