@@ -60,7 +60,8 @@ class Overdue:
                       "back as revision %s. Does a guard run that hangs?",
                       window.actor, window.base, ended.revision)  # fmt: skip
         if self._host in window.paused and store.paused(self._host):
-            restore_nothing(store, kernel, self._host)
+            # Asked again once nobody else writes: an `apply` may have ended the pause.
+            restore_nothing(store, kernel, self._host, lambda: kernel.is_put_off() or store.paused(self._host))
         self._window = None
 
     def look_alone(self, copy: Replica, kernel: Kernel) -> bool:

@@ -167,8 +167,11 @@ def see_window(
         return last, left
     from netlimit.teardown import restore_nothing
 
-    if kernel.is_put_off() or store.paused(settings.host):
-        restore_nothing(store, kernel, settings.host)
+    def is_torn_down() -> bool:  # asked again once nobody else writes: another `apply` may have ended the pause
+        return kernel.is_put_off() or store.paused(settings.host)
+
+    if is_torn_down():
+        restore_nothing(store, kernel, settings.host, is_torn_down)
     else:
         controller.sync()
     raise CommandError(

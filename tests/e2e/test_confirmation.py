@@ -468,3 +468,44 @@ def test_a_controller_that_hangs_while_it_writes_is_ended(site: Site) -> None:
     assert site.outcome is Outcome.EXPIRED
     site.wait(lambda: site.holds(HARMLESS), "the rules of before")
     site.wait(lambda: any("was stopped for" in each.found for each in site.store.repairs(HOST, 20)), "a note of it")
+
+
+SEE = """
+import sys
+from datetime import UTC, datetime
+from netlimit.cli.parts import make_controller
+from netlimit.cli.undo import see_window
+from netlimit.errors import NetlimitError
+from netlimit.kernel.linux import LinuxKernel
+from netlimit.settings import load_settings
+from netlimit.store import Store
+settings = load_settings()
+store, kernel = Store(settings.database_url), LinuxKernel()
+controller, window = make_controller(settings, store, kernel), store.window()
+print("sees", flush=True)
+try:
+    see_window(settings, store, kernel, controller, window)
+except NetlimitError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["applied meanwhile", "left paused"])
+def test_who_finds_its_window_ended_undoes_nobody_elses_apply(site: Site, applied: bool) -> None:
+    """It waits until another has written, who has ended the pause that the window's end has brought back."""
+    site.write(HARMLESS)
+    site.do("apply")
+    now = datetime.now(UTC)
+    site.store.open_window(60, "test", now, paused=(HOST,), forces=True)
+    site.store.abandon("test", now)
+    assert site.store.paused(HOST)
+    with writer(site, 60):
+        place = {"stdout": subprocess.PIPE, "cwd": ROOT, "env": site._environment}
+        seeing = site.lab.gateway.popen(sys.executable, "-c", SEE, **place)
+        assert seeing.stdout is not None
+        assert seeing.stdout.readline() == "sees\n"
+        time.sleep(3)  # by now it waits
+        site.store.pause(HOST, not applied)
+    said, _ = seeing.communicate(timeout=60)
+    assert "has ended before this was done" in said
+    assert bool(observe(site.kernel).structure.sets) is applied
