@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from netlimit.contacts import Contacts
 from netlimit.fallback import find_obstacle
 from netlimit.lockout import Havens
-from netlimit.records import Actor, HostStatus
+from netlimit.records import LIMITER, HostStatus
 from netlimit.rules import Action, Rule, Target, parse_rule
 from netlimit.spared import Spared, name_target
 
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 LABEL = ("blocked-by", "limiter")
 """What these rules bear, by which they are found again."""
-ACTOR = Actor("limiter")
 MOST_STANDING = 10_000
 """So many rules of this kind there are at most."""
 _CLEARED_AT_ONCE = 100
@@ -69,7 +68,7 @@ class Blocks:
         longest = max(others, key=lambda each: each.expires_at or _NEVER)
         if (longest.expires_at or _NEVER) < (rule.expires_at or _NEVER) and _is_ours(longest) and longest.enabled:
             changes = {"expires_at": rule.expires_at, "comment": rule.comment}
-            self._store.change(longest.id, lambda before: replace(before, **changes), ACTOR, now)  # type: ignore[arg-type]
+            self._store.change(longest.id, lambda before: replace(before, **changes), LIMITER, now)  # type: ignore[arg-type]
             log.warning("%s It stays blocked until %s.", reason, rule.expires_at)
         return longest.enabled
 
@@ -79,7 +78,7 @@ class Blocks:
         now, cleared = self._now(), 0
         for rule in self._list():
             if rule.expired(now) and rule.hosts == (self._host,) and cleared < _CLEARED_AT_ONCE:
-                self._store.remove(rule.id, ACTOR, now, rule.revision)
+                self._store.remove(rule.id, LIMITER, now, rule.revision)
                 cleared += 1
 
     def _add(self, rule: Rule, now: datetime) -> bool:
@@ -87,7 +86,7 @@ class Blocks:
         if number >= MOST_STANDING:
             log.error("%s It is not blocked: there are %d such rules already.", rule.comment, number)
             return False
-        self._store.add([rule], ACTOR, now)
+        self._store.add([rule], LIMITER, now)
         log.warning("%s Its packets are blocked until %s.", rule.comment, rule.expires_at)
         return True
 

@@ -171,6 +171,10 @@ class Actor:
     request: str | None = None
 
 
+LIMITER = Actor("limiter")
+"""Who blocks clients that keep being refused: by itself, and as often as they ask for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Revision:
     """A change of rules that can be undone: `action` is "add", "replace", "remove" or "rollback", `rules` how many it

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, delete, func, insert, select, tuple_, update
 
-from netlimit.records import Actor, Difference, Revision
+from netlimit.records import LIMITER, Actor, Difference, Revision
 from netlimit.rules import Rule
 from netlimit.store.bulk import write
 from netlimit.store.clock import stamp
@@ -31,11 +31,13 @@ from netlimit.store.rows import (
 from netlimit.store.tables import clock, revisions, rules, undo, windows
 
 KEPT_REVISIONS = 1000
-"""How many changes can be undone, unless the settings say otherwise."""
+"""How many changes can be undone, unless the settings say otherwise; of the limiter's own, as many again."""
 
 _AT_ONCE = 500
 _MOST_AT_ONCE = 10_000_000
 """No change has added so many rules."""
+_BY_LIMITER = and_(revisions.c.actor == LIMITER.name, revisions.c.request.is_(None))
+"""A token, whose requests have numbers, may have that name as well."""
 _TOLD = [column for column in revisions.c if column.name != "stamp"]
 _NAMES = [column.name for column in WRITTEN_COLUMNS]
 _READ = [column.name for column in RULE_COLUMNS]
@@ -179,17 +181,55 @@ def find(connection: Connection, revision: int) -> Revision:
 
 
 def prune(connection: Connection, most: int) -> None:
-    """Forget all but the last `most` changes, and those since an open window of confirmation began."""
+    """Forget all but the last `most` changes, and those since an open window of confirmation began. What the limiter
+    does by itself counts apart: it makes more changes in an hour than operators in a year."""
     base = select(func.min(windows.c.base)).where(windows.c.outcome.is_(None)).scalar_subquery()
-    # Counted, for a restore leaves numbers out.
-    past = select(revisions.c.revision).order_by(revisions.c.revision.desc()).offset(most).limit(1).scalar_subquery()
-    last, oldest, needed = connection.execute(select(past, clock.c.oldest, base)).one()
+    past, past_of_limiter = _find_past(most, ~_BY_LIMITER), _find_past(most, _BY_LIMITER)
+    wanted = select(past, past_of_limiter, clock.c.oldest, base)
+    last, last_of_limiter, oldest, needed = connection.execute(wanted).one()
     oldest_kept = last if needed is None or last is None else min(last, needed)
-    if oldest_kept is None or oldest_kept <= oldest:
-        return
-    connection.execute(update(clock).values(oldest=oldest_kept))
-    for table in (undo, revisions):
-        connection.execute(delete(table).where(table.c.revision <= oldest_kept))
+    if oldest_kept is not None and oldest_kept > oldest:
+        connection.execute(update(clock).values(oldest=oldest_kept))
+        for table in (undo, revisions):
+            connection.execute(delete(table).where(table.c.revision <= oldest_kept))
+    if last_of_limiter is not None:
+        _forget_blocks(connection, last_of_limiter if needed is None else min(last_of_limiter, needed))
+
+
+def _find_past(most: int, which: ColumnElement[bool]) -> ScalarSelect[int]:
+    """The newest revision of some that is to be forgotten. Counted, for a restore leaves numbers out."""
+    newest = select(revisions.c.revision).where(which).order_by(revisions.c.revision.desc())
+    return newest.offset(most).limit(1).scalar_subquery()
+
+
+def _forget_blocks(connection: Connection, last: int) -> None:
+    """Forget what the limiter has done up to a revision, though operators' revisions from before it are kept: that
+    blocks were there which are over by now, and until when others were to last. Of those that stand it stays known
+    since when: whoever returns to an earlier revision takes them away."""
+    forgotten = connection.scalars(select(revisions.c.revision).where(_BY_LIMITER, revisions.c.revision <= last)).all()
+    ended: set[int] = set()
+    for start in range(0, len(forgotten), _AT_ONCE):
+        some = undo.c.revision.in_(forgotten[start : start + _AT_ONCE]), undo.c.before.is_not(None)
+        ended.update(connection.scalars(select(undo.c.first_rule).where(*some)))
+        connection.execute(delete(undo).where(*some))
+    connection.execute(delete(revisions).where(_BY_LIMITER, revisions.c.revision <= last))
+    if ended:
+        _forget_absent(connection, ended - present(connection, ended).keys())
+
+
+def _forget_absent(connection: Connection, rule_ids: Iterable[int]) -> None:
+    """That a rule was not there at some time says nothing of one that is not there now, unless it was between."""
+    gone = set(rule_ids)
+    near = undo.c.last_rule >= min(gone, default=0), undo.c.first_rule <= max(gone, default=0)
+    wanted = select(undo.c.revision, undo.c.first_rule, undo.c.last_rule, undo.c.before.is_(None)).where(*near)
+    idle: list[tuple[int, int]] = []
+    for revision, first, end, absent in connection.execute(wanted.order_by(undo.c.revision.desc())):
+        if absent and first == end and first in gone:
+            idle.append((revision, first))
+        gone.difference_update([first] if first == end else [each for each in gone if first <= each <= end])
+    for start in range(0, len(idle), _AT_ONCE):
+        some = tuple_(undo.c.revision, undo.c.first_rule).in_(idle[start : start + _AT_ONCE])
+        connection.execute(delete(undo).where(some))
 
 
 def _note(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, UNKNOWN, Contacts, find_contact, read_contacts
 from netlimit.controller import Controller
 from netlimit.errors import RuleError
-from netlimit.escalating import ACTOR, LABEL, Blocks
+from netlimit.escalating import LABEL, Blocks
 from netlimit.l7 import escalation
 from netlimit.l7.counters import open_counters
 from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
@@ -27,7 +27,7 @@ from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Descriptor, Entry, Escalation, Mode, Node, OnFailure, OnLimit, Rule, RuleSet
-from netlimit.records import HostStatus, SafeReason, State
+from netlimit.records import LIMITER, HostStatus, SafeReason, State
 from netlimit.rules import Rule as AddressRule
 from netlimit.rules import parse_rule
 from netlimit.spared import Places, Spared
@@ -278,7 +278,7 @@ def test_a_block_is_a_rule_like_any_other(place: Place) -> None:
     assert (str(rule), rule.hosts, rule.labels) == ("block from 10.1.0.7 any", ("gw",), (LABEL,))
     assert (rule.comment, rule.expires_at) == (REASON, place.moment + timedelta(seconds=600))
     entry = place.store.audit()[0]
-    assert (entry.actor, entry.action) == (ACTOR.name, "add")
+    assert (entry.actor, entry.action) == (LIMITER.name, "add")
 
 
 @pytest.mark.parametrize(

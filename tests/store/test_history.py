@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import func, select
 
 from netlimit.errors import NetlimitError
-from netlimit.records import Actor, Changes, Counts, Exceptional, HostStatus, Revision, RuleCounters, State
+from netlimit.records import LIMITER, Actor, Changes, Counts, Exceptional, HostStatus, Revision, RuleCounters, State
 from netlimit.rules import Rule
 from netlimit.store import Kept, NoSuchRevision, Store
+from netlimit.store.tables import undo
 from tests.store.examples import NOW, keep, rule
 
 LATER = NOW + timedelta(hours=1)
@@ -275,3 +277,181 @@ def patched(rules: list[tuple[Rule, object]], store: Store, one: int, other: int
         if difference.after:
             found[difference.rule_id] = (replace(difference.after, revision=0), NOW)
     return [found[rule_id] for rule_id in sorted(found, key=lambda each: each or 0)]
+
+
+STEPS = ("keep", "drop", "rollback", "block", "block", "prolong", "unblock")
+BLOCKED: dict[str, object] = {
+    "action": "block",
+    "rate": None,
+    "labels": {"blocked-by": "limiter"},
+    "expires_at": LATER.isoformat(),
+}
+
+
+def block(store: Store, number: int) -> int:
+    """The limiter blocks somebody for an hour."""
+    (kept,) = store.add([rule(f"198.51.{number >> 8}.{number & 255}", **BLOCKED)], LIMITER, NOW)
+    assert kept.id is not None
+    return kept.id
+
+
+def unblock(store: Store, rule_id: int) -> None:
+    """The limiter removes a block that is over."""
+    store.remove(rule_id, LIMITER, LATER)
+
+
+def prolong(store: Store, rule_id: int) -> None:
+    store.change(
+        rule_id, lambda before: replace(before, expires_at=before.expires_at + timedelta(hours=1)), LIMITER, NOW
+    )
+
+
+def count_undone(store: Store) -> int:
+    with store._database.reading() as connection:
+        return connection.execute(select(func.count()).select_from(undo)).scalar_one()
+
+
+def test_what_the_limiter_blocks_pushes_no_operator_out(url: str) -> None:
+    store = Store(url, revisions=3)
+    keep(store, "10.0.0.1")
+    keep(store, "10.0.0.2")
+    operators = [1, 2]
+    for number in range(20):
+        unblock(store, block(store, number))
+    assert [each.revision for each in store.revisions() if each.actor != "limiter"] == operators[::-1]
+    assert len(store.revisions()) == 2 + 3, "of its own it has as many"
+    assert [each.rule.id for each in store.rules_at(1)] == [1]
+    store.rollback(1, "test", NOW)
+    assert [each.rule.id for each in every(store)] == [1]
+    store.close()
+
+
+def test_of_blocks_that_are_over_and_forgotten_nothing_stays(url: str) -> None:
+    store = Store(url, revisions=3)
+    keep(store, "10.0.0.1")
+    standing = [block(store, 1000 + number) for number in range(5)]
+    for number in range(30):
+        rule_id = block(store, number)
+        prolong(store, rule_id)
+        prolong(store, standing[number % 5])
+        unblock(store, rule_id)
+    assert count_undone(store) <= 1 + len(standing) + 2 * 3, "those that stand, and the last ones"
+    assert [each.rule.id for each in store.rules_at(1)] == [1], "whoever goes back takes away what stands"
+    assert [each.rule.id for each in store.rules_at(0)] == []
+    store.rollback(1, "test", NOW)
+    assert [each.rule.id for each in every(store)] == [1]
+    store.close()
+
+
+def test_operators_push_each_other_out_whatever_the_limiter_does(url: str) -> None:
+    store = Store(url, revisions=3)
+    for number in range(1, 7):
+        keep(store, f"10.0.0.{number}")
+        block(store, number)
+    kept = [each.revision for each in store.revisions() if each.actor != "limiter"]
+    assert kept == [11, 9, 7]
+    with pytest.raises(NoSuchRevision, match=r"the oldest .* is 5"):
+        store.rollback(4, "test", NOW)
+    store.rollback(5, "test", NOW)
+    assert [each.rule.target.network_address.exploded for each in every(store)][::2] == [
+        "10.0.0.1", "10.0.0.2", "10.0.0.3"
+    ]  # fmt: skip
+    store.close()
+
+
+def test_a_block_that_an_operator_has_made_his_own_comes_back_as_it_was(url: str) -> None:
+    store = Store(url, revisions=2)
+    rule_id = block(store, 0)
+    store.change(rule_id, lambda before: replace(before, expires_at=None, name="kept"), "test", NOW)
+    owned = store.revision()
+    for number in range(1, 10):
+        unblock(store, block(store, number))
+    store.remove(rule_id, "test", NOW)
+    for number in range(10, 20):
+        unblock(store, block(store, number))
+    assert [each.rule.name for each in store.rules_at(owned)] == ["kept"]
+    assert [each.rule.id for each in store.rules_at(owned - 1)] == [rule_id]
+    store.close()
+
+
+def test_an_open_window_keeps_what_the_limiter_has_changed_since(url: str) -> None:
+    store = Store(url, revisions=2)
+    keep(store)
+    over = block(store, 0)
+    window = store.open_window(60, "test", NOW)
+    unblock(store, over)
+    for number in range(1, 8):
+        block(store, number)
+    assert store.expire(window, "guard", NOW) is not None
+    assert [each.rule.id for each in every(store)] == [1, over]
+    store.close()
+
+
+@settings(max_examples=12, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["keep", "drop", "rollback", "block", "block", "prolong", "unblock"]), st.integers(0, 9)
+        ),
+        max_size=20,
+    )
+)
+def test_whatever_the_limiter_does_operators_rules_come_back_exactly(
+    brief: Callable[[], Store], steps: list[tuple[str, int]]
+) -> None:
+    """Of the limiter's blocks, those that stand in between and afterwards, too."""
+    store = brief()
+    models, over = {store.revision(): (told(every(store)), ids(store))}, set()
+    for step, number in steps:
+        known = [each.revision for each in store.revisions() if each.actor != "limiter"]
+        over.add(act_beside(store, step, number, known))
+        models[store.revision()] = (told(every(store)), ids(store))
+    known = [each.revision for each in store.revisions() if each.actor != "limiter"]
+    for revision in filter(models.__contains__, known):
+        wanted, there = models[revision]
+        found = store.rules_at(revision)
+        assert [each for each in told(found) if not is_block(each)] == [each for each in wanted if not is_block(each)]
+        assert {each.rule.id for each in found} <= there, "nothing is there that was not"
+        assert (there & ids(store)) - over <= {each.rule.id for each in found}, "nor is what stands yet forgotten"
+
+
+def ids(store: Store) -> set[int | None]:
+    return {each.rule.id for each in every(store)}
+
+
+def is_block(told: object) -> bool:
+    return "blocked-by" in str(told)
+
+
+def act_beside(store: Store, step: str, number: int, known: list[int]) -> int:
+    """The block that is over by that, or 0."""
+    kept = every(store)
+    blocks = [each.rule.id or 0 for each in kept if is_block(each.rule.labels)]
+    others = [each.rule.id or 0 for each in kept if not is_block(each.rule.labels)]
+    if step == "keep":
+        keep(store, f"10.0.{store.revision() >> 8}.{store.revision() & 255}")
+    elif step == "drop" and others:
+        store.remove(others[number % len(others)], "test", NOW)
+    elif step == "rollback" and known:
+        store.rollback(known[number % len(known)], "test", NOW)
+    elif step == "block":
+        block(store, store.revision())
+    elif step == "prolong" and blocks:
+        prolong(store, blocks[number % len(blocks)])
+    elif step == "unblock" and blocks:
+        unblock(store, blocks[number % len(blocks)])
+        return blocks[number % len(blocks)]
+    return 0
+
+
+@pytest.fixture
+def brief(url: str) -> Iterator[Callable[[], Store]]:
+    store = Store(url, revisions=4)
+
+    def empty() -> Store:
+        for kept in every(store):
+            store.remove(kept.rule.id or 0, "test", NOW)
+        return store
+
+    yield empty
+    store.close()
