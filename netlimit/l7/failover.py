@@ -12,7 +12,7 @@ from typing import Protocol
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered
-from netlimit.l7.leftovers import Leftovers
+from netlimit.l7.leftovers import MOST, Leftovers
 from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import OnFailure
@@ -74,6 +74,8 @@ class Failover:
         self._away_at = 0.0
         self._probe = probe
         self._leftovers = Leftovers(store, clock)
+        self._late: set[str] = set()
+        """Leases of requests in flight that the store elsewhere may take yet, though it has not said so in time."""
 
     @property
     def state(self) -> State:
@@ -100,6 +102,10 @@ class Failover:
     async def release(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
         self._local.release_now(asks)
+        late = [ask for ask in asks if ask.lease in self._late]
+        if late:  # where this comes there over a new connection before what was not answered in time
+            self._late.difference_update(ask.lease for ask in late)
+            self._leftovers.add(late)
         try:
             await self._store.release(asks)
         except CountersUnavailable:
@@ -109,20 +115,23 @@ class Failover:
             raise
 
     async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
-        """Let the leases of these asks last their whole time from now; whether none had ended. One that has there, for
-        it was away for longer, counts here as long as it lasts."""
-        found = self._local.renew_now(asks, anew)
+        """Let the leases of these asks last their whole time from now; whether none is known to have ended. One that
+        has there, for it was away for longer, counts here as long as it lasts."""
+        here = [ask for ask in asks if self._local.renew_now((ask,), anew)]
+        elsewhere = [ask for ask in asks if ask not in here] if here else asks
         try:
-            kept = await self._store.renew(asks, anew)
+            kept = await self._store.renew(elsewhere, anew)
+            if not (await self._store.renew(here, anew) and kept):
+                self._failed_at = self._clock()
         except CountersUnavailable:
-            kept = False
+            self._failed_at, kept = self._clock(), True
+            if anew and len(self._late) < MOST:
+                self._late.update(ask.lease for ask in asks)
         except asyncio.CancelledError:
             if anew:  # the request ends: its release may come there before this, which takes the place then
                 self._leftovers.end_now(asks)
             raise
-        if not kept:
-            self._failed_at = self._clock()
-        return found
+        return kept
 
     async def aclose(self) -> None:
         """Let go of connections."""

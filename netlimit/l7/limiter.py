@@ -252,10 +252,10 @@ class Limiter:
         if verdict.leases:
             await self._store.release(verdict.leases)
 
-    async def renew(self, verdict: Verdict, anew: bool = False) -> None:
-        """Say that the request is still in flight; who knows that for sure has it take a place `anew` that it lost."""
-        if verdict.leases:
-            await self._store.renew(verdict.leases, anew)
+    async def renew(self, verdict: Verdict, anew: bool = False) -> bool:
+        """Say that the request is still in flight; whether it had lost no place. Who knows for sure that it is has it
+        take such a place `anew`."""
+        return not verdict.leases or await self._store.renew(verdict.leases, anew)
 
     def count_deferred(self, verdict: Verdict) -> None:
         """Say that a request which was refused is kept, to be replayed."""

@@ -36,6 +36,8 @@ _METRICS = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 _WELL = b'{"status":"ok"}'
 log = logging.getLogger(__name__)
 
+_OVER = "A lease is over, and what it held may be another's: ask again. The others last on."
+
 
 class Service:
     """Answers questions about limits over HTTP."""
@@ -123,7 +125,8 @@ class Service:
         return Answer(204, [])
 
     async def _renew(self, scope: Scope, receive: Receive) -> Answer:
-        await self._limiter.renew(await self._read_leases(scope, receive))
+        if not await self._limiter.renew(await self._read_leases(scope, receive)):
+            raise Problem(404, _OVER)
         return Answer(204, [])
 
     async def _check_health(self, scope: Scope, receive: Receive) -> Answer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 import pytest
 
 from netlimit.l7 import leftovers
+from netlimit.l7.breaker import State
 from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.rules import OnFailure, Rule
@@ -121,5 +122,77 @@ def test_who_goes_before_he_is_answered_leaves_his_place_at_once(
                 asking.cancel()
                 await asyncio.sleep(0)
             await wait_for_room(direct, ask)
+
+    asyncio.run(live())
+
+
+class Straits:
+    """A way to a server on which what has been sent already may be held up, and new connections overtake it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: list[asyncio.Event] = []
+
+    async def open(self) -> str:
+        """Listen; the URL."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def hold_up(self) -> None:
+        """Let nothing more through of what is sent on the connections that there are."""
+        for each in self._connections:
+            each.clear()
+
+    def let_go(self) -> None:
+        for each in self._connections:
+            each.set()
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        free, always = asyncio.Event(), asyncio.Event()
+        self._connections.append(free)
+        for event, *ends in ((free, reader, back), (always, there, writer)):
+            event.set()
+            self._tasks.add(asyncio.create_task(self._pass_on(event, *ends)))
+
+    @staticmethod
+    async def _pass_on(free: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await free.wait()
+                writer.write(data)
+            await free.wait()
+            await writer.drain()
+            writer.close()
+
+
+def test_a_place_taken_anew_too_late_is_left_when_the_request_has_ended(mortal: Server) -> None:
+    """What was not answered in time may arrive behind the release."""
+    ask = Ask(Rule("test", "renewed", None, LIMIT), LIMIT, "alice", lease="first")
+
+    async def live() -> None:
+        straits = Straits(mortal.port)
+        url = await straits.open()
+        async with guarded(url + HASTY) as store, opened(mortal.url + PATIENT) as direct:
+            assert await take(store, ask)
+            await direct.release([ask])  # its place was lost there
+            straits.hold_up()
+            await store.renew([ask], anew=True)
+            async with asyncio.timeout(60):
+                while store.state is not State.CLOSED:
+                    await take(store, ask._replace(key="bob", lease="bob's"))
+                    await asyncio.sleep(0.05)
+            await store.release([ask])
+            straits.let_go()
+            await asyncio.sleep(0.2)
+            await wait_for_room(direct, ask)
+        await straits.close()
 
     asyncio.run(live())

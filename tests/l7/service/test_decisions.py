@@ -92,6 +92,23 @@ def test_leases_are_held_renewed_and_released(http: httpx.Client, served: Served
     assert ask(http, who).status_code == 429  # the second still lasts
 
 
+def test_who_renews_a_lease_that_is_over_is_told(http: httpx.Client, served: Served) -> None:
+    """Else it would go on, though another has its place."""
+    who = describe(flight=someone())
+    first, second = (ask(http, who).json()["leases"] for _ in range(2))
+    served.pass_time(50)
+    assert http.post("/v1/renew", json={"leases": second}).status_code == 204
+    served.pass_time(50)
+    told = http.post("/v1/renew", json={"leases": [*first, *second]})
+    assert (told.status_code, told.headers["content-type"]) == (404, "application/problem+json")
+    assert told.json()["detail"] == "A lease is over, and what it held may be another's: ask again. The others last on."
+    served.pass_time(50)
+    assert ask(http, who).status_code == 200  # the first one's place is free
+    assert ask(http, who).status_code == 429  # the second still lasts
+    assert http.post("/v1/release", json={"leases": second}).status_code == 204
+    assert http.post("/v1/renew", json={"leases": second}).status_code == 404
+
+
 def test_a_lease_of_a_rule_that_is_gone_is_no_error(http: httpx.Client) -> None:
     (lease,) = ask(http, describe(flight=someone())).json()["leases"]
     assert http.post("/v1/release", json={"leases": [lease[:-8] + "A" * 8]}).status_code == 422
