@@ -133,6 +133,7 @@ class Straits:
         self._port = port
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: list[asyncio.Event] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def open(self) -> str:
         """Listen; the URL."""
@@ -153,11 +154,15 @@ class Straits:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(each.wait_closed() for each in self._writers), return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._port)
         free, always = asyncio.Event(), asyncio.Event()
         self._connections.append(free)
+        self._writers += [writer, back]
         for event, *ends in ((free, reader, back), (always, there, writer)):
             event.set()
             self._tasks.add(asyncio.create_task(self._pass_on(event, *ends)))
