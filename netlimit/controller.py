@@ -60,7 +60,7 @@ from netlimit.tree import INGRESS_DEVICE, SavedRoot
 from netlimit.unforced import tell_host, tell_rule
 
 if TYPE_CHECKING:  # for the types alone: a controller is given its store
-    from netlimit.store import Replica, Store, Watch
+    from netlimit.store import Kept, Replica, Store, Watch
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ _TASKS = (
     "beside",
 )
 _GOES_ON = "The pass goes on without that part."
+_MOST_ASKED = 500
+"""Rules are asked for so many at a time."""
 _MOST_RETRIED = 100
 _MOST_TOLD = 20
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
@@ -809,8 +811,7 @@ class Controller:
         refused = sorted(self._compiled.problems)
         begin = bisect_right(refused, self._last_tried) if len(refused) > _MOST_RETRIED else 0
         tried = [*refused[begin:], *refused[:begin]][:_MOST_RETRIED]
-        for rule_id in sorted(tried):
-            self._look_again(rule_id)
+        self._look_again(sorted(tried))
         self._last_tried = tried[-1] if tried else 0
 
     def _put(self, rule: Rule) -> None:
@@ -906,14 +907,25 @@ class Controller:
         if limited:
             self._endings.read(partial(self._count_limited, limited, fresh=False))
 
-    def _look_again(self, rule_id: int) -> None:
-        if self._outage is not None and rule_id in self._newer:
+    def _look_again(self, rule_ids: Sequence[int]) -> None:
+        """Take in rules anew, of many some at a time: a database may be far, and each question takes its time."""
+        for start in range(0, len(rule_ids), _MOST_ASKED):
+            some = rule_ids[start : start + _MOST_ASKED]
+            asked = [str(rule_id) for rule_id in some if not self._is_newer(rule_id)]
+            found = self._store.find_some(asked) if asked else {}
+            for rule_id in some:
+                self._take_again(rule_id, found.get(str(rule_id)))
+
+    def _is_newer(self, rule_id: int) -> bool:
+        """Whether a rule is known that the copy, which stands for the database, does not have."""
+        return self._outage is not None and rule_id in self._newer
+
+    def _take_again(self, rule_id: int, kept: Kept | None) -> None:
+        if self._is_newer(rule_id):
             newer = self._newer[rule_id]
             if newer is not None:
                 self._put(newer)
-            return
-        kept = self._store.find(rule_id)
-        if kept is not None:
+        elif kept is not None:
             self._put_anew(kept.rule)
         elif self._outage is None:  # a rule may be newer than the copy
             self._compiled.drop(rule_id)
@@ -1340,8 +1352,7 @@ class Controller:
         self._premises.look(self._saved_roots())
         with self._wholly():
             self._compiled.protect(self._premises.facts)
-            for rule_id in self._compiled.find_moved(before):
-                self._look_again(rule_id)
+            self._look_again([*self._compiled.find_moved(before)])
         self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
 
     def _greet(self) -> None:
@@ -1385,8 +1396,7 @@ class Controller:
         compilation.protect(self._premises.facts)
         named = [i for i, fragment in compilation.fragments.items() if not changed.isdisjoint(fragment.keys)]
         with self._wholly():
-            for rule_id in named:
-                self._look_again(rule_id)
+            self._look_again(named)
 
     def _count_peers(self) -> None:
         """Look whether there is room for new peers, before there is none; the rules concerned are told."""

@@ -219,6 +219,10 @@ class Replica(Store):
         """A rule, unless the copy is older than it."""
         return _try(partial(super().find, key), None)
 
+    def find_some(self, keys: Sequence[str]) -> dict[str, Kept]:
+        """Those of these rules that are no newer than the copy."""
+        return _try(partial(super().find_some, keys), {})
+
     def clients(self, host: str, since: datetime) -> list[str]:
         """Who has spoken to the API lately: it cannot be known here."""
         return []

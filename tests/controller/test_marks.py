@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import event
 
 from netlimit.controller import Controller, Setup
 from netlimit.kernel.base import Addresses
@@ -235,3 +236,26 @@ def test_of_many_that_have_no_room_each_is_tried_again(
         site.add(target=f"10.1.0.{n}", action="block")  # a pass needs a cause
         controller.tick()
     assert len(site.store.exceptional(allowed)) == len(refused) - 1
+
+
+def test_many_that_have_no_room_are_asked_for_by_one_question(small_site: Callable[[int], Site]) -> None:
+    """A database may be far."""
+    site = small_site(16)
+    controller = site.restart(mark_mask=0xC0000000)
+    limits = [site.add(target=f"10.0.0.{n}", rate=f"{n} packets/min") for n in range(1, 60)]
+    controller.tick()
+    assert len(site.store.exceptional([rule.id for rule in limits])) > 50
+    asked: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("SELECT rules.id"):
+            asked.append(statement)
+
+    site.add(target="10.1.0.1", action="block")  # a pass needs a cause
+    engine = site.store._database.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        controller.tick()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert 1 <= len(asked) <= 3, "what has changed, and those that are tried again"
