@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
-from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry, Node, RuleSet
+from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings
 
 _Way = tuple[tuple[str, Extractor], ...]
@@ -21,9 +21,9 @@ class Extraction:
 
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
-    A descriptor of which a value is missing is left out; a path that may mean two things, since there are `..` in it or
-    it begins with the root path, has descriptors of both. Raises LimitError if there is no such domain, or if its rules
-    have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    A descriptor of which a value is missing is left out; a path that may mean several things, since there are `..` in
+    it or it begins with the root path, has descriptors of each. Raises LimitError if there is no such domain, or if its
+    rules have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -46,26 +46,16 @@ class Extraction:
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         if ".." in scope["path"] or scope.get("root_path"):
-            descriptors += self._find_others(rules, descriptors, values, scope)
+            descriptors += self._find_others(values, scope)
         return descriptors
 
-    def _find_others(
-        self, rules: RuleSet, descriptors: Iterable[Descriptor], values: dict[str, str | None], scope: Scope
-    ) -> Iterator[Descriptor]:
-        """The descriptors of what the path may mean besides, as far as they find counters of their own."""
-        ways = [way for way in self._ways if ("path", path) in way]
-        found = {self._find_counter(rules, descriptor) for descriptor in descriptors}
-        for other in _list_meanings(scope)[1:]:
-            values["path"] = other
+    def _find_others(self, values: dict[str, str | None], scope: Scope) -> Iterator[Descriptor]:
+        """The descriptors of what the path may mean besides."""
+        ways = [way for way in self._ways if (PATH_KEY, path) in way]
+        for besides, other in _list_meanings(scope):
+            values[PATH_KEY] = other
             for descriptor in self._make_descriptors(ways, values, scope):
-                counter = self._find_counter(rules, descriptor)
-                if counter not in found:
-                    found.add(counter)
-                    yield descriptor._replace(besides=True)
-
-    def _find_counter(self, rules: RuleSet, descriptor: Descriptor) -> tuple[str, str] | None:
-        match = rules.find(self._domain, descriptor.entries)
-        return None if match is None else (match.rule.name, match.key)
+                yield descriptor._replace(besides=besides)
 
     def _make_descriptors(
         self, ways: Iterable[_Way], values: dict[str, str | None], scope: Scope
@@ -111,14 +101,17 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _find_keys(child, (*before, key))
 
 
-def _list_meanings(scope: Scope) -> list[str]:
-    """What the path may mean, first what the whole says: applications differ about `..`, and whether they take the root
-    path away, which servers and mounts put before their routes."""
+def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
+    """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
+    applications differ about `..`, and whether they take the root path away, which servers and mounts put before their
+    routes."""
     whole, root = scope["path"], (scope.get("root_path") or "").rstrip("/")
-    told = [whole]
+    told = find_meanings(whole)
+    yield from [*enumerate(told)][1:]
     if root and (whole == root or whole.startswith(f"{root}/")):
-        told.append(whole[len(root) :])
-    return list(dict.fromkeys(meaning for each in told for meaning in find_meanings(each)))
+        for reading, below in enumerate(find_meanings(whole[len(root) :])):
+            if below not in told[reading:][:1]:
+                yield ~reading, below
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

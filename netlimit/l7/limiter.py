@@ -15,7 +15,7 @@ from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, replaced
+from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, choose_counting
 from netlimit.l7.store import Ask, Store
 from netlimit.l7.usage import Usage
 
@@ -169,14 +169,12 @@ class Limiter:
             self._counted = rules
             self.usage.forget_gone(rules)
         matches = [rules.find_for(domain, descriptor) for descriptor in descriptors]
-        without = replaced(descriptors, matches)
         asks: list[Ask] = []
         owners: list[int] = []
-        for index, match in enumerate(matches):
-            descriptor = descriptors[index]
-            if match is None or (match.rule.alias in without and not descriptor.besides):
+        for index, match in enumerate(choose_counting(descriptors, matches)):
+            if match is None:
                 continue
-            weight = descriptor.hits
+            weight = descriptors[index].hits
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
             owners += [index] * (len(asks) - len(owners))
         decisions = await self._store.decide(asks) if asks else []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from itertools import chain
 from typing import NamedTuple
 
 from netlimit.l7.decision import new
@@ -16,11 +15,10 @@ LONGEST_KEY = 200
 """Letters of a counter's key at most; of longer ones it is a digest, so that nobody can fill the memory with them."""
 BROUGHT = "override:"
 """With this the names of rules begin whose limit a request has brought."""
-_NONE: frozenset[str] = frozenset()
-
-
 CLIENT_KEY = "remote_address"
 """The key of an entry that tells whom a request comes from, as Envoy has it."""
+PATH_KEY = "path"
+"""The key of an entry that tells what a request is for."""
 
 
 class Entry(NamedTuple):
@@ -38,8 +36,9 @@ class Descriptor(NamedTuple):
     """What it weighs, if not what the whole request does; 0 looks and counts nothing."""
     limit: Limit | None = None
     """The limit that the asker wants instead of the rule's."""
-    besides: bool = False
-    """Of what a path may mean besides: the rule that it finds takes no other's place, and none takes its own."""
+    besides: int = 0
+    """Of which reading of the path it is, where that may mean several things: 0 is the first. Of the path below the
+    root path it is ~0, ~1 and so on: that is another name of the same. One without a path is of every reading."""
 
 
 class Mode(StrEnum):
@@ -258,26 +257,64 @@ class RuleSet:
         rule = Rule(domain, name, descriptor.limit)
         return Match(rule, make_key([entry.value for entry in descriptor.entries]))
 
-    def find_counting(self, domain: str, descriptors: Sequence[Descriptor]) -> list[Match | None]:
-        """What each descriptor of a request finds, without the rules that others among these take the place of."""
-        matches = [self.find_for(domain, descriptor) for descriptor in descriptors]
-        without = replaced(descriptors, matches)
-        return [
-            match if match is not None and (each.besides or match.rule.alias not in without) else None
-            for each, match in zip(descriptors, matches, strict=True)
-        ]
+    def find_counting(self, domain: str, descriptors: Sequence[Descriptor]) -> Sequence[Match | None]:
+        """What each descriptor of a request finds, as far as it counts."""
+        return choose_counting(descriptors, [self.find_for(domain, descriptor) for descriptor in descriptors])
 
     def __iter__(self) -> Iterator[Rule]:
         for root in self.domains.values():
             yield from root.walk()
 
 
-def replaced(descriptors: Iterable[Descriptor], matches: Iterable[Match | None]) -> frozenset[str]:
-    """The names of the rules that others among these take the place of. Who writes a path so that it may mean two
-    things would have a limit of the one replaced by what he finds with the other."""
-    names = [
-        match.rule.replaces
+def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> Sequence[Match | None]:
+    """Of what the descriptors of a request find, that which counts: not the rules that others take the place of, and
+    each counter once, however many readings of the path find it."""
+    if [match for match in matches if match is not None and match.rule.replaces]:
+        matches = _leave_out_replaced(descriptors, matches)
+    if [each for each in descriptors if each.besides]:
+        matches = _leave_out_repeated(descriptors, matches)
+    return matches
+
+
+def _leave_out_replaced(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> list[Match | None]:
+    """The matches without those that are replaced in every reading that finds them: who writes a path so that it may
+    mean two things would else have a limit of the one replaced by what he finds with the other."""
+    meanings = {each.besides for each in descriptors}
+    found = [
+        (match, meaning)
         for each, match in zip(descriptors, matches, strict=True)
-        if match is not None and match.rule.replaces and not each.besides
+        if match is not None
+        for meaning in ((each.besides,) if _tells_path(each) else meanings)
     ]
-    return frozenset(chain.from_iterable(names)) if names else _NONE
+    names: dict[int, set[str | None]] = {meaning: set() for meaning in meanings}
+    for match, meaning in found:
+        names[meaning].update(match.rule.replaces)
+    replaced = {
+        (_find_reading(meaning), match.rule.name) for match, meaning in found if match.rule.alias in names[meaning]
+    }
+    counting = {
+        (match.rule.name, match.key)
+        for match, meaning in found
+        if (_find_reading(meaning), match.rule.name) not in replaced
+    }
+    return [match if match is not None and (match.rule.name, match.key) in counting else None for match in matches]
+
+
+def _leave_out_repeated(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> list[Match | None]:
+    """The matches without those of other readings whose counter an earlier one has found."""
+    known: set[tuple[str, str]] = set()
+    once: list[Match | None] = []
+    for each, match in zip(descriptors, matches, strict=True):
+        counter = None if match is None else (match.rule.name, match.key)
+        once.append(None if each.besides and counter in known else match)
+        if counter is not None:
+            known.add(counter)
+    return once
+
+
+def _tells_path(descriptor: Descriptor) -> bool:
+    return any(entry.key == PATH_KEY for entry in descriptor.entries)
+
+
+def _find_reading(meaning: int) -> int:
+    return ~meaning if meaning < 0 else meaning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netlimit.l7.document import parse_document
-from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet, make_pattern, replaced
+from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet, make_pattern
 
 TREE = """\
 domain: shop
@@ -185,14 +185,46 @@ descriptors:
     rules = RuleSet({"d": parse_document(text).root})
     told = [Descriptor((Entry(key, "x"),)) for key in ("all", "some")]
     general, special = (rules.find_for("d", descriptor) for descriptor in told)
-    assert replaced(told, [general, None]) == frozenset()
-    assert replaced(told, [general, special]) == {"general", "else"}
+    assert rules.find_counting("d", told[:1]) == [general]
     assert rules.find_counting("d", told) == [None, special]
-    besides = [told[0], told[1]._replace(besides=True)]
-    assert replaced(besides, [general, special]) == frozenset()
-    assert rules.find_counting("d", [told[0]._replace(besides=True), told[1]]) == [general, special]
     assert general is not None
     assert general.rule.alias == "general"
+
+
+@pytest.mark.parametrize(
+    ("told", "counting"),
+    [
+        ([("/a", 0), ("/b", 0)], "b"),
+        ([("/a", 0), ("/b", 1)], "a b"),
+        ([("/b", 0), ("/a", 1)], "b a"),
+        ([("/a", 0), ("/b", ~0)], "a b"),
+        ([("/c", 0), ("/a", ~0), ("/b", ~0)], "c b"),
+        ([("/a", 0), ("/b", 0), ("/a", 1)], "a b"),
+        ([("/a", 0), ("/b", 0), ("/a", 1), ("/b", 1)], "b"),
+        ([("", 0), ("/b", 0)], "b"),
+        ([("", 0), ("/b", 0), ("/c", 1)], "all b c"),
+        ([("", 0), ("/c", 0), ("/b", ~0)], "c b"),
+        ([("", 0), ("/b", 0), ("/c", ~0)], "b c"),
+        ([("", 0), ("/b", 0), ("/b", 1)], "b"),
+        ([("", 0), ("/c", 0), ("/b", ~0), ("/d", 1)], "all c b"),
+    ],
+)
+def test_rules_replace_others_within_what_a_path_means(told: list[tuple[str, int]], counting: str) -> None:
+    """What replaces a rule does so only if it is there whatever the path is taken for."""
+    text = """\
+domain: d
+descriptors:
+- {key: all, rate_limit: {unit: second, requests_per_unit: 5, name: general}}
+- {key: path, value: /a, rate_limit: {unit: second, requests_per_unit: 5, name: general}}
+- {key: path, value: /b, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}]}}
+- {key: path, value: /c, rate_limit: {unit: second, requests_per_unit: 9}}
+"""
+    rules = RuleSet({"d": parse_document(text).root})
+    descriptors = [
+        Descriptor((Entry("path", path) if path else Entry("all", "x"),), besides=meaning) for path, meaning in told
+    ]
+    found = [match.rule.name for match in rules.find_counting("d", descriptors) if match is not None]
+    assert found == [name if name == "all" else f"path=/{name}" for name in counting.split()]
 
 
 def test_metrics_tell_of_the_values_that_are_asked_for() -> None:

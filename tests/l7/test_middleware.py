@@ -648,3 +648,49 @@ descriptors:
         assert await ask_all(app, scope, scope) == [200, 429]
 
     run(main())
+
+
+CUSTOMERS = """
+domain: app
+descriptors:
+  - key: path
+    value: /orders
+    rate_limit: {name: general, unit: hour, requests_per_unit: 1}
+    descriptors:
+      - {key: customer, value: gold, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
+  - {key: customer, value: silver, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
+"""
+PLACES = """
+domain: app
+descriptors:
+  - {key: remote_address, rate_limit: {name: general, unit: hour, requests_per_unit: 1}}
+  - {key: path, value: /orders, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
+  - {key: path, value: /api/files/*, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
+"""
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+@pytest.mark.parametrize(
+    ("text", "path", "customer", "expected"),
+    [
+        (CUSTOMERS, "/orders", "gold", 200),
+        (CUSTOMERS, "/orders", "silver", 200),
+        (CUSTOMERS, "/orders", "tin", 429),
+        (CUSTOMERS, "/x/../orders", "gold", 200),
+        (PLACES, "/orders", "", 200),
+        (PLACES, "/api/files/x", "", 200),
+        (PLACES, "/login/../orders", "", 429),
+        (PLACES, "/login", "", 429),
+    ],
+)
+def test_exceptions_hold_below_a_root_path(root: str, text: str, path: str, customer: str, expected: int) -> None:
+    """Rules are written for the paths that routes have; and none is an exception by one meaning of a path alone."""
+    rules = RuleSet({"app": parse_document(text).root})
+    extract = {"customer": header("X-Customer")} if customer else {}
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, extract=extract)
+        asked = {"path": path if path.startswith("/api") else root + path, "root_path": root}
+        assert await ask_all(app, *[{**asked, "headers": {"X-Customer": customer}}] * 3) == [200, expected, expected]
+
+    run(main())

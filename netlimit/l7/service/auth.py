@@ -18,7 +18,7 @@ from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
 from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.exchange import AGE
 from netlimit.l7.service.leases import write_lease
@@ -48,7 +48,7 @@ class Template(NamedTuple):
     domain: str
     descriptors: tuple[tuple[Part, ...], ...]
     of_paths: tuple[tuple[Part, ...], ...]
-    """Those that tell the path."""
+    """Those that tell a path, where any tells that of the request."""
     hits: int
     wait: float
     """Seconds after which a request that waits for its turn is answered, from when the question has come."""
@@ -70,7 +70,7 @@ class Authorizer:
         self._address = ClientAddress(proxies)
         self._known: Mapping[str, Extractor] = {
             CLIENT_KEY: self._address,
-            "path": find_path,
+            PATH_KEY: find_path,
             "method": find_method,
             "host": find_host,
             "api_key": api_key(),
@@ -121,7 +121,8 @@ class Authorizer:
         told = any(part.whole is not None for part in clients)
         finders = [part.whole or self._address.find for part in clients]
         client = partial(_find_told, finders) if told else self._address.find
-        of_paths = tuple(parts for parts in descriptors if any(part.find is find_path for part in parts))
+        reads = any(part.find is find_path for parts in descriptors for part in parts)
+        of_paths = tuple(parts for parts in descriptors if reads and any(part.key == PATH_KEY for part in parts))
         hits, wait = _read_hits(once.get("hits", "1")), _read_wait(once.get("wait"))
         return Template(once["domain"], descriptors, of_paths, hits, wait, deny, client, not told)
 
@@ -199,17 +200,17 @@ def _make_descriptor(parts: tuple[Part, ...], scope: Scope) -> Descriptor | None
         if value is None:
             return None
         entries.append(new(Entry, (key, value)))
-    return new(Descriptor, (tuple(entries), None, None, False))
+    return new(Descriptor, (tuple(entries), None, None, 0))
 
 
 def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterator[Descriptor]:
     """The descriptors of what a path may mean besides: its limits hold for the request as well."""
-    for other in read_paths(_read_uri(scope))[1:]:
+    for reading, other in [*enumerate(read_paths(_read_uri(scope)))][1:]:
         for parts in of_paths:
             meant = tuple(Part(part.key, partial(_give, other)) if part.find is find_path else part for part in parts)
             descriptor = _make_descriptor(meant, scope)
             if descriptor is not None:
-                yield descriptor._replace(besides=True)
+                yield descriptor._replace(besides=reading)
 
 
 # What the proxy is to say, in fields of which no other form is read: it sets these, and lets others through.
