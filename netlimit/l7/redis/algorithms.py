@@ -20,8 +20,8 @@ SECOND = 10**6
 LARGEST = 2**53
 """The scripts reckon in doubles: from here on whole numbers have gaps."""
 HEAVIEST = 10_000
-"""The heaviest request that a log admits, which has an entry for each hit: while a script writes them, Redis answers
-nobody, for about a tenth of a second."""
+"""The heaviest request that a log admits, which has an entry for each hit, and the entries that one batch writes: while
+a script does, Redis answers nobody, for some hundredths of a second."""
 _MOST = 2**40
 """As many hits at once as anybody means; more are as good as that."""
 
@@ -107,7 +107,7 @@ class SlidingWindowCounter:
 class SlidingWindowLog:
     """The times of the newest hits."""
 
-    script = read_script("sliding_window_log", arguments=6, width=4)
+    script = read_script("sliding_window_log", arguments=6, width=4, lists=True)
 
     def __init__(self, limit: Limit) -> None:
         self._amount = limit.amount

@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import Breaker, State
 from netlimit.l7.decision import Decision
-from netlimit.l7.redis.algorithms import Counting
+from netlimit.l7.redis.algorithms import HEAVIEST, Counting
 from netlimit.l7.redis.channel import Channel
 from netlimit.l7.redis.script import Script, pack
 from netlimit.l7.store import Ask
@@ -72,9 +72,10 @@ class Link:
     """A connection, made when it is needed, and the questions that wait for it. It belongs to one event loop.
 
     While one batch is on the wire, or until the loop's next round, questions gather; then they go together, those of
-    one script as one call unless a `redirect` is given: in a cluster each counter has a call of its own. A batch is
-    sent once: after a failure nobody knows whether it was counted. What is not answered by the deadline of the question
-    that waits longest fails with all that wait, and the breaker opens.
+    one script as one call unless a `redirect` is given: in a cluster each counter has a call of its own. Heavy ones go
+    in several batches, between which others are answered. A batch is sent once: after a failure nobody knows whether it
+    was counted. What is not answered by the deadline of the question that waits longest fails with all that wait, and
+    the breaker opens.
     """
 
     def __init__(
@@ -131,7 +132,8 @@ class Link:
     def _send(self) -> None:
         if self._calls:
             return
-        batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+        size = _find_batch(self._waiting)
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
         self._busy = bool(batch)
         if not batch:
             return
@@ -229,6 +231,17 @@ class Link:
         """Keep a task that is about to end until it has."""
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _find_batch(waiting: Sequence[Question]) -> int:
+    """How many of those that wait go next: one at least, and no more than Redis answers without a pause."""
+    entries = 0
+    for place, question in enumerate(waiting[:MOST]):
+        if question.counting.script.lists:
+            entries += min(question.ask.hits, HEAVIEST)
+            if entries > HEAVIEST and place:
+                return place
+    return min(len(waiting), MOST)
 
 
 def _answer(questions: Sequence[Question], reply: Sequence[int]) -> None:

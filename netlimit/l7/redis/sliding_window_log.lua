@@ -23,8 +23,14 @@ for i, key in ipairs(KEYS) do
       number = string.match(newest[1], ':(%d+)') + 1
     end
     local added = math.min(hits, most, heaviest)
-    for n = number, number + added - 1 do
-      redis.call('ZADD', key, now, string.format('%.0f:%015.0f', now, n))
+    local last, entries = number + added - 1, {}
+    for n = number, last do
+      entries[#entries + 1] = now
+      entries[#entries + 1] = string.format('%.0f:%015.0f', now, n)
+      if #entries == 2000 or n == last then -- Lua passes on some thousands of values at most
+        redis.call('ZADD', key, unpack(entries))
+        entries = {}
+      end
     end
     redis.call('PEXPIRE', key, period / 1000)
     size = size + added

@@ -305,6 +305,31 @@ def test_a_request_that_is_too_heavy_for_a_log_is_refused_and_keeps_redis_from_o
     asyncio.run(ask())
 
 
+def count_calls(server: Server, command: str) -> int:
+    return int(server.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+def test_heavy_requests_that_come_together_leave_redis_to_others_in_between(server: Server) -> None:
+    """Whoever asks of many counters at once may write no more entries in one go than who asks of one."""
+    limit = Limit(10**6, DAY, Algorithm.SLIDING_WINDOW_LOG)
+    rule, half = make_rule(limit), HEAVIEST // 2
+
+    async def ask() -> None:
+        async with opened(server.url + "?timeout_ms=60000") as store:
+            await hit(store, rule, "first", hits=0)  # the script is known
+            server.client.config_resetstat()
+            asks = [Ask(rule, limit, f"{key}", hits) for key, hits in enumerate([half, half, 1, HEAVIEST, 1, 1])]
+            decisions = await store.decide(asks)
+            assert [decision.remaining for decision in decisions] == [10**6 - ask.hits for ask in asks]
+            assert count_calls(server, "evalsha") == 4
+            assert count_calls(server, "zadd") <= 2 * HEAVIEST / 1000 + 3
+            assert server.client.zcard(name_of(rule, "3")) == HEAVIEST
+            assert (await store.decide(asks[3:4]))[0].remaining == 10**6 - 2 * HEAVIEST
+            assert server.client.zcard(name_of(rule, "3")) == 2 * HEAVIEST
+
+    asyncio.run(ask())
+
+
 def test_a_socket_a_database_and_a_password(mortal: Server) -> None:
     mortal.client.config_set("requirepass", "secret")
     rule = make_rule(Limit(5, DAY))
