@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
+RESTING = "they did not answer, and will be tried again soon"
+"""What is said to those who are not let through. It tells nothing of why."""
+
 
 class State(StrEnum):
     """What a breaker thinks of whom it guards."""

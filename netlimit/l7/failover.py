@@ -10,7 +10,7 @@ from math import inf
 from typing import Protocol
 
 from netlimit.errors import CountersUnavailable
-from netlimit.l7.breaker import State
+from netlimit.l7.breaker import RESTING, State
 from netlimit.l7.decision import Decision, Unanswered
 from netlimit.l7.leftovers import MOST, Leftovers
 from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 SETTLED = 5.0
 """Seconds without a failure after which an outage is over: one that comes and goes is told once."""
+_MOST_TOLD = 32
+"""So many different reasons of one outage are logged."""
 EMERGENCY_MEMORY = 32 * 2**20
 """Bytes for counters of emergency limits."""
 _BUCKETS = (Algorithm.GCRA, Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET)
@@ -71,6 +73,8 @@ class Failover:
         self._failed_at = float("-inf")
         self._losses = 0
         self._trouble = ""
+        self._told: set[str] = set()
+        """The reasons of this outage that have been logged."""
         self._away_at = 0.0
         self._probe = probe
         self._leftovers = Leftovers(store, clock)
@@ -89,9 +93,13 @@ class Failover:
         except asyncio.CancelledError:
             self._leftovers.end_now(asks)
             raise
-        self._tell(answers)
+        failures = [answer for answer in answers if not isinstance(answer, Decision)]
+        if failures:
+            self._tell(*failures)
+        elif self._trouble:
+            self._settle()
         now, losses = self._clock(), self._store.losses
-        if losses != self._losses or not all(isinstance(answer, Decision) for answer in answers):
+        if losses != self._losses or failures:
             self._failed_at, self._losses = now, losses
         doubtful = now - self._failed_at
         return [
@@ -108,8 +116,9 @@ class Failover:
             self._leftovers.add(late)
         try:
             await self._store.release(asks)
-        except CountersUnavailable:
+        except CountersUnavailable as failure:
             self._leftovers.add(asks)
+            self._tell(failure)
         except asyncio.CancelledError:
             self._leftovers.end_now(asks)
             raise
@@ -123,8 +132,9 @@ class Failover:
             kept = await self._store.renew(elsewhere, anew)
             if not (await self._store.renew(here, anew) and kept):
                 self._failed_at = self._clock()
-        except CountersUnavailable:
+        except CountersUnavailable as failure:
             self._failed_at, kept = self._clock(), True
+            self._tell(failure)
             if anew and len(self._late) < MOST:
                 self._late.update(ask.lease for ask in asks)
         except asyncio.CancelledError:
@@ -141,18 +151,26 @@ class Failover:
     @property
     def troubles(self) -> tuple[str, ...]:
         """Why the counters cannot be asked, as a sentence; nothing while they can."""
+        self._settle()
         return (self._trouble,) if self._trouble else ()
 
-    def _tell(self, answers: Sequence[Decision | CountersUnavailable]) -> None:
-        """Log that an outage begins, by why the first one was not answered, and that it is over."""
-        failure = next((answer for answer in answers if not isinstance(answer, Decision)), None)
-        if failure is not None:
-            self._away_at = self._clock()
-            if not self._trouble:
-                self._trouble = f"{failure} Until they can, each rule says what happens (`on_failure`)."
+    def _tell(self, *failures: CountersUnavailable) -> None:
+        """Log why the counters cannot be asked, each reason once in an outage: what it begins with is seldom what keeps
+        it going."""
+        self._away_at = self._clock()
+        for failure in failures:
+            if self._trouble and RESTING in str(failure):
+                continue
+            self._trouble = f"{failure} Until they can, each rule says what happens (`on_failure`)."
+            if self._trouble not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(self._trouble)
                 log.warning("%s", self._trouble)
-        elif self._trouble and self.state is State.CLOSED and self._clock() - self._away_at >= SETTLED:
+
+    def _settle(self) -> None:
+        """Log that an outage is over, if it is."""
+        if self._trouble and self.state is State.CLOSED and self._clock() - self._away_at >= SETTLED:
             self._trouble = ""
+            self._told.clear()
             log.info("The counters can be asked again.")
 
     def _check(self, ask: Ask, answer: Decision, doubtful: float) -> Decision:

@@ -10,7 +10,7 @@ from hiredis import ReplyError
 from redis.asyncio.connection import AbstractConnection
 
 from netlimit.errors import CountersUnavailable
-from netlimit.l7.breaker import Breaker, State
+from netlimit.l7.breaker import RESTING, Breaker, State
 from netlimit.l7.decision import Decision
 from netlimit.l7.redis.algorithms import HEAVIEST, Counting
 from netlimit.l7.redis.channel import Channel
@@ -116,7 +116,7 @@ class Link:
     def ask(self, question: Question) -> None:
         """Send a question with the next batch, or fail its ticket at once while the breaker is open."""
         if not self._breaker.admit():
-            question.fail(self._where, "they did not answer, and will be tried again soon")
+            question.fail(self._where, RESTING)
             return
         self._waiting.append(question)
         if not self._busy:

@@ -105,6 +105,56 @@ def test_an_outage_is_told_once_and_so_is_its_end(mortal: Server, caplog: pytest
     asyncio.run(ask())
 
 
+def test_the_newest_reason_of_an_outage_is_told_and_each_is_logged_once(
+    mortal: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an outage begins with is seldom what keeps it going: Redis comes back with other passwords or rights."""
+    caplog.set_level(logging.INFO, "netlimit.l7.failover")
+    rule = make_rule(Limit(100, DAY))
+    acl = mortal.client.acl_setuser
+
+    async def ask_some(store: Failover, said: str) -> None:
+        for _ in range(8):
+            await hit(store, rule)
+            await asyncio.sleep(0.02)
+        (told,) = store.troubles
+        assert said in told
+        assert caplog.messages[-1] == told
+
+    async def ask() -> None:
+        async with guarded(f"{mortal.url}?timeout_ms=60000&probe_ms=30") as store:
+            acl("default", enabled=True, nopass=True, commands=["-@scripting"])
+            await ask_some(store, "NOPERM this user has no permissions to run the 'eval")
+            acl("default", enabled=True, passwords=["+secret"], reset_passwords=True)
+            mortal.client.client_kill_filter(_type="normal", skipme=True)
+            await ask_some(store, "Authentication required")
+            assert len(caplog.messages) == 2
+            acl("default", enabled=True, nopass=True, commands=["+@all"])
+            await ask_until_closed(store)
+            assert store.troubles, "it may be away again in a moment"
+            store._clock = lambda: time.monotonic() + SETTLED
+            assert store.troubles == (), "though nobody asks"
+            assert caplog.messages[2:] == ["The counters can be asked again."]
+
+    asyncio.run(ask())
+
+
+def test_a_renewal_that_is_not_answered_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rule = make_rule(Limit(1, 30, Algorithm.CONCURRENCY))
+    assert rule.limit
+    lease = Ask(rule, rule.limit, "alice", lease="first")
+
+    async def ask() -> None:
+        async with guarded(NOWHERE) as store:
+            await store.renew([lease])
+            assert "cannot be asked" in store.troubles[0]
+        async with guarded(NOWHERE) as store:
+            await store.release([lease])
+            assert "cannot be asked" in store.troubles[0]
+
+    asyncio.run(ask())
+
+
 def test_leases_are_taken_and_ended_here_meanwhile() -> None:
     limit = Limit(1, 30, Algorithm.CONCURRENCY)
     rule = Rule("test", "leases", None, limit, emergency=Limit(1000, 1))
