@@ -47,7 +47,18 @@ class Extraction:
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         if ".." in scope["path"] or scope.get("root_path"):
             descriptors += self._find_others(values, scope)
+            below = {(~each.besides, _list_keys(each)): each for each in descriptors if each.besides < 0}
+            if below:
+                return [each for each in descriptors if not self._yields(rules, each, below)]
         return descriptors
+
+    def _yields(
+        self, rules: RuleSet, descriptor: Descriptor, below: Mapping[tuple[int, tuple[str, ...]], Descriptor]
+    ) -> bool:
+        """Whether what a whole path finds is for any path: then that of the route is meant, which may be exempt."""
+        other = below.get((descriptor.besides, _list_keys(descriptor)))
+        match = rules.find(self._domain, descriptor.entries) if other is not None else None
+        return other is not None and match is not None and rules.fits(self._domain, match.rule, other.entries)
 
     def _find_others(self, values: dict[str, str | None], scope: Scope) -> Iterator[Descriptor]:
         """The descriptors of what the path may mean besides."""
@@ -99,6 +110,10 @@ def _find_keys(node: Node, before: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _find_keys(child, (*before, pattern.key))
     for key, child in node.default.items():
         yield from _find_keys(child, (*before, key))
+
+
+def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
+    return tuple([entry.key for entry in descriptor.entries])
 
 
 def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:

@@ -216,6 +216,15 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
     return new(Match, (node.rule, make_key(free)))
 
 
+def _leads(node: Node, entries: Sequence[Entry], rule: Rule) -> bool:
+    if not entries:
+        return node.rule is rule
+    entry, *rest = entries
+    ways = [node.exact.get(entry), node.default.get(entry.key)]
+    ways += [following for pattern, following in node.wild if pattern.fits(entry)]
+    return any(_leads(way, rest, rule) for way in ways if way is not None)
+
+
 def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
     for pattern, following in node.wild:
         if pattern.fits(entry):
@@ -247,6 +256,10 @@ class RuleSet:
         """The rule that a descriptor finds in a domain, or None."""
         root = self.domains.get(domain)
         return None if root is None else find_match(root, entries)
+
+    def fits(self, domain: str, rule: Rule, entries: Sequence[Entry]) -> bool:
+        """Whether a rule is one for such entries, whatever is nearer to them."""
+        return domain in self.domains and _leads(self.domains[domain], entries, rule)
 
     def find_for(self, domain: str, descriptor: Descriptor) -> Match | None:
         """What a descriptor finds; the limit that comes with it, if it has one, is a rule of its own."""

@@ -19,8 +19,9 @@ from fastapi import FastAPI, Request
 
 from netlimit.errors import LimitError, SettingsError
 from netlimit.l7.document import parse_document
+from netlimit.l7.extraction import Extraction
 from netlimit.l7.headers import Family
-from netlimit.l7.identity import ClientAddress, hash_key, header
+from netlimit.l7.identity import EXTRACTORS, ClientAddress, hash_key, header
 from netlimit.l7.limit import Algorithm, Limit, parse_limit
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.middleware import RateLimit
@@ -668,6 +669,16 @@ descriptors:
   - {key: path, value: /api/files/*, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
 """
 
+ANYTHING = """
+domain: app
+descriptors:
+  - {key: path, rate_limit: {name: general, unit: hour, requests_per_unit: 1}}
+  - {key: path, value: "/o*", rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: path, value: /files, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: general}]}}
+  - {key: path, value: /exempt}
+  - {key: path, value: /deep, descriptors: [{key: method, rate_limit: {unit: hour, requests_per_unit: 9}}]}
+"""
+
 
 @pytest.mark.parametrize("root", ["", "/api"])
 @pytest.mark.parametrize(
@@ -681,6 +692,11 @@ descriptors:
         (PLACES, "/api/files/x", "", 200),
         (PLACES, "/login/../orders", "", 429),
         (PLACES, "/login", "", 429),
+        (ANYTHING, "/orders", "", 200),
+        (ANYTHING, "/exempt", "", 200),
+        (ANYTHING, "/files", "", 200),
+        (ANYTHING, "/login", "", 429),
+        (ANYTHING, "/login/../orders", "", 429),
     ],
 )
 def test_exceptions_hold_below_a_root_path(root: str, text: str, path: str, customer: str, expected: int) -> None:
@@ -694,3 +710,18 @@ def test_exceptions_hold_below_a_root_path(root: str, text: str, path: str, cust
         assert await ask_all(app, *[{**asked, "headers": {"X-Customer": customer}}] * 3) == [200, expected, expected]
 
     run(main())
+
+
+def test_what_any_path_has_is_counted_by_that_of_the_route() -> None:
+    """And once: a rule that names no path means those of the routes, as any other."""
+    rules = RuleSet({"app": parse_document(ANYTHING).root})
+    tell = Extraction(lambda: rules, "app", EXTRACTORS)
+
+    def find(path: str) -> list[tuple[str, str]]:
+        told = tell(make_scope(path, root_path="/api"))
+        return [(match.rule.name, match.key) for match in rules.find_counting("app", told) if match is not None]
+
+    assert find("/api/login") == find("/login") == [("path", "/login")]
+    assert find("/api/orders") == [("path=/o*", "/orders")]
+    assert find("/api/login/../x") == [("path", "/x"), ("path", "/login/../x")]
+    assert find("/api/deep") == find("/deep") == [("path=/deep,method", "GET")]
