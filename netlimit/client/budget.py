@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from typing import NamedTuple
 
 import httpx
@@ -105,20 +106,37 @@ class Ledger:
 
 
 def _open_accounts(budgets: Budgets) -> Iterator[Account]:
-    for hosts, some in budgets.items():
-        if not hosts or "/" in hosts or hosts.count(":") == 1:
+    for written, some in budgets.items():
+        hosts = _read_hosts(written)
+        if not hosts or "/" in hosts or hosts.count(":") == 1 or (":" in hosts and {*"[]"} & {*hosts}):
             sentence = 'is no host, and its budget would bind nobody; write "api.example.com", "*.example.com" or "*".'
-            raise LimitError("hosts", f"{hosts!r} {sentence}")
+            raise LimitError("hosts", f"{written!r} {sentence}")
         for each in [some] if isinstance(some, Budget | Limit | str) else some:
             budget = each if isinstance(each, Budget) else Budget(each)
             limit = budget.limit
-            name = join_key([hosts.lower(), budget.name, limit.algorithm, f"{limit.seconds}s"])
-            yield Account(hosts.lower(), budget, Rule(DOMAIN, name, limit))
+            name = join_key([hosts, budget.name, limit.algorithm, f"{limit.seconds}s"])
+            yield Account(hosts, budget, Rule(DOMAIN, name, limit))
+
+
+def _read_hosts(written: str) -> str:
+    """A host or a pattern as hosts are compared; an IPv6 address may stand in brackets, as in a URL."""
+    name = written.lower()
+    return _plain_host(name[1:-1] if name[:1] == "[" and name[-1:] == "]" and ":" in name else name)
+
+
+def _plain_host(name: str) -> str:
+    """A host without the dot at its end, which makes it no other; an IPv6 address in its usual form."""
+    if ":" not in name:
+        return name.rstrip(".")
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name
 
 
 def _concerns(account: Account, url: httpx.URL) -> bool:
     """Whether it is a budget for this host, of which international names may be written either way."""
-    return fnmatchcase(url.host, account.hosts) or fnmatchcase(url.raw_host.decode("ascii"), account.hosts)
+    return any(fnmatchcase(_plain_host(name), account.hosts) for name in (url.host, url.raw_host.decode("ascii")))
 
 
 def _weigh(account: Account, request: httpx.Request) -> int:

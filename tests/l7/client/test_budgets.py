@@ -114,7 +114,13 @@ def test_who_waits_for_a_server_spends_nothing_meanwhile(script: Script, open_ca
     [
         ("api.example.com", "https://API.example.com:8443/things"),
         ("*.Example.com", "http://a.b.example.com"),
+        ("api.example.com", "https://api.example.com./things"),
+        ("api.example.com.", "https://api.example.com"),
+        ("*.example.com", "https://api.example.com.:8443"),
         ("::1", "http://[::1]:80"),
+        ("[2001:DB8::1]", "http://[2001:db8::1]:80"),
+        ("2001:db8::1", "http://[2001:db8:0:0::1]"),
+        ("[ab].example.org", "https://a.example.org"),
         ("münchen.example", "https://xn--mnchen-3ya.example"),
         ("xn--mnchen-3ya.example", "https://münchen.example"),
     ],
@@ -134,6 +140,10 @@ def test_hosts_however_they_are_written(hosts: str, url: str) -> None:
         ({"https://api.example.com": "3/minute"}, "would bind nobody"),
         ({"api.example.com:443": "3/minute"}, "would bind nobody"),
         ({"": "3/minute"}, "would bind nobody"),
+        ({".": "3/minute"}, "would bind nobody"),
+        ({"[2001:db8::1]:443": "3/minute"}, "would bind nobody"),
+        ({"[2001:db8::1": "3/minute"}, "would bind nobody"),
+        ({"::1": "3/minute", "[::1]": "3/minute"}, "would share the counter"),
     ],
 )
 def test_budgets_that_mean_nothing_are_refused(
