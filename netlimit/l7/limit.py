@@ -126,3 +126,9 @@ def bound_debt(slack: int, capacity: int) -> int:
     for it never gets anything.
     """
     return max(capacity, slack) if capacity and slack < BOUNDLESS else capacity
+
+
+def check_weight(hits: object, what: str) -> None:
+    """Raises LimitError for what is no weight: a negative one would give back what others have used."""
+    if not isinstance(hits, int) or hits < 0:
+        raise LimitError("hits", f"{what} weighs {hits}; its weight is a whole number from 0, which only looks.")

@@ -162,6 +162,11 @@ class TestThreads:
         assert info.value.retry_after == inf
 
 
+def test_a_weight_that_is_none_is_an_error() -> None:
+    with pytest.raises(LimitError, match="A call weighs -1; its weight is a whole number"):
+        rate_limit("1/day", hits=-1)
+
+
 def test_counters_in_redis_from_threads_and_from_a_loop(server: Server) -> None:
     rule = Rule("calls", "shared", Limit(10, 86_400))
 

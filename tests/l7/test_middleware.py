@@ -600,6 +600,18 @@ class TestServer:
             assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("weight", [-1, 0.5])
+def test_a_weight_that_is_none_is_an_error(weight: Any) -> None:
+    """A negative one would give back what others have used."""
+
+    async def main() -> None:
+        app = limited("3/hour", hits=lambda scope: weight)
+        with pytest.raises(LimitError, match=f"weighs {weight}; its weight is a whole number"):
+            await ask(app)
+
+    run(main())
+
+
 def test_of_the_places_to_wait_one_network_leaves_some_to_others() -> None:
     """Also where rules say nothing of addresses."""
     text = "{key: path, rate_limit: {unit: hour, requests_per_unit: 1}, on_limit: queue, max_wait: 7200s}"
