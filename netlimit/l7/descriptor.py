@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from netlimit.addresses import read_network
 from netlimit.errors import LimitError
 from netlimit.l7.fields import Findings, Record
-from netlimit.l7.identity import PLAIN
+from netlimit.l7.identity import BLOCK, PLAIN
 from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit
-from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule
+from netlimit.l7.rules import CLIENT_KEY, Entry, Escalation, Mode, OnFailure, OnLimit, Rule
 from netlimit.l7.values import QUOTED, parse_time
 
 PRIORITY = 50
@@ -47,6 +48,8 @@ class Descriptor:
             plain = PLAIN[key](value.encode("utf-8", "surrogatepass"))
             if plain != value:
                 self.warn("value", f"Each {key} is compared in its plain form, {plain[:QUOTED]!r}; write that.")
+        if key == CLIENT_KEY and "/" in value:
+            self._check_network(value)
         if record.get("share_threshold") and "*" not in value:
             self.complain("share_threshold", "Only a value with a `*` in it has a threshold to share.")
         return Entry(key, value)
@@ -68,12 +71,16 @@ class Descriptor:
             self.complain("max_wait", "Nothing waits here; with `on_limit: queue` requests do.")
         if on_failure is OnFailure.CLOSED and "emergency" in record:
             self.complain("emergency", "There is no emergency limit with `on_failure: closed`; leave one of them out.")
+        mode = self._find_mode()
+        if "escalate" in record.lines and (on_limit is not OnLimit.REJECT or mode is Mode.OBSERVE):
+            said = f"mode: {mode}" if on_limit is OnLimit.REJECT else f"on_limit: {on_limit}"
+            self.warn("escalate", f"It has no effect. With `{said}` nobody is blocked; those are whom a limit rejects.")
         return Rule(
             domain,
             name,
             limit,
             concurrency,
-            mode=self._find_mode(),
+            mode=mode,
             overshoot=record.get("overshoot"),
             priority=record.get("priority", PRIORITY),
             on_limit=on_limit,
@@ -96,6 +103,18 @@ class Descriptor:
     def warn(self, field: str, sentence: str) -> None:
         """A field has no effect."""
         self.findings.warn(*self._place(field, sentence))
+
+    def _check_network(self, value: str) -> None:
+        """A client is told by the address that it is counted to, or by its block."""
+        try:
+            network = read_network(value, strict=False)
+        except ValueError:
+            return
+        if network.version == 4 or network.prefixlen != BLOCK:
+            told = f"an IPv4 client is told by its address, one of IPv6 by its /{BLOCK}"
+            self.warn("value", f"No client is told by a network such as this: {told}. A `*` stands for many: `10.1.*`.")
+        elif str(network) != value:
+            self.warn("value", f"Each {CLIENT_KEY} is compared in its plain form, {str(network)!r}; write that.")
 
     def _place(self, field: str, sentence: str) -> tuple[str, str, int | None]:
         record: object = self.record

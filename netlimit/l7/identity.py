@@ -27,6 +27,8 @@ UNIX = "unix"
 """What stands for the other end of a Unix socket in a list of proxies."""
 HOPS = 32
 """So many addresses of a chain of proxies are looked at."""
+BLOCK = 64
+"""Bits of the prefix of an IPv6 client's block."""
 _MOST_SEEN = 4096
 _LONGEST = 64
 """Letters of an address at most, and of what is remembered: a text may come with megabytes."""
@@ -63,7 +65,7 @@ _TRANSLATED = IPv6Network("64:ff9b::/96")
 
 
 @lru_cache(_MOST_SEEN)
-def find_block(address: str, prefix: int = 64) -> str:
+def find_block(address: str, prefix: int = BLOCK) -> str:
     """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
     translator gives to a host of IPv4 (RFC 6052) none can choose, and its neighbours are others' hosts."""
     if ":" not in address or prefix == 128 or IPv6Address(address) in _TRANSLATED:
@@ -111,7 +113,7 @@ class ClientAddress:
     An IPv6 client is counted by its block of `prefix` bits. Raises LimitError for what is no network.
     """
 
-    def __init__(self, trusted: Iterable[str] = (), header: str = "X-Forwarded-For", prefix: int = 64) -> None:
+    def __init__(self, trusted: Iterable[str] = (), header: str = "X-Forwarded-For", prefix: int = BLOCK) -> None:
         places = list(trusted)
         if not 1 <= prefix <= 128:
             raise LimitError("prefix", f"{prefix} is no length of an IPv6 prefix; it is 1 to 128, mostly 64.")

@@ -388,6 +388,35 @@ def test_what_no_path_or_host_is_ever_compared_with_is_warned_of(key: str, value
     assert not parse_document(text % ("user", value)).warnings
 
 
+@pytest.mark.parametrize("value", ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32", "2001:db8::1/128"])
+def test_a_network_that_no_client_is_told_by_is_warned_of(value: str) -> None:
+    text = "domain: web\ndescriptors:\n- {key: %s, value: '%s', rate_limit: {unit: day, requests_per_unit: 1}}\n"
+    (warning,) = parse_document(text % ("remote_address", value)).warnings
+    assert "descriptors[0].value: No client is told by a network such as this" in str(warning)
+    for other in ("192.0.2.7", "10.*", "2001:db8::/64"):
+        assert not parse_document(text % ("remote_address", other)).warnings
+    (warning,) = parse_document(text % ("remote_address", "2001:db8::7/64")).warnings
+    assert "in its plain form, '2001:db8::/64'" in str(warning)
+    assert not parse_document(text % ("network", value)).warnings
+
+
+@pytest.mark.parametrize(
+    ("acting", "said"),
+    [
+        ("on_limit: queue", "With `on_limit: queue` nobody is blocked"),
+        ("on_limit: defer", "With `on_limit: defer` nobody is blocked"),
+        ("on_limit: observe", "With `on_limit: observe` nobody is blocked"),
+        ("mode: observe", "With `mode: observe` nobody is blocked"),
+        ("shadow_mode: true", "With `mode: observe` nobody is blocked"),
+    ],
+)
+def test_an_escalation_without_refusals_is_warned_of(acting: str, said: str) -> None:
+    escalate = "escalate: {after: 9, within: 1m, block: 1h}"
+    text = f"domain: web\ndescriptors:\n- {{key: remote_address, concurrency: 1, {acting}, {escalate}}}\n"
+    (warning,) = parse_document(text).warnings
+    assert f"descriptors[0].escalate: It has no effect. {said}" in str(warning)
+
+
 def test_slips_without_consequence_are_warned_of() -> None:
     document = parse_document(
         "domain: d\ndescriptors:\n"
