@@ -50,6 +50,14 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 1}
   - key: x-tenant
     rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: caller
+    rate_limit: {unit: minute, requests_per_unit: 1, name: calls}
+  - key: path
+    value: /constant/*
+    rate_limit: {unit: minute, requests_per_unit: 1, name: calls}
+  - key: path
+    value: /open/*
+    rate_limit: {unit: minute, requests_per_unit: 1000, replaces: [{name: calls}]}
   - key: nobody
     rate_limit: {unit: day, requests_per_unit: 0}
   - key: told

@@ -83,6 +83,20 @@ def test_a_path_that_means_two_things_has_the_limits_of_both(http: httpx.Client,
     assert [ask(http, "key=remote_address,path", **headers).status_code for _ in range(2)] == [200, 403]
 
 
+@pytest.mark.parametrize(
+    ("uri", "status"),
+    [("/open/x", 200), ("/open/a/../x", 200), ("/open/../x", 403), ("/x/../open/y", 403), ("/x", 403)],
+)
+@pytest.mark.parametrize("general", ["caller", "path"])
+def test_what_replaces_a_limit_is_there_whatever_a_path_means(
+    http: httpx.Client, client: str, general: str, uri: str, status: int
+) -> None:
+    """Also where the question itself tells another path."""
+    told = f"caller={client}" if general == "caller" else f"path=/constant/{client}"
+    answers = [ask(http, f"key={told}&key=path", X_Forwarded_Uri=uri).status_code for _ in range(2)]
+    assert answers == [200, status]
+
+
 @pytest.mark.parametrize("host", ["HOST", "{}.", "{}:80", "{}:", "{}.:443", "u@{}"])
 def test_a_host_is_one_however_it_is_written(http: httpx.Client, host: str) -> None:
     name = f"{someone()}.example"
