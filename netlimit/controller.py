@@ -440,14 +440,15 @@ class Controller:
     def _pass(self) -> None:
         known = self._compilation
         revision = self._load()
-        if known is self._compilation:  # else devices have just been looked at
-            with suppress(KernelError):  # what cannot be read the next look tells
-                self._follow()  # of a rule is not said that it is applied where a device had come before it
+        # Else devices have just been looked at. Those that cannot be read keep no change waiting.
+        unread = self._find_unread() if known is self._compilation else None
         self._expire()
         self._hand_over()
         compilation = self._compiled
         if self._in_step and not compilation.changed:
             self._news.clear()  # of other gateways, or of nothing that the kernel holds
+            if unread is not None:
+                raise unread
             if revision != self._status.applied_revision or self._find_exceptional() != self._exceptional:
                 self._settle()
             self._status = replace(self._status, stamp=self._stamp)  # who has started from the copy knew none
@@ -464,6 +465,8 @@ class Controller:
                 self._try_refused()
                 if self._compiled.changed:
                     self._enforce()
+        if unread is not None:
+            raise unread  # of no rule is said that it is applied where a device or a route had come before it
         if self._refused_drift:
             self._disputes.end(kind for kind in self._refused_drift if not self._repairs.is_fight(kind))
             self._count_late(self._refused_drift, plan, began)
@@ -1354,6 +1357,14 @@ class Controller:
             self._compiled.protect(self._premises.facts)
             self._look_again([*self._compiled.find_moved(before)])
         self._due["structure"] = self._due["heartbeat"] = 0.0  # a device that was away has lost its tree
+
+    def _find_unread(self) -> KernelError | None:
+        """Follow them; why that cannot be done now."""
+        try:
+            self._follow()
+        except KernelError as error:
+            return error
+        return None
 
     def _greet(self) -> None:
         """Give classes to hosts that have appeared, and take them from those that are gone."""

@@ -54,6 +54,7 @@ class Premises:
         self._offset: float | None = None
         self._doors = set(setup.doors)
         self._topology = Topology()
+        self._doubted = False
         self._translated: frozenset[int] = frozenset()
         self._foreign: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
@@ -170,17 +171,21 @@ class Premises:
     def look(self, saved: Roots, translated: frozenset[int] = frozenset()) -> None:
         """Read devices, routes, the root qdiscs of others, and where somebody may translate; somebody may soon in the
         families of `translated`, for he did before."""
-        self._topology = self._kernel.topology()
-        self._translated = self._kernel.translating() | translated
+        topology, translating = self._kernel.topology(), self._kernel.translating() | translated
         self.find_foreign(self._kernel.queues(), saved)
+        # Last: after a look that fails halfway, all has moved still.
+        self._topology, self._translated, self._doubted = topology, translating, False
 
     def has_moved(self) -> bool:
         """Whether devices, routes, or who may translate, are others than at the last look."""
+        if self._doubted:
+            return True
         return self._kernel.topology() is not self._topology or self._kernel.translating() != self._translated
 
     def forget(self) -> None:
-        """Devices and their qdiscs may be others than those that are known."""
-        self._topology = Topology()
+        """Devices and their qdiscs may be others than those that are known, by which rules stand until the next look:
+        what it finds is compared with them."""
+        self._doubted = True
 
     def find_foreign(self, queues: Queues, saved: Roots) -> bool:
         """Note the devices with a root qdisc of somebody else, but for those that may be taken over as they are now;

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from netlimit import premises
+from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
 from netlimit.records import State
-from netlimit.tree import Device, Topology
+from netlimit.tree import Device, Queues, SavedRoot, Topology
 from tests.controller.conftest import Site
 
 LAN, WAN = Device(1, True), Device(2, True)
@@ -67,6 +68,41 @@ def test_a_network_that_begins_to_end_here_and_does_no_more(site: Site) -> None:
 
     site.kernel.routes = Topology({"lan": LAN})
     assert stand(site, rule.id) == stand(site, later.id) == (None, "")
+
+
+def test_routes_that_change_while_another_device_goes_are_followed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place was taken over once, and is there no more when it is asked for."""
+    root, read = SavedRoot(1, "pfifo", "07000000"), site.kernel.queues
+    site.store.save_root("gw", "ppp0", root)
+    site.kernel.roots["ppp0"] = root
+    site.kernel.routes = Topology({"lan": LAN})
+    site.add(target="10.5.0.1", direction="to", rate="1 packets/day")
+    site.controller.tick()
+
+    def read_and_lose() -> Queues:
+        found = read()
+        site.kernel.roots.pop("ppp0", None)
+        return found
+
+    monkeypatch.setattr(site.kernel, "queues", read_and_lose)
+    site.kernel.routes = Topology({"lan": LAN}, local=("10.5.0.1/32",), ending=("10.5.0.1/32",))
+    with pytest.raises(KernelError):  # what is not followed does not pass for applied
+        site.controller.sync()
+    site.controller.tick()
+    assert site.send("10.2.0.2", "10.5.0.1", times=3) == ["accept", "drop", "drop"]
+
+
+def test_what_ends_here_no_more_is_followed_after_a_step_was_refused(site: Site) -> None:
+    site.kernel.routes = Topology({"lan": LAN}, local=("10.5.0.1/32",), ending=("10.5.0.1/32",))
+    site.add(target="10.5.0.1", direction="to", rate="1 packets/day")
+    site.controller.tick()
+    site.controller._heed_refusal(KernelError("read queues", "Interrupted"), 0.0, 0.5)
+    site.kernel.routes = Topology({"lan": LAN})
+    site.controller.tick()
+    assert site.send("10.2.0.2", "10.5.0.1", times=3) == ["accept", "drop", "drop"]
+    followed = site.controller._compiled.fragments
+    site.restart().plan()
+    assert followed == site.controller._compiled.fragments, "as whoever begins now"
 
 
 def test_what_ends_here_by_routes_is_reported_the_widest_first(site: Site) -> None:
