@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Kernel, observe
-from netlimit.plan import Plan, WriteIngress, diff
+from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.state import State
 from netlimit.tree import SavedRoot
 
@@ -49,14 +49,20 @@ def restore_nothing(store: Store, kernel: Kernel, host: str, still: Callable[[],
     """A gateway had nothing of ours in its kernel before: nothing is there again, and the root qdiscs of others are.
     Unless that is not `still` wanted, once nobody else writes: an `apply` may have ended the pause. Raises StoreError,
     KernelError."""
-    saved = store.saved_roots(host)
     with kernel.exclusive():
         if still is not None and not still():
             return
-        steps, left = _take_out(kernel, saved)
-    for device in saved:
-        store.forget_root(host, device)
+        steps, left = _take_out(kernel, store.saved_roots(host))
+        # Before anybody else writes, and no other: an `apply --take-over` may have saved what it has yet to replace.
+        for device in _list_put_back(steps):
+            store.forget_root(host, device)
     if steps:
         log.warning("Everything of netlimit's is out of the kernel again, as it was: %d steps.", len(steps.steps))
     if left:
         raise KernelError("tear down", f"some of netlimit's objects are still there:\n{left}")
+
+
+def _list_put_back(plan: Plan) -> list[str]:
+    """The devices on which others have their root qdisc again."""
+    trees = (step for step in plan.steps if isinstance(step, WriteTree))
+    return [step.device for step in trees if step.drop and step.put_back is not None]

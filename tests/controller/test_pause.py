@@ -3,7 +3,8 @@ begins, or somebody says."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.controller.test_outage import Away
 from tests.unit.shapes import HOME
 
 BLOCKED = "10.0.0.1"
-PFIFO = SavedRoot(1, "pfifo", "07000000")
+PFIFO, OTHER = SavedRoot(1, "pfifo", "07000000"), SavedRoot(2, "pfifo", "07000000")
 
 
 def test_a_teardown_that_can_tell_the_database_at_last_is_heard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +92,44 @@ def test_what_an_apply_brings_back_meanwhile_stays(site: Site, monkeypatch: pyte
     begun._paused = begun._is_paused_there = True
     begun._pause()
     assert site.send(BLOCKED) == ["drop"]
+
+
+def test_what_an_apply_is_about_to_take_over_stays_known(site: Site) -> None:
+    """Between the place that it has saved and the end of the pause, a controller begins, which puts nothing back."""
+    site.kernel.routes = HOME
+    site.kernel.roots["lan"] = PFIFO
+    site.add(target="10.1.0.2", action="shape", direction="to", rate="1 Mbit/s")
+    site.store.pause("gw", True)
+    begun = site.restart()
+    site.store.save_root("gw", "lan", PFIFO)
+    begun.tick()
+    assert site.store.saved_roots("gw") == {"lan": PFIFO}
+    site.store.pause("gw", False)
+    begun.tick()
+    assert site.kernel.trees
+    assert site.store.marked("gw") == {}
+
+
+def test_what_was_put_back_is_forgotten_before_another_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would forget what another saves meanwhile of the same device."""
+    site.kernel.routes = HOME
+    site.kernel.roots["lan"] = PFIFO
+    site.add(target="10.1.0.2", action="shape", direction="to", rate="1 Mbit/s")
+    site.store.save_root("gw", "lan", PFIFO)
+    site.controller.tick()
+    assert site.kernel.trees
+    site.store.pause("gw", True)
+    known: list[object] = []
+
+    @contextmanager
+    def wait_for_others(_patience: float = 0.0) -> Iterator[None]:
+        site.store.save_root("gw", "lan", OTHER)
+        yield
+        known.append(site.store.saved_roots("gw"))
+
+    monkeypatch.setattr(site.kernel, "exclusive", wait_for_others)
+    site.restart().tick()
+    assert (site.kernel.roots, known[0]) == ({"lan": OTHER}, {})
 
 
 def test_who_begins_and_is_refused_by_the_kernel_tries_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
