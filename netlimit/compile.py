@@ -128,7 +128,7 @@ class _Slot:
     """What a purpose comes to on this host: the sets that must have room for its rules, the names of those that are
     its own, the entry that its rules have there (without an end), or the reason why it cannot be enforced. `special` is
     the set that its rules have their keys in beside others'; `users` counts its rules, `buckets` those that they can
-    come to in the table of hashlimit that they share."""
+    come to in the table of hashlimit that they share. It is `short` where only a number for it is missing."""
 
     sets: tuple[IpSet, ...]
     names: tuple[str, ...]
@@ -137,6 +137,7 @@ class _Slot:
     special: str | None = None
     users: int = 0
     buckets: int = 0
+    short: bool = False
 
 
 class Compilation:
@@ -166,6 +167,7 @@ class Compilation:
         self._special: dict[str, Counter[str]] = {}
         self._left_out: dict[int, int] = {}
         self._freed = False
+        self._whole = False
         self._rooms: dict[Group, int] = {}
         self._displacing: Counter[Group] = Counter()
         self._turnover = Turnover()
@@ -187,7 +189,7 @@ class Compilation:
             return self._shape(rule)
         self.shaping.drop(rule.id)
         fragment = compile_rule(rule, self.facts)
-        slot = self._slots.get(fragment.purpose) or self._prepare(fragment.purpose)
+        slot = self._find_slot(rule.id, fragment.purpose)
         problem = slot.problem or _find_misfit(rule) or self._find_lack(slot, fragment)
         if problem is None and not slot.users:
             problem = self.kinds.refuse(fragment.purpose)
@@ -728,12 +730,32 @@ class Compilation:
 
     # -- purposes
 
-    def _prepare(self, purpose: Purpose) -> _Slot:
+    def complete(self) -> bool:
+        """All rules are in: numbers that none of them uses may go to others from now on, where all are taken. Returns
+        whether there are some; who was refused may be put again."""
+        self._whole = True
+        return bool(self.numbers.retired)
+
+    def _find_slot(self, rule_id: int, purpose: Purpose) -> _Slot:
+        """What the purpose comes to. A rule that has another rate than before, and shared the former with none, hands
+        its number on where no other is free: in the kernel one rate takes the other's place in one go."""
+        slot, before = self._slots.get(purpose) or self._prepare(purpose), self._enforced(rule_id)
+        if not slot.short or before is None or self._slots[before.purpose].users > 1:
+            return slot
+        former = purpose_key(before.purpose)
+        if former[0] != purpose_key(purpose)[0]:  # of another kind, where numbers are others
+            return slot
+        self._remove(before, None)
+        del self.fragments[rule_id]
+        return self._prepare(purpose, former)
+
+    def _prepare(self, purpose: Purpose, former: PurposeKey | None = None) -> _Slot:
         sets = purpose_sets(purpose, self.facts)
         problem = find_problem(purpose, self.facts)
-        entry = _PLAIN
+        entry, short = _PLAIN, False
         if problem is None:
-            number = self._number(purpose)
+            number = self._number(purpose, former)
+            short = number is None
             if number is None:
                 problem = (
                     f"All {self.facts.most_limits} numbers under the mark mask {self.facts.mark_mask:#x} are taken by "
@@ -741,7 +763,7 @@ class Compilation:
                 )
             elif number:
                 entry = Entry(number << self.facts.shift, self.facts.mark_mask)
-        slot = _Slot(sets, tuple(ipset.name for ipset in sets), entry, problem)
+        slot = _Slot(sets, tuple(ipset.name for ipset in sets), entry, problem, short=short)
         if isinstance(purpose, VerdictGroup):
             kind = exempt_set if purpose.action is Action.ALLOW else blocked_set
             special = kind(purpose.family, purpose.direction, self.facts)
@@ -781,17 +803,29 @@ class Compilation:
         safe = self.entries.get(safe_set(exempt.family, self.facts).name, {})
         return max(0, min(_RESERVE, exempt.size // _RESERVE_SHARE) - len(safe))
 
-    def _number(self, purpose: Purpose) -> int | None:
+    def _number(self, purpose: Purpose, former: PurposeKey | None) -> int | None:
         """The purpose's number, a new one if it has none; 0 when it needs none, None when all are taken. It is not in
         use before a rule is in it."""
         key = purpose_key(purpose)
         number: int | None = 0
         if isinstance(purpose, Limit) and purpose.group.marked:
-            number = self.numbers.take(*key, range(1, self.facts.most_limits + 1))
+            among = range(1, self.facts.most_limits + 1)
+            number = self.numbers.take(*key, among)
+            if number is None and (self._whole or former):
+                number = self._take_over(key, among, former)
         else:
             self.numbers.note(key)
         self.numbers.release(*key)
         return number
+
+    def _take_over(self, key: PurposeKey, among: range, former: PurposeKey | None) -> int | None:
+        """The number of a limit that has no rule any more, at best of the `former` one. What the kernel holds of it yet
+        has the new rate until it goes, a moment later: else who has the new rate would be unlimited meanwhile."""
+        loser = self.numbers.take_over(*key, among, former)
+        if loser is None:
+            return None
+        self._slots = {each: slot for each, slot in self._slots.items() if purpose_key(each) != loser}
+        return self.numbers.kept[key]
 
     def _purposes(self, retired: Iterable[Purpose]) -> Iterator[Purpose]:
         yield from (purpose for purpose, slot in self._slots.items() if slot.users)

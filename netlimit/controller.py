@@ -445,7 +445,7 @@ class Controller:
         self._expire()
         self._hand_over()
         compilation = self._compiled
-        if self._in_step and not compilation.changed:
+        if self._in_step and not compilation.changed and not self._has_freed:
             self._news.clear()  # of other gateways, or of nothing that the kernel holds
             if unread is not None:
                 raise unread
@@ -460,9 +460,9 @@ class Controller:
             devices = self._list_devices()
             plan = self._enforce()
             self._repairs.know(plan, devices)
-            if self._has_freed:  # a rate that was edited has its new number only when the old one is no more in use
-                self._has_freed = False
+            if self._has_freed:  # there may be room that was not there before
                 self._try_refused()
+                self._has_freed = False  # last: if the database has failed, the next pass comes here again
                 if self._compiled.changed:
                     self._enforce()
         if unread is not None:
@@ -773,6 +773,8 @@ class Controller:
         self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
         for rule in rules:
             self._put(rule)
+        if self._compilation.complete():
+            self._try_refused()
         self._adopt()
 
     def _adopt(self) -> None:

@@ -65,6 +65,21 @@ class Numbers:
         self.used.add(key)
         return number
 
+    def take_over(self, group: str, name: str, among: range, first: PurposeKey | None = None) -> PurposeKey | None:
+        """Have a purpose take the number of one of its group that is not in use any more, at best that of `first`;
+        which one has lost it, None when all are in use."""
+        names = self._names.get(group, {})
+        unused = [number for number in sorted(names) if number in among and (group, names[number]) not in self.used]
+        if not unused:
+            return None
+        number = next((each for each in unused if (group, names[each]) == first), unused[0])
+        former = (group, names[number])
+        del self.kept[former]
+        names[number] = name
+        self.kept[group, name] = number
+        self.used.add((group, name))
+        return former
+
     def keep(self, key: PurposeKey, number: int) -> None:
         """Keep a number that is given."""
         self.kept[key] = number

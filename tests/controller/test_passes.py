@@ -1,12 +1,17 @@
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
+import pytest
+
+from netlimit.errors import StoreError
 from netlimit.numbers import MARK_BITS
-from netlimit.plan import SwitchTable, WriteSets
+from netlimit.plan import Step, SwitchTable, WriteSets
 from netlimit.records import State
 from netlimit.rules import parse_rule
 from tests.controller.conftest import Site
 from tests.databases import DATABASES
+from tests.forcing import make_rule
 
 OVER = DATABASES
 
@@ -57,6 +62,98 @@ def test_changing_the_only_rate_of_a_limit_keeps_a_limit_at_every_step(site: Sit
     site.controller.sync()
     kinds = [type(step) for step in site.kernel.applied]
     assert kinds == [SwitchTable, WriteSets, SwitchTable], "leaves come, entries move, leaves go"
+
+
+@pytest.fixture
+def narrow_site(site: Site) -> Site:
+    """Room for three rates of a kind, which are taken."""
+    site.restart(mark_mask=0xC0000000)
+    for number in (1, 2, 3):
+        site.add(target=f"10.0.0.{number}", rate=f"{number} packets/day")
+    site.controller.sync()
+    return site
+
+
+def change(site: Site, rule_id: int, **fields: object) -> None:
+    site.store.replace(rule_id, make_rule(fields, site.clock()), "test", site.clock())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_changing_a_rate_where_all_numbers_are_taken_keeps_a_limit_at_every_step(
+    narrow_site: Site, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    change(narrow_site, 3, target="10.0.0.3", rate="7 packets/day")
+    planned = narrow_site.restart(mark_mask=0xC0000000)
+    plan, words = planned.account()
+    assert not planned._compiled.problems
+    assert not any("taken" in each for each in words)
+    write, held = narrow_site.kernel.apply, []
+
+    def write_and_send(step: Step) -> None:
+        write(step)
+        held.append(narrow_site.send("10.0.0.3", times=20).count("drop"))
+
+    monkeypatch.setattr(narrow_site.kernel, "apply", write_and_send)
+    controller = planned if anew else narrow_site.controller
+    controller.sync()
+    assert len(held) == len(plan.steps)
+    assert all(held)
+    assert narrow_site.store.marked("gw") == {}
+    assert [narrow_site.send(f"10.0.0.{number}", times=9).count("accept") for number in (1, 2)] == [1, 2]
+    assert narrow_site.store.numbering("gw") == dict(controller._compiled.numbers.kept)
+    assert not narrow_site.restart(mark_mask=0xC0000000).plan()
+
+
+def test_rates_that_change_at_once_where_all_numbers_are_taken(narrow_site: Site) -> None:
+    for number, rate in ((1, 4), (2, 1), (3, 5)):
+        change(narrow_site, number, target=f"10.0.0.{number}", rate=f"{rate} packets/day")
+    narrow_site.controller.sync()
+    assert [narrow_site.send(f"10.0.0.{number}", times=9).count("accept") for number in (1, 2, 3)] == [4, 1, 5]
+    assert narrow_site.store.marked("gw") == {}
+    assert not narrow_site.controller.plan()
+    assert not narrow_site.restart(mark_mask=0xC0000000).plan()
+
+
+def test_a_rule_takes_the_number_of_one_that_is_gone_in_the_same_pass(narrow_site: Site) -> None:
+    shared = narrow_site.add(target="10.0.0.4", rate="3 packets/day")
+    narrow_site.controller.sync()
+    narrow_site.store.remove(1, "test", narrow_site.clock())
+    change(narrow_site, shared.id, target="10.0.0.4", rate="5 packets/day")
+    narrow_site.controller.sync()
+    assert [narrow_site.send(f"10.0.0.{number}", times=9).count("accept") for number in (1, 2, 3, 4)] == [9, 2, 3, 5]
+
+
+def test_a_rate_for_which_there_is_no_number_takes_none_from_others(narrow_site: Site) -> None:
+    late = narrow_site.add(target="10.0.0.4", rate="3 packets/day")
+    narrow_site.controller.sync()
+    change(narrow_site, late.id, target="10.0.0.4", rate="5 packets/day")
+    narrow_site.controller.sync()
+    (said,) = narrow_site.store.marked("gw").values()
+    assert (said.rule_id, "All 3 numbers" in said.message) == (late.id, True)
+    assert [narrow_site.send(f"10.0.0.{number}", times=9).count("accept") for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_the_room_that_ends_leave_is_given_out_though_the_database_fails_meanwhile(
+    small_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = small_site(2)
+    site.add(target="10.0.0.1", rate="5 packets/day")
+    site.add(target="10.0.0.2", rate="5 packets/day", expires_at=(site.clock() + timedelta(seconds=60)).isoformat())
+    waiting = site.add(target="10.0.0.3", rate="5 packets/day")
+    site.controller.sync()
+    assert site.store.marked("gw").keys() == {waiting.id}
+    site.clock.pass_by(seconds=61)
+
+    def fail(_key: object) -> None:
+        raise StoreError("The server has closed the connection.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(site.store, "find", fail)
+        with pytest.raises(StoreError):
+            site.controller.sync()
+    site.controller.sync()
+    assert site.store.marked("gw") == {}
+    assert site.send("10.0.0.3", times=6).count("drop") == 1
 
 
 def test_the_applied_revision_is_reported_only_after_it_is_applied(site: Site) -> None:

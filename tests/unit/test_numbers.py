@@ -28,6 +28,19 @@ def test_when_all_are_taken_there_is_none() -> None:
     assert numbers.take("g", "d", FEW) == 2
 
 
+def test_a_number_that_nobody_uses_can_be_taken_over_at_once() -> None:
+    numbers = Numbers()
+    for name in "abc":
+        numbers.take("g", name, FEW)
+    assert numbers.take_over("g", "d", FEW) is None
+    for name in "abc":
+        numbers.release("g", name)
+    assert numbers.take_over("g", "d", FEW, ("g", "b")) == ("g", "b")
+    assert numbers.take_over("g", "e", FEW, ("g", "b")) == ("g", "a"), "that one has gone to another"
+    assert numbers.kept == {("g", "e"): 1, ("g", "d"): 2, ("g", "c"): 3}
+    assert numbers.settle() == {("g", "c")}
+
+
 def test_what_is_released_stays_until_it_is_settled() -> None:
     numbers = Numbers()
     numbers.take("g", "a", FEW)
