@@ -156,6 +156,9 @@ def _ask_limits(rules: list[Rule], facts: Facts, line_up: _LineUp) -> Iterator[S
     for rule in rules:
         groups.setdefault(_find_group(rule, facts), []).append(rule)
     for group in line_up(groups):
+        if group.counts_each:
+            yield from (Step(rule, True, _describe(rule)) for rule in groups[group])
+            continue
         first, *others = sorted(groups[group], key=_length, reverse=True)
         named = groups.get(replace(group, own=True), []) if group.displaced_by_own else []
         if named:

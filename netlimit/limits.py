@@ -216,7 +216,12 @@ class Group(_Keyed):
     def displaced_by_own(self) -> bool:
         """Whether who is in the group that is alike, but `own`, is not asked about in this one: shared budgets nest,
         of others only the longest prefix counts."""
-        return not self.stands_here and self.scope != TARGET
+        return not self.stands_here and self.scope != TARGET and not self.counts_each
+
+    @property
+    def counts_each(self) -> bool:
+        """Whether each of its rules counts for itself: they observe, and targets of each length have their own set."""
+        return bool(self.watch) and (self.scope == PEER or self.kind is Kind.CONCURRENT)
 
     @cached_property
     def digest(self) -> str:

@@ -72,7 +72,7 @@ def _compare_limits(rule: Rule, other: Rule, facts: Facts) -> Iterator[tuple[str
         return
     forwarded = not (facts.is_own(rule.target) or facts.is_own(other.target))
     alike = one.group == two.group or (forwarded and replace(one.group, own=two.group.own) == two.group)
-    if alike and one.group.scope != TARGET and not one.group.watch:
+    if alike and one.group.scope != TARGET and not one.group.counts_each:
         inner, outer = (rule, other) if rule.target.prefixlen > other.target.prefixlen else (other, rule)
         yield (
             "specific",
