@@ -377,6 +377,7 @@ class Controller:
         if self._outage is not None:
             return
         stands = self._compilation is not None and self._in_step and not self._compilation.changed
+        stands = stands and not self._overdue.forbids(self._revision)
         if stands and not self._paused and not self._premises.has_moved():  # what has moved is followed first
             self._check_drift()
         self._allow()
@@ -404,6 +405,8 @@ class Controller:
         if self._paused:
             self._pause()
             return
+        if self._leaves_it_to_guard():
+            return
         self._mishaps.survive(self._probe_again, _GOES_ON)
         self._follow()
         self._mishaps.survive(self._greet, _GOES_ON)
@@ -411,6 +414,19 @@ class Controller:
         self.sync()
         self._check_drift()
         self._mishaps.survive(self._follow_marks, _GOES_ON)
+
+    def _leaves_it_to_guard(self) -> bool:
+        """Without the database, what is known may be from a window that is over: the guard brings back what was before,
+        and must not be undone. So nothing is written until something is known again that may hold."""
+        if self._is_forbidden():
+            self._load()
+        if not self._is_forbidden():
+            return False
+        self._in_step = False  # what is in the kernel is the guard's now
+        return True
+
+    def _is_forbidden(self) -> bool:
+        return self._outage is not None and self._overdue.forbids(self._revision)
 
     def sync(self) -> None:
         """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError.
@@ -574,6 +590,8 @@ class Controller:
     def _take_news(self, news: News) -> None:
         """Take in what a slow database has told. What was read in a window of confirmation that is over since, or after
         another revision than that is known now, is asked for anew."""
+        if news.end == -math.inf:
+            return  # what nobody has confirmed: until more is told, the window is as it was
         self._overdue.hear(news.window, news.end)
         if read_clock() >= news.end or news.since != (self._revision, self._stamp):
             return
@@ -612,6 +630,8 @@ class Controller:
         elif outage.is_slow and self._paused:
             self._end_outage(outage)  # nothing waits for it, and only the database tells when the pause is over
             self._roster.lifted = None
+        elif self._is_forbidden():
+            pass  # nothing that is known here is in force for sure, so nothing of it can be lifted
         elif self._compilation is not None and outage.unread >= self._setup.failure_seconds:
             self._lift("The database")
 
@@ -626,12 +646,13 @@ class Controller:
         """Load everything from the database: what was marked and counted without it, it does not know. Unless it was
         slow, and was told beside."""
         self._numbered = dict(self._ledger.numbers or {})  # the database's, not the copy's: should it go again at once
+        knows = self._compilation is not None and not self._borrows and not self._overdue.forbids(self._revision)
         try:
             # One that is over must not come into force again, not even until its guard has told the database.
             self._overdue.look(self._database, self._kernel, patience=0.0)
         except KernelError as error:
             log.error("%s", error)  # it is looked at again
-        if outage.is_slow and self._compilation is not None and not self._borrows and self._roster.lifted is None:
+        if outage.is_slow and knows and self._roster.lifted is None:
             ledger = self._ledger
             if ledger.marks is not None and ledger.numbers is not None:
                 self._exceptional, self._numbered = ledger.marks, ledger.numbers
@@ -1631,7 +1652,8 @@ class Controller:
             lifted = len(self._roster.lifted or ())
             changes |= {"desired": enforced + failed + lifted, "enforced": enforced, "lifted": lifted}
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
-            told = filter(None, (*warnings, self._find_closed(), *self._telling.warnings))
+            over = self._overdue.warn(self._revision) if self._outage is not None else ()
+            told = filter(None, (*warnings, *over, self._find_closed(), *self._telling.warnings))
             changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
@@ -1678,7 +1700,7 @@ class Controller:
         """Seconds until something is due."""
         due = [each for each in (self._questions.due, self._errands.due) if each is not None]
         asked = min(due) - time.monotonic() if due else STRUCTURE_SECONDS
-        if self._compilation is None:  # paused: neither drift nor ends are looked at
+        if self._compilation is None or self._is_forbidden():  # paused: neither drift nor ends are looked at
             return max(0.0, min(asked, STRUCTURE_SECONDS))
         idle = {"probe", "marks", "window", "safe", "states", "beside"} | (
             set() if self._compilation.shaping.seen_sets else {"newcomers"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from netlimit.kernel.base import Kernel
@@ -77,13 +77,32 @@ class Overdue:
         revision = copy.revision()
         self._copied = True
         if revision != window.base:
-            log.error("The window of confirmation is over, but the copy lacks revision %d, which is to come back.",
+            log.error("The window of confirmation is over, but the copy lacks revision %d, which is to come back. The "
+                      "controller leaves the kernel as the guard puts it, until the database tells what may hold.",
                       window.base)  # fmt: skip
             return False
         log.error(
             "The guard has not ended the window of confirmation: revision %d comes back from the copy.", window.base
         )
         return True
+
+    def forbids(self, revision: int) -> bool:
+        """Whether a revision must not be written to the kernel any more, as far as is known here: it came in a window
+        that is over, and nobody has told how that ended. Where this gateway is to be paused again, none may."""
+        window = self._window
+        if window is None or not self._is_late(patience=0.0):
+            return False
+        return revision > window.base or self._host in window.paused
+
+    def warn(self, revision: int) -> Iterator[str]:
+        """What an operator must know while the revision that is known is forbidden."""
+        if self._window is not None and self.forbids(revision):
+            yield (
+                f"The window of confirmation that {self._window.actor} has opened is over, and the database does not "
+                f"tell how it ended. The guard brings back what was before, revision {self._window.base}, which is not "
+                "at hand here: the controller leaves the kernel as it is, and repairs nothing, until the database "
+                "answers."
+            )
 
     @property
     def watches(self) -> bool:

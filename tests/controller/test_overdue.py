@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
 from netlimit.records import Actor, Outcome
-from netlimit.store import open_replica
+from netlimit.store import Replica, open_replica
 from tests.controller.conftest import Site
 
 CLIENT = "10.0.0.1"
@@ -226,3 +228,78 @@ def test_without_the_database_the_copy_comes_back(site: Site, elapsed: Elapsed, 
     assert window is not None
     assert window.outcome is Outcome.EXPIRED
     replica.close()
+
+
+@contextmanager
+def unwritable(path: Path) -> Iterator[None]:
+    """Nobody else can write this file meanwhile."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.fixture
+def site_behind(site: Site, tmp_path: Path) -> Iterator[Site]:
+    """A gateway whose copy lacks the base of the window in which the client was cut off; and the database is away."""
+    path = tmp_path / "applied.db"
+    with closing(Replica(path, "gw", patience=0.05)) as replica:
+        replica.upgrade()
+        site.controller = Controller(site.store, site.kernel, Setup("gw", "fake"), site.clock, replica)
+        site.add(target="10.0.0.2", action="block")
+        tick(site)
+        with unwritable(path):
+            site.add(target="10.0.0.3", action="block")
+            tick(site)
+            cut(site)
+        assert replica.revision() == 1
+        assert site.controller._go_on_without(StoreError("It is gone."))
+        site.controller._outage.over = lambda: False  # type: ignore[union-attr, method-assign]
+        yield site
+
+
+def restore_from_memory(site: Site) -> None:
+    """What the guard does where neither the database nor the copy can do its part."""
+    window = site.store.window()
+    assert window is not None
+    guard = Guard(
+        site.store,
+        "gw",
+        lambda: site.kernel,
+        lambda source, kernel: Controller(source, kernel, Setup("gw", "fake"), site.clock),
+        lambda: nullcontext(None),
+    )
+    assert guard._restore(window, guard._remember(window))
+    assert is_open(site)
+
+
+@pytest.mark.parametrize("late", [0.0, overdue.OVERDUE_SECONDS])
+def test_what_the_guard_brings_back_from_memory_is_not_undone_by_who_holds_what_is_over(
+    site_behind: Site, elapsed: Elapsed, late: float
+) -> None:
+    site, controller = site_behind, site_behind.controller
+    elapsed.pass_by(1.1 + late)
+    tick(site)
+    restore_from_memory(site)
+    for _ in range(5):
+        controller._due["structure"] = controller._due["sweep"] = controller._due["heartbeat"] = 0.0
+        tick(site)
+        elapsed.pass_by(1.0)
+    assert is_open(site)
+    assert site.send("10.0.0.3") == ["drop"]
+    assert any("leaves the kernel as it is" in note for note in controller._status.notes)
+    assert controller._rest() > 0
+    controller._outage.over = lambda: True  # type: ignore[union-attr, method-assign]
+    controller.tick()
+    window = site.store.window()
+    assert window is not None
+    assert window.outcome is Outcome.EXPIRED
+    assert is_open(site)
+    assert not any("leaves the kernel as it is" in note for note in controller._status.notes)
+
+
+def test_before_its_end_what_was_changed_in_the_window_is_kept_in_force(site_behind: Site, elapsed: Elapsed) -> None:
+    restore_from_memory(site_behind)
+    elapsed.pass_by(0.5)
+    site_behind.controller._due["structure"] = 0.0
+    tick(site_behind)
+    assert not is_open(site_behind)
