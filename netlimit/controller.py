@@ -34,6 +34,7 @@ from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, Slow, St
 from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
+from netlimit.forgotten import find_forgotten
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
@@ -203,6 +204,8 @@ class Controller:
         self._returned = -math.inf
         self._slowness = 0.0
         self._undone: Window | None = None
+        self._forgotten: str | None = None
+        """Why a database that answers is not gone by all the same."""
         self._overdue = Overdue(setup.host)
         self._moving: int | None = None
         self._kernel = kernel
@@ -595,6 +598,8 @@ class Controller:
         self._overdue.hear(news.window, news.end)
         if read_clock() >= news.end or news.since != (self._revision, self._stamp):
             return
+        if news.whole and self._find_forgotten(news.changes.revision) is not None:
+            return
         changes = renumber(news.changes, self._list_known()) if news.whole else news.changes
         if news.window is None or news.window.outcome is not None:
             lacks = self._copying.lacks
@@ -616,10 +621,16 @@ class Controller:
             *ending,
         }
 
-    def _try_database(self) -> None:
+    def _try_database(self) -> bool:
         """See whether the database does its part, with what is told by now: a controller that has just begun knows of
-        its host what the copy tells, and must not write less over it. In a thread of its own."""
+        its host what the copy tells, and must not write less over it. False if it does, but is not to be gone by: then
+        it is told how this gateway stands, for who asks there. In a thread of its own."""
         self._database.try_host(self._status)
+        self._forgotten = self._find_forgotten(self._database.revision())
+        return self._forgotten is None
+
+    def _find_forgotten(self, revision: int) -> str | None:
+        return find_forgotten(revision, self._replica, self._setup.host)
 
     def _look_for_database(self, outage: Outage) -> None:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
@@ -627,6 +638,9 @@ class Controller:
             log.warning("The database answers again after %.1f s.", outage.seconds, extra=self._say())
             self._end_outage(outage)
             self._return(outage)
+        elif self._forgotten is not None and self._status.last_error != self._forgotten:
+            log.error("%s", self._forgotten)  # of a database that was away, and comes back as another
+            self._try_report(last_error=self._forgotten)
         elif outage.is_slow and self._paused:
             self._end_outage(outage)  # nothing waits for it, and only the database tells when the pause is over
             self._roster.lifted = None
@@ -772,6 +786,8 @@ class Controller:
             raise
 
     def _load_anew(self) -> None:
+        if self._outage is None:
+            self._refuse_forgotten()
         self._premises.probe(self._store.hosts())
         self._numbered = self._store.numbering(self._setup.host)
         self._premises.look(self._saved_roots(), find_translated(self._numbered))
@@ -797,6 +813,12 @@ class Controller:
         if self._compilation.complete():
             self._try_refused()
         self._adopt()
+
+    def _refuse_forgotten(self) -> None:
+        """Raise StoreError if what the database holds must not be taken for what is wanted."""
+        self._forgotten = self._find_forgotten(self._store.revision()) if self._replica is not None else None
+        if self._forgotten is not None:
+            raise StoreError(self._forgotten)
 
     def _adopt(self) -> None:
         """Who has a class in the kernel keeps it."""

@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 class Outage:
     """Asks the database again and again, in a thread of its own and ever more seldom: an answer that does not come must
-    keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part.
-    `begin` makes what is read from it and, while it is slow, told it each time; with `end` that is told to be over,
-    however it went."""
+    keep nobody from looking at the kernel. `ask` raises StoreError as long as the database cannot do its part, and says
+    False as long as it does, but is not to be gone by. `begin` makes what is read from it and, while it is slow, told
+    it each time; with `end` that is told to be over, however it went."""
 
     def __init__(
         self,
         begin: Callable[[], Exchange],
         end: Callable[[Exchange], None],
-        ask: Callable[[], object],
+        ask: Callable[[], bool],
         lasted: float = 0.0,
         lasts: float = 0.0,
     ) -> None:
@@ -110,8 +110,7 @@ class Outage:
         took = time.monotonic() - began
         self._unread_since = None
         if took <= QUICK_SECONDS and time.monotonic() >= self._until:
-            self._ask()
-            return True
+            return self._ask()
         if not self.is_slow:
             log.warning(
                 "The database answers slowly: it took %.1f s to tell what has changed. What is in the kernel is looked "

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 
 import typer
 
@@ -24,6 +25,7 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.privileges import USER, end_with_parent, find_user, is_root
 from netlimit.errors import NetlimitError
+from netlimit.forgotten import word_held
 from netlimit.settings import Settings
 
 STOP_SECONDS = 8.0
@@ -63,13 +65,44 @@ def serve(
 
 
 def prepare_database(settings: Settings, api_user: str) -> None:
-    """Bring the database up to date, with an admin token, and let the API's user at it."""
+    """Bring the database up to date, with an admin token, and let the API's user at it. Raises CommandError where it is
+    lost."""
+    _refuse_lost(settings)
     with open_store(settings) as store:
         store.upgrade()
         make_token(settings, store)
     path = find_file(settings.database_url)
     if path and is_root():
         share(path, find_user(api_user))
+
+
+def _refuse_lost(settings: Settings) -> None:
+    """Where this gateway holds rules, and the file that had them is gone or empty, nobody wants a new one without a
+    word: it would take all of them out of force. Raises CommandError."""
+    from netlimit.store import read_held
+
+    path = find_file(settings.database_url)
+    lack = path and _find_lack(path)
+    if not lack:
+        return
+    held, revision = read_held(settings.state, settings.host)
+    if held:
+        raise CommandError(
+            f"{lack}, but {word_held(held, revision)} in {settings.state}: a new database would take them out of "
+            "force. What is in the kernel stays; after a boot, `netlimit apply --last` brings it back. Put the file "
+            "back (is its disk mounted?), or run `netlimit restore FILE` with a backup; then start this again. To "
+            "begin anew on purpose, run `netlimit teardown` first."
+        )
+
+
+def _find_lack(path: Path) -> str | None:
+    """What is wrong with a file that has no database in it, nor any damage that could be seen."""
+    try:
+        return None if path.stat().st_size else f"The database {path} is empty (0 bytes)"
+    except FileNotFoundError:
+        return f"There is no database at {path}"
+    except OSError:  # who opens it will be told
+        return None
 
 
 class _Place:

@@ -21,7 +21,7 @@ from netlimit.store.errors import (
 from netlimit.store.faults import Damaged
 from netlimit.store.history import changed_fields
 from netlimit.store.limits import LimitDocument, LimitHead
-from netlimit.store.replica import Replica, Snapshot, open_replica, read_owner, read_revision, take_snapshot
+from netlimit.store.replica import Replica, Snapshot, open_replica, read_held, read_owner, read_revision, take_snapshot
 from netlimit.store.restore import InUse, Restored
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
@@ -60,6 +60,7 @@ __all__ = [
     "WindowOpen",
     "changed_fields",
     "open_replica",
+    "read_held",
     "read_owner",
     "read_revision",
     "take_snapshot",

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
+from netlimit.forgotten import count_held
 from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
@@ -345,6 +346,17 @@ def read_owner(directory: Path) -> str | None:
     with closing(Replica(path, "")) as replica:
         replica.allow(_LOOK_SECONDS)
         return replica.owner
+
+
+def read_held(directory: Path, host: str) -> tuple[int, int]:
+    """How many rules a gateway holds as the copy in a directory tells, and of which revision; zeros where there is none
+    that tells. Changes nothing."""
+    path = directory / FILE
+    if path.is_symlink() or not path.is_file():
+        return 0, 0
+    with closing(Replica(path, host)) as replica:
+        replica.allow(_LOOK_SECONDS)
+        return count_held(replica, host), _try(replica.revision, 0)
 
 
 def _remove(path: Path) -> None:

@@ -45,6 +45,76 @@ def test_killing_it_leaves_nothing_behind(netlimit: Netlimit) -> None:
     until(lambda: not any(map(alive, children)))
 
 
+@pytest.mark.parametrize("harm", ["gone", "empty"])
+def test_a_database_that_is_lost_takes_no_limits_out_of_force(root: None, gateway: Netlimit, harm: str) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    backup = _database(gateway).parent / "rules.backup"
+    gateway.do("backup", str(backup))
+    database = _database(gateway) / "netlimit.db"
+    for ending in ("-wal", "-shm"):
+        database.with_name(database.name + ending).unlink(missing_ok=True)
+    if harm == "gone":
+        database.unlink()
+    else:
+        os.truncate(database, 0)
+    said = gateway.refuse("serve", "--api-user", "nobody")
+    what = f"There is no database at {database}" if harm == "gone" else f"The database {database} is empty (0 bytes)"
+    assert f"{what}, but this gateway holds 1 rule of revision 1, as its copy tells in " in said
+    assert database.exists() == (harm == "empty")
+    assert _is_blocked(gateway)
+    gateway.do("restore", str(backup))
+    server = gateway.serve()
+    assert [each["target"] for each in gateway.ask("rule", "list")["items"]] == ["10.1.2.3"]
+    assert _is_blocked(gateway)
+    server.end()
+
+
+def test_an_empty_database_that_somebody_has_made_takes_no_limits_out_of_force(root: None, gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    for file in _database(gateway).glob("netlimit.db*"):
+        file.unlink()
+    gateway.do("db", "upgrade")
+    server = gateway.serve()
+    until(lambda: "Nothing was ever changed in this database" in str(_find_error(gateway)), server.said)
+    assert _is_blocked(gateway)
+    doctor = gateway.run("doctor")
+    assert doctor.returncode == 1
+    assert "Nothing was ever changed in this database" in " ".join(doctor.stdout.split())
+    gateway.do("teardown")
+    gateway.do("apply")
+    until(lambda: _find_error(gateway) is None, server.said)
+    assert not _is_blocked(gateway)
+    gateway.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
+    server.end()
+
+
+def test_who_has_torn_down_may_begin_anew(root: None, gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    gateway.do("teardown")
+    for file in _database(gateway).glob("netlimit.db*"):
+        file.unlink()
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
+    server.end()
+
+
+def _is_blocked(gateway: Netlimit) -> bool:
+    held = subprocess.run(gateway.within("ipset", "save"), capture_output=True, text=True, check=True).stdout
+    return "10.1.2.3" in held
+
+
+def _find_error(gateway: Netlimit) -> str | None:
+    (host,) = gateway.ask("status")["hosts"] or [{"last_error": None}]
+    error: str | None = host["last_error"]
+    return error
+
+
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_when_one_part_dies_the_other_is_ended(netlimit: Netlimit, which: int) -> None:
     server = netlimit.serve()

@@ -216,6 +216,85 @@ def test_a_controller_that_knows_nothing_touches_nothing(away: Away) -> None:
     assert away.site.send("10.0.0.1", times=8).count("accept") == 5
 
 
+def make_new_database(away: Away) -> None:
+    """An empty one in the place of that which has the rules."""
+    away.take_away()
+    away.site.store.upgrade()
+
+
+def find_report(away: Away) -> HostStatus:
+    (status,) = away.site.store.hosts()
+    return status
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+def test_an_empty_database_in_the_place_of_the_one_with_the_rules_is_not_gone_by(away: Away, begins_anew: bool) -> None:
+    away.site.add(target="10.0.0.1", action="block", on_failure="open")
+    away.run()
+    make_new_database(away)
+    if begins_anew:
+        away.restart()
+    away.run("alone")
+    end = time.monotonic() + PATIENCE
+    while not away.site.store.hosts():
+        assert time.monotonic() < end
+        away.controller.tick()
+    away.controller.tick()
+    assert away.controller._outage is not None
+    assert away.controller._outage.unread == 0, "what fails open stays: it can be read"
+    assert away.site.send("10.0.0.1") == ["drop"]
+    assert away.read_copy().revision() == 1
+    said = find_report(away).last_error or ""
+    assert "this gateway holds 1 rule of revision 1, as its copy tells: it is a new one in the place of" in said
+    away.site.add(target="10.0.0.2", action="block")
+    away.run("back")
+    away.follow()
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["accept"], ["drop"]]
+    assert find_report(away).last_error is None
+
+
+def test_a_database_that_comes_back_empty_says_so(away: Away) -> None:
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    away.site.store.upgrade()
+    end = time.monotonic() + PATIENCE
+    while "Nothing was ever changed in this database" not in str(away.controller._status.last_error):
+        assert time.monotonic() < end
+        away.controller.tick()
+    assert away.site.send("10.0.0.1") == ["drop"]
+
+
+def test_one_that_is_restored_is_gone_by(away: Away, tmp_path: Path) -> None:
+    """Even if it is older."""
+    away.site.add(target="10.0.0.1", action="block")
+    away.site.store.back_up(tmp_path / "rules.backup", datetime.now(UTC))
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    make_new_database(away)
+    away.run("alone")
+    away.site.store.restore(tmp_path / "rules.backup", "test", datetime.now(UTC))
+    away.run("back")
+    away.follow()
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]]
+
+
+@pytest.mark.parametrize("why", ["torn down", "nothing held"])
+def test_an_empty_database_is_gone_by_where_it_takes_nothing_out_of_force(away: Away, why: str) -> None:
+    rule = away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    if why == "torn down":
+        away.replica.follow_pause(True)
+    else:
+        away.site.store.remove(rule.id, "test", away.site.clock())
+        away.run()
+    make_new_database(away)
+    away.restart().tick()
+    assert away.controller._outage is None
+    assert away.site.send("10.0.0.1") == ["accept"]
+
+
 def test_what_changed_meanwhile_is_taken_in_when_the_database_is_back(away: Away) -> None:
     away.site.add(target="10.0.0.1", rate="5 packets/s")
     away.run()
