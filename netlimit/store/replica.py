@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +21,7 @@ from netlimit.records import Changes, Exceptional, HostStatus, Reception, Reques
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
 from netlimit.store import hosts, numbers, roots, rules, tables, windows
+from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
@@ -80,8 +81,8 @@ class Replica(Store):
     def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
         numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
-        confirmation is open: then False, and of all that the pause alone is taken over, unless the window undoes it.
-        Raises StoreError."""
+        confirmation is open: then False, and this comes to hold what the window brings back, if it does not yet. Of all
+        else the pause alone is taken over, unless the window undoes it. Raises StoreError."""
         try:
             return self._follow(source)
         except Damaged:
@@ -101,6 +102,7 @@ class Replica(Store):
                 stack.enter_context(closing(every))
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
+                self._hold_base(source, window)
                 if self._host not in window.paused:
                     self.follow_pause(paused)
                 return False
@@ -122,6 +124,14 @@ class Replica(Store):
             self._sign(connection)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
+
+    def _hold_base(self, source: Store, window: Window) -> None:
+        """A window may open before what comes back was copied: at once after a change, or another window's end."""
+        if self._is_at(window.base):
+            return
+        paused = self._host in window.paused or source.paused(self._host)
+        with suppress(NoSuchRevision):
+            self.hold(take_snapshot(source, self._host, window.base, paused), None)
 
     @property
     def copied(self) -> tuple[int, int] | None:

@@ -479,6 +479,28 @@ def test_the_copy_follows_a_pause_while_a_window_is_open_unless_the_window_undoe
     assert not follow(False, for_good=True)
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_the_copy_has_what_an_open_window_brings_back(away: Away, paused: bool) -> None:
+    """Also if it was opened before what came back by then had been copied: so at once after another was confirmed."""
+    store, now = away.site.store, away.site.clock()
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    store.open_window(3600, "test", now)
+    away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    store.confirm("test", now)
+    store.open_window(3600, "test", now, paused=["gw"] if paused else [])
+    away.site.add(target="10.0.0.3", action="block")
+    assert away.replica.revision() == 1
+    assert not away.replica.follow(store)
+    assert (away.replica.revision(), away.replica.paused("gw")) == (2, paused)
+    assert sorted(map(str, (kept.rule.target for kept in away.replica.select()[0]))) == ["10.0.0.1/32", "10.0.0.2/32"]
+    assert not away.replica.follow(store)
+    store.confirm("test", now)
+    assert away.replica.follow(store)
+    assert _rules(away.replica) == _rules(store)
+
+
 def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
     away: Away, monkeypatch: pytest.MonkeyPatch
 ) -> None:
