@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from netlimit.copying import refuse_window
 from netlimit.errors import RuleError
 from netlimit.judgement import NeedsForce
 from netlimit.records import Window
@@ -73,6 +74,9 @@ def open_window(seconds: Annotated[int, Depends(_read_seconds)], caller: CallerO
     guards = store.guards()
     if not guards:
         raise Problem(503, _NO_GUARD)
+    refusal = refuse_window(store.hosts())
+    if refusal is not None:
+        raise Problem(503, refusal)
     window = store.open_window(seconds, caller.actor, now, forces=caller.may(Act.FORCE))
     return JSONResponse(write_window(window, guards, now), 201)
 

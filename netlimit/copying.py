@@ -7,20 +7,38 @@ and lacks those that came since. So it is told until it is written again; limits
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from netlimit.errors import Slow, StoreError
+from netlimit.liveness import SILENCE, is_recent
 from netlimit.records import Changes, HostStatus
 
 if TYPE_CHECKING:  # for the types alone: the copy is handed over
     from netlimit.store import Replica, Store
 
 PREFIX = "The copy of the applied rules"
+UNWRITTEN = f"{PREFIX} cannot be written"
 SAFE_SECONDS = 300.0
 """How often the copy is told when those who are safe were seen last."""
 
 log = logging.getLogger(__name__)
+
+
+def refuse_window(reports: Iterable[HostStatus]) -> str | None:
+    """Why no window of confirmation is to be opened, going by what the gateways say: one whose copy lacks what would
+    come back goes back further if it starts meanwhile, or cannot bring it back if its guard hangs."""
+    behind = sorted(
+        each.host
+        for each in reports
+        if is_recent(each.silence, SILENCE) and any(note.startswith(UNWRITTEN) for note in each.notes)
+    )
+    if not behind:
+        return None
+    return (
+        f"{UNWRITTEN} on {', '.join(behind)}, so it may lack what a window of confirmation would bring back, and no "
+        "window is opened. Make room on its disk first (`netlimit status` says what is wrong), or do without."
+    )
 
 
 class Copying:
@@ -40,7 +58,7 @@ class Copying:
         """A sentence for the operator while the copy is behind."""
         if self._rules_fault is not None:
             return (
-                f"{PREFIX} cannot be written: {self._rules_fault.rstrip('.')}. Limits are in force; but whoever begins "
+                f"{UNWRITTEN}: {self._rules_fault.rstrip('.')}. Limits are in force; but whoever begins "
                 "on the copy (a boot, `netlimit apply --last`, a controller without its database) brings back what was "
                 "applied before. It is tried again every few seconds.",
             )

@@ -18,6 +18,7 @@ from netlimit.cli.guard import ensure_guard
 from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
+from netlimit.copying import refuse_window
 from netlimit.errors import NetlimitError, StoreError
 from netlimit.liveness import is_recent
 from netlimit.lockout import Havens
@@ -224,9 +225,12 @@ def write_difference(difference: Difference) -> Iterator[str]:
 
 def _open_window(settings: Settings, store: Store, kernel: Kernel, seconds: int) -> Window:
     """Open a window that brings back what the kernel holds now. Raises CommandError where nobody knows what that is,
-    WindowOpen, ConcernsOthers."""
+    or a copy may lack it, WindowOpen, ConcernsOthers."""
     from netlimit.store import NoSuchRevision
 
+    refusal = refuse_window(store.hosts())
+    if refusal is not None:
+        raise CommandError(refusal)
     base, paused = _find_base(settings, store, kernel)
     holder = None if base is None else settings.host
     try:

@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from netlimit.records import Actor
-from netlimit.store import Store, guards
+from netlimit.copying import Copying
+from netlimit.errors import StoreError
+from netlimit.records import Actor, HostStatus
+from netlimit.store import Replica, Store, guards
 from tests.api.server import Controller, connect
 
 RULE = {"name": "one", "target": "10.0.0.1", "rate": "100 packets/s", "per": "host"}
@@ -121,6 +123,26 @@ def test_a_window_is_opened_and_confirmed(client: httpx.Client, store: Store) ->
     entries = [(each["action"], each["actor"], each["address"]) for each in client.get("/audit").json()["items"]]
     assert entries[0] == ("confirm-window", "admin", "127.0.0.1")
     assert entries[2] == ("open-window", "admin", "127.0.0.1")
+
+
+@pytest.mark.usefixtures("guarded")
+def test_no_window_is_opened_that_a_copy_could_not_bring_back(client: httpx.Client, store: Store) -> None:
+    copying = Copying(None, _fail)
+    copying.follow(store)
+    store.report(HostStatus("gw2", "fake", notes=copying.warnings))
+    answer = client.post("/confirmation", json={"seconds": 3600})
+    assert (answer.status_code, answer.json()["detail"]) == (
+        503,
+        "The copy of the applied rules cannot be written on gw2, so it may lack what a window of confirmation would "
+        "bring back, and no window is opened. Make room on its disk first (`netlimit status` says what is wrong), or "
+        "do without.",
+    )
+    store.report(HostStatus("gw2", "fake"))
+    assert client.post("/confirmation", json={"seconds": 3600}).status_code == 201
+
+
+def _fail() -> Replica:
+    raise StoreError("It is full.")
 
 
 @pytest.mark.usefixtures("guarded")
