@@ -19,6 +19,7 @@ SEED = 20_260_701
 EXAMPLES = 7
 Operation = tuple[str, str, dict[str, Any]]
 PATIENCE = 60
+PLAN = {"words": [], "text": "", "steps": []}
 SCHEMATHESIS = """
 [checks.positive_data_acceptance]
 # What a schema cannot say of a rule, such as which rates a kernel can hold, is said by 422, or by 412 of If-Match.
@@ -103,7 +104,14 @@ def patient_doors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_document_holds(url: str, controller: Controller, tmp_path: Path) -> None:
     """Generated requests, right ones and wrong ones: every answer is as the document says, and never a fault."""
     controller.answers = {
-        "plan": lambda argument: {"words": [], "text": "", "steps": []},
+        "plan": lambda argument: PLAN,
+        "preview": lambda argument: {
+            "state": "applied",
+            "enforced_by": "iptables",
+            "message": None,
+            **PLAN,
+            "relations": [],
+        },
         "offenders": lambda argument: {"items": []},
         "counters": lambda argument: {"ok": True},
     }

@@ -13,6 +13,7 @@ from netlimit.kernel.fake import FakeKernel
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import PATIENCE
+from tests.api.server import Controller as Silent
 
 OFFICE = {"name": "office", "target": "10.1.0.0/16", "rate": "100 packets/s", "per": "host"}
 LAPTOP = {"target": "10.1.0.5", "rate": "5 packets/s"}
@@ -82,3 +83,13 @@ def test_a_gateway_that_cannot_tell_says_so(client: httpx.Client, gateway: FakeK
     assert "netlimit apply" in found["hosts"]["gw1"]["message"]
     elsewhere = client.post("/rules?dry_run=true", json={**LAPTOP, "hosts": ["gw9"]}).json()["preview"]
     assert "gw9" in elsewhere["message"]
+
+
+def test_a_gateway_that_says_nothing_is_named(
+    client: httpx.Client, controller: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.preview.ANSWER_SECONDS", 0.2)
+    controller.start()
+    found = client.post("/rules?dry_run=true", json=LAPTOP).json()["preview"]
+    assert (found["silent"], found["hosts"]) == (["gw1"], {})
+    assert "no controller could compile it; asked were gw1" in found["message"]
