@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 from scripts.soaking.namespace import ROOT
+from tests.size import choose
 
-COUNT = 25
+COUNT = choose(8, 25)
 
 
 def test_sequences_of_changes_and_faults_come_out_exactly_as_desired(root: None) -> None:

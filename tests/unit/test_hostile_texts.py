@@ -1,7 +1,7 @@
 """Parsers, given what nobody should send: each refuses it in words, or takes it; none fails in another way.
 
-Each test counts what was refused, every input once: here 9,000 at least, and with `tests/api/test_fuzz.py` more than
-10,000.
+Each test counts what was refused, every input once: here 3,000 at least, and with `scripts/test --long` 9,000, which
+with `tests/api/test_fuzz.py` are more than 10,000.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from netlimit.rules import parse_ports, parse_rule, parse_target, parse_ttl
 from netlimit.settings import Settings, load_settings, parse_listen, parse_mark_mask, parse_safe
 from netlimit.store.errors import Stale
 from netlimit.tokens import check_name, find_handle, verify_token
+from tests.size import choose
 from tests.unit.hostile import VALUES, damaged
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-EXAMPLES = 600
+EXAMPLES = choose(200, 600)
 RULE = replace(parse_rule({"target": "10.1.2.3", "rate": "200 packets/s"}, NOW), revision=1)
 FIELDS = (
     "name", "target", "direction", "protocol", "ports", "source_ports", "interface", "rate", "burst", "per", "action",

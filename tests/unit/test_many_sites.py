@@ -21,6 +21,7 @@ from netlimit.openings import Lost, find_lost, find_under, is_over
 from netlimit.records import HostStatus
 from netlimit.rules import Action, Direction, Protocol, Rule, parse_rule
 from netlimit.sites import find_closed
+from tests.size import choose
 from tests.unit.test_judgement import Kept
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -121,7 +122,7 @@ def make_all(drawn: Iterable[tuple[str, dict[str, Any], list[str] | None, str | 
     ]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=choose(400, 1500), deadline=None)
 @given(_RULES, st.sets(st.integers(0, 6)), st.sets(st.integers(0, 6)))
 def test_each_rule_for_each_gateway_would_say_the_same(drawn: Any, lately: set[int], over: set[int]) -> None:
     """Some of the rules are new with the change, some are over with it."""

@@ -13,6 +13,7 @@ from netlimit.lockout import Havens
 from netlimit.packet import Packet
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
+from tests.size import choose
 from tests.unit.operators import MANAGEMENT, Gateway, Step, closures, histories, make_rule
 from tests.unit.strategies import NOW
 from tests.unit.strategies import OWN as OWN_ADDRESSES
@@ -26,7 +27,7 @@ def bring(gateway: Gateway, *steps: Step) -> None:
         pass
 
 
-@settings(max_examples=1400, deadline=None)  # some 2,000 rule sets: every history has one or two
+@settings(max_examples=choose(350, 1400), deadline=None)  # some 500 or 2,000 rule sets: every history has one or two
 @given(histories())
 def test_no_rule_of_an_operator_takes_the_gateway_from_who_is_safe(history: list[list[Step]]) -> None:
     gateway = Gateway()
