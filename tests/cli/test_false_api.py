@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -67,20 +68,19 @@ def test_so_is_who_reads_slowly(place: Netlimit) -> None:
 
 
 def test_a_command_ends(place: Netlimit) -> None:
-    with answering(place, trickle(HEAD + FIELDS, b" ")):
-        assert "did not answer in 30 seconds" in place.refuse("status")
-
-
-def test_doctor_ends(place: Netlimit) -> None:
-    with answering(place, trickle(HEAD + FIELDS, b" ")):
-        said = place.run("doctor").stdout
-    assert "No API answers" in said
-
-
-def test_the_report_of_the_limiter_ends_and_is_read_with_care(place: Netlimit) -> None:
+    """Each is waited for as long as it waits itself, and all of them at once."""
     settings = {"NETLIMIT_LIMITER_LISTEN": place.environment["NETLIMIT_LISTEN"]}
-    with answering(place, trickle(HEAD + FIELDS, b" ")):
-        assert "did not answer in 30 seconds" in place.refuse("limits", "report", **settings)
+    with answering(place, trickle(HEAD + FIELDS, b" ")), ThreadPoolExecutor() as pool:
+        status = pool.submit(place.refuse, "status")
+        report = pool.submit(place.refuse, "limits", "report", **settings)
+        doctor = pool.submit(place.run, "doctor")
+        assert "did not answer in 30 seconds" in status.result()
+        assert "did not answer in 30 seconds" in report.result()
+        assert "No API answers" in doctor.result().stdout
+
+
+def test_the_report_of_the_limiter_is_read_with_care(place: Netlimit) -> None:
+    settings = {"NETLIMIT_LIMITER_LISTEN": place.environment["NETLIMIT_LISTEN"]}
     with answering(place, make_answer(b'{"limits": [1]}')):
         assert "is not netlimit's limiter" in place.refuse("limits", "report", **settings)
 
