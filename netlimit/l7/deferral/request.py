@@ -161,9 +161,9 @@ def read_head(identity: str, text: str | bytes, body: bytes) -> Deferred:
 
 
 def _write_descriptor(descriptor: Descriptor) -> list[object]:
-    """That it is of what a path means besides is written only where it is: former versions read two parts."""
-    return [descriptor.entries, descriptor.hits, *([True] if descriptor.besides else [])]
+    """Of which reading of the path it is stands only where that is not the first: former versions read two parts."""
+    return [descriptor.entries, descriptor.hits, *([descriptor.besides] if descriptor.besides else [])]
 
 
-def _read_descriptor(entries: Iterable[tuple[str, str]], hits: int | None, besides: bool = False) -> Descriptor:
+def _read_descriptor(entries: Iterable[tuple[str, str]], hits: int | None, besides: int = 0) -> Descriptor:
     return Descriptor(tuple(Entry(*pair) for pair in entries), hits, besides=besides)

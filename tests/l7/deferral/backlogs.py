@@ -53,7 +53,7 @@ class BacklogSuite:
     async def test_what_a_path_means_besides_is_kept_as_that(self, open_backlog: OpenBacklog) -> None:
         backlog = open_backlog()
         entries = (Entry("path", "/login"),)
-        request = make_request(descriptors=(Descriptor(entries, 2, besides=True), Descriptor(entries)))
+        request = make_request(descriptors=tuple(Descriptor(entries, 2, besides=reading) for reading in (0, 2, ~0, ~1)))
         await backlog.put(request)
         assert await backlog.claim(time.time()) == (request, 1)
 

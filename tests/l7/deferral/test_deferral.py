@@ -28,7 +28,7 @@ from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import AppUpstream
 from netlimit.l7.document import parse_document
 from netlimit.l7.extraction import Extraction
-from netlimit.l7.identity import header, path
+from netlimit.l7.identity import header, method, path
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
@@ -434,13 +434,35 @@ descriptors:
     rules, recorder = RuleSet({"app": parse_document(text).root}), Recorder()
     limiter, first = Limiter(lambda: rules, MemoryStore()), asyncio.get_running_loop().time()
     descriptors = Extraction(lambda: rules, "app", {"path": path})({"path": "/files/../login"})
-    assert [each.besides for each in descriptors] == [False, True]
+    assert [each.besides for each in descriptors] == [0, 1]
     deferred = [make_request(descriptors=tuple(descriptors), hits=1) for _ in range(3)]
     async with replaying(either, recorder, *deferred, limiter=limiter):
         for each in deferred:
             await find_end(either, each)
     assert len(recorder.served) == 3
     assert asyncio.get_running_loop().time() - first >= 1.0, "a window of each second lets one go"
+
+
+async def test_below_a_root_path_too_an_exception_is_replayed_as_that(either: Backlog) -> None:
+    """It is found by the path of the route, and takes the place of a limit that would have it wait for a day."""
+    text = """
+domain: app
+descriptors:
+  - {key: method, rate_limit: {name: general, unit: day, requests_per_unit: 1}}
+  - key: path
+    value: /orders
+    on_limit: defer
+    rate_limit: {unit: second, requests_per_unit: 1, replaces: [{name: general}]}
+"""
+    rules, recorder = RuleSet({"app": parse_document(text).root}), Recorder()
+    limiter = Limiter(lambda: rules, MemoryStore())
+    scope = {"path": "/api/orders", "root_path": "/api", "method": "GET"}
+    descriptors = Extraction(lambda: rules, "app", {"path": path, "method": method})(scope)
+    deferred = [make_request(descriptors=tuple(descriptors), hits=1) for _ in range(2)]
+    async with replaying(either, recorder, *deferred, limiter=limiter):
+        for each in deferred:
+            await find_end(either, each)
+    assert len(recorder.served) == 2
 
 
 async def test_what_a_leaky_bucket_delays_is_nobody_elses_meanwhile(either: Backlog, leaky: Limiter) -> None:
