@@ -562,7 +562,7 @@ def test_a_rule_that_was_changed_since_the_database_was_slow_is_as_it_was_change
     away.run("back")
     set_rate(away, rule, 7)
     away.slow_down()
-    away.controller._look_again(rule.id)
+    away.controller._look_again([rule.id])
     away.controller.sync()
     assert desired_rate(away, rule) == 7
 
@@ -580,7 +580,7 @@ def test_a_rule_that_was_changed_in_a_window_stays_when_the_database_is_slow_aga
     away.site.store.open_window(3600, "test", away.site.clock())
     set_rate(away, rule, 7)
     away.slow_down()
-    away.controller._look_again(rule.id)
+    away.controller._look_again([rule.id])
     away.controller.sync()
     assert desired_rate(away, rule) == 7
 
