@@ -125,8 +125,12 @@ def get_open(connection: Connection, opened_at: datetime | None = None) -> Windo
 
 
 def confirm(connection: Connection, actor: Actor, now: datetime, opened_at: datetime | None = None) -> Window:
-    """End the window (with `opened_at`: that of this time), and keep what was changed in it. Raises NoWindow."""
+    """End the window (with `opened_at`: that of this time, which may have been confirmed already: whoever has not heard
+    the answer asks again), and keep what was changed in it. Raises NoWindow."""
     clock.lock(connection)
+    ended = last(connection)
+    if ended is not None and ended.opened_at == opened_at and ended.outcome is Outcome.CONFIRMED:
+        return ended
     window = get_open(connection, opened_at)
     return _end(connection, window, Outcome.CONFIRMED, clock.revision(connection), actor, now)
 

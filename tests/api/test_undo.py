@@ -273,6 +273,10 @@ def test_who_says_which_window_he_means_ends_nobody_elses(client: httpx.Client, 
     assert client.get("/confirmation").json()["open"]
     ended = client.put("/confirmation", params={"opened_at": opened}).json()
     assert (ended["outcome"], ended["opened_at"], ended["actor"]) == ("confirmed", opened, "admin")
+    again = client.put("/confirmation", params={"opened_at": opened})
+    assert (again.status_code, again.json()) == (200, ended), "the first answer may have been lost on the way"
+    for answer in (client.put("/confirmation"), client.delete("/confirmation", params={"opened_at": opened})):
+        assert (answer.status_code, "was confirmed" in answer.json()["detail"]) == (409, True)
     for params in ({"opened_at": "soon"}, {"other": "1"}):
         assert client.put("/confirmation", params=params).status_code == 422
 
