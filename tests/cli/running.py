@@ -100,8 +100,16 @@ class Netlimit:
 
     def serve(self, stderr: int | None = None) -> Server:
         """Start `netlimit serve`; it answers when this returns. Root lets the API be nobody's."""
+        log = Path(self.environment["LOG"])
+        before = len(log.read_text()) if log.exists() else 0
+
+        def answers() -> bool:
+            """A command takes processor time from what it waits for: none is run before the log says so."""
+            begun = stderr is not None or "Answering at" in server.said()[before:]
+            return begun and not self.run("status").returncode
+
         server = self.start("serve", *(("--api-user", "nobody") if os.geteuid() == 0 else ()), stderr=stderr)
-        until(lambda: server.ended or not self.run("status").returncode, server.said)
+        until(lambda: server.ended or answers(), server.said)
         assert not server.ended, server.said()
         return server
 
