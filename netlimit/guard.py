@@ -74,6 +74,8 @@ class Guard:
         self._make_controller = make_controller
         self._open_copy = open_copy
         self._database = ThreadPoolExecutor(1, "database")
+        self._past = ThreadPoolExecutor(1, "past")
+        self._making_up: tuple[datetime, Future[None]] | None = None
         self._failure_seconds = failure_seconds
         self._pauses = False
         self._done: datetime | None = None
@@ -91,11 +93,12 @@ class Guard:
             window = self._look()
             if window is not None:
                 self._watch_over(window)
-            elif stopped() or (once and not self._complaint):
+            elif stopped() or (once and not self._complaint and self._making_up is None):
                 break
             else:
                 self._look_for_controller()
                 time.sleep(LOOK_SECONDS)
+        self._past.shutdown()
         self._try(lambda: self._store.unguarded(self._host))
         self._database.shutdown()
 
@@ -109,12 +112,24 @@ class Guard:
             window = self._store.window()
             if window is None or window.outcome is None:
                 return window
-            if window.opened_at != self._done:
-                self._make_up(window)
+            if window.opened_at != self._done and self._has_made_up(window):
                 self._done = window.opened_at
             return None
 
         return self._try(look)
+
+    def _has_made_up(self, window: Window) -> bool:
+        """Whether what is due since that window has ended is done. It is done in a thread of its own: who writes to the
+        kernel may hang, and another window that is opened meanwhile has to be watched over. Raises as `_make_up`."""
+        if self._making_up is None:
+            self._making_up = window.opened_at, self._past.submit(self._make_up, window)
+        opened_at, making = self._making_up
+        wait([making], LOOK_SECONDS)
+        if not making.done():
+            return False
+        self._making_up = None
+        making.result()
+        return opened_at == window.opened_at
 
     def _make_up(self, window: Window) -> None:
         """Do in the kernel what is due since a window has ended that this guard has not watched over: the one before
@@ -123,10 +138,12 @@ class Guard:
             return
         if self._is_torn_down():
             if self._host in window.paused:
-                restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
+                with self._overseeing():
+                    restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
         elif self._holds_undone(window) and not self._make_kernel().controlled():
             log.warning("The window of confirmation was %s, but its rules are in the kernel yet.", window.outcome)
-            self._settle(window.revision)
+            with self._overseeing():
+                self._settle(window.revision)
 
     def _holds_undone(self, window: Window) -> bool:
         """Whether the kernel may hold what was changed in a window that was undone. Its base, and what is older, is
@@ -147,10 +164,8 @@ class Guard:
                  window.actor, window.base, end - _now())  # fmt: skip
         ended = self._wait_for_end(window, end)
         if ended is None or ended.outcome is not Outcome.CONFIRMED:
-            with self._overseeing() as ended_writers:
+            with self._overseeing():
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
-            for said in ended_writers:
-                self._try(partial(self._store.repaired, self._host, "writer", said, 0.0, datetime.now(UTC)))
         self._done = window.opened_at
         log.info("The window of confirmation has ended.")
 
@@ -215,8 +230,8 @@ class Guard:
             time.sleep(LOOK_SECONDS)
 
     @contextmanager
-    def _overseeing(self) -> Iterator[list[str]]:
-        """Meanwhile, nobody who hangs keeps the kernel from being written: he is ended. What was said of those."""
+    def _overseeing(self) -> Iterator[None]:
+        """Meanwhile, nobody who hangs keeps the kernel from being written: he is ended, and the database told."""
         ended: list[str] = []
         done = threading.Event()
         thread = threading.Thread(target=self._oversee, args=(ended, done), name="writers", daemon=True)
@@ -225,11 +240,13 @@ class Guard:
         except RuntimeError as error:  # no room for a thread: it only helps
             self._mishaps.note(error, _UNSEEN)
         try:
-            yield ended
+            yield
         finally:
             done.set()
             if thread.is_alive():
                 thread.join()
+            for said in ended:
+                self._try(partial(self._store.repaired, self._host, "writer", said, 0.0, datetime.now(UTC)))
 
     def _oversee(self, ended: list[str], done: threading.Event) -> None:
         try:

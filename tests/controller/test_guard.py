@@ -20,6 +20,7 @@ from netlimit.controller import Controller, Setup
 from netlimit.errors import KernelError, StoreError
 from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
+from netlimit.plan import Step
 from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
 from netlimit.store import Replica, Store, open_replica, take_snapshot, windows
 from netlimit.teardown import tear_down
@@ -406,3 +407,41 @@ def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(
     assert window is not None
     assert window.outcome is Outcome.EXPIRED
     assert site.send(CLIENT) == ["accept"]
+
+
+def test_a_window_is_watched_over_while_what_was_due_before_hangs(
+    site: Site, tmp_path: Path, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One had ended while no guard ran; to take its rules out waits for somebody who hangs, and who is ended."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
+    before = site.store.open_window(LONG, "test", datetime.now(UTC))
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    site.store.expire(before, "another guard", datetime.now(UTC))
+    begun, going_on, sought, write = threading.Event(), threading.Event(), threading.Event(), site.kernel.apply
+
+    def hang(step: Step) -> None:
+        begun.set()
+        going_on.wait(PATIENCE)
+        write(step)
+
+    monkeypatch.setattr(site.kernel, "apply", hang)
+    monkeypatch.setattr(site.kernel, "end_hanging_writer", sought.set)
+    monkeypatch.setattr(guarding, "OVERSEE_SECONDS", 0.05)
+    guarded.thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        window = site.store.open_window(LONG, "test", datetime.now(UTC))
+        wait(lambda: guarded.guard.watches)
+        assert sought.wait(PATIENCE)
+        assert site.send(CLIENT) == ["drop"]
+    finally:
+        going_on.set()
+        site.store.confirm("test", datetime.now(UTC))
+        guarded.stopping.set()
+        guarded.thread.join(PATIENCE)
+    assert not guarded.thread.is_alive()
+    assert site.send(CLIENT) == ["accept"]
+    assert guarded.guard._done == window.opened_at
