@@ -141,15 +141,19 @@ class Guard:
                 with self._overseeing():
                     restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
         elif self._holds_undone(window) and not self._make_kernel().controlled():
-            log.warning("The window of confirmation was %s, but its rules are in the kernel yet.", window.outcome)
+            log.warning("The window of confirmation was %s, but its rules may be in the kernel yet.", window.outcome)
             with self._overseeing():
                 self._settle(window.revision)
 
     def _holds_undone(self, window: Window) -> bool:
-        """Whether the kernel may hold what was changed in a window that was undone. Its base, and what is older, is
-        nothing of it."""
+        """Whether the kernel may hold what was changed in a window that was undone. What is older than its base is
+        nothing of it. Nor is the base, unless an `apply` was killed half way: what has come back is no other than it,
+        as long as no rule has changed since."""
         applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), None)
-        return applied is not None and window.revision is not None and window.base < applied < window.revision
+        if applied is None or window.revision is None:
+            return False
+        may_be_base = applied == window.base and self._store.revision() == window.revision
+        return may_be_base or window.base < applied < window.revision
 
     def _watch_over(self, window: Window) -> None:
         """Wait until the window has ended; see to it that what was not confirmed is undone."""

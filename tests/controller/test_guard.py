@@ -445,3 +445,26 @@ def test_a_window_is_watched_over_while_what_was_due_before_hangs(
     assert not guarded.thread.is_alive()
     assert site.send(CLIENT) == ["accept"]
     assert guarded.guard._done == window.opened_at
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_an_apply_that_was_killed_half_way_is_undone_by_a_guard_that_comes_later(
+    site: Site, tmp_path: Path, elapsed: Elapsed, newer: bool
+) -> None:
+    """The gateway tells the revision of before, and another's guard has ended the window. What was changed since then
+    is left to whoever runs `apply` or a controller: here nobody has."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
+    window = site.store.open_window(LONG, "test", datetime.now(UTC))
+    site.add(target=CLIENT, action="block")
+    killed = Controller(site.store, site.kernel, SETUP, site.clock)
+    for step in killed.plan().steps:
+        site.kernel.apply(step)
+    site.store.expire(window, "another guard", datetime.now(UTC))
+    if newer:
+        site.add(target="10.0.0.3", action="block")
+    guarded.guard.run(lambda: True)
+    assert site.send(CLIENT) == ["drop" if newer else "accept"]
+    assert site.send("10.0.0.3") == ["accept"]
+    assert site.send("10.0.0.2") == ["drop"]
