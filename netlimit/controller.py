@@ -379,11 +379,17 @@ class Controller:
         """See to the kernel before the database is waited for again."""
         if self._outage is not None:
             return
-        stands = self._compilation is not None and self._in_step and not self._compilation.changed
-        stands = stands and not self._overdue.forbids(self._revision)
-        if stands and not self._paused and not self._premises.has_moved():  # what has moved is followed first
+        if self._looks() and not self._premises.has_moved():  # what has moved is followed first
             self._check_drift()
         self._allow()
+
+    def _looks(self) -> bool:
+        """Whether it is time to look at the kernel, which is as it should be for all that is known."""
+        if self._compilation is None or self._paused or not self._in_step:
+            return False
+        if time.monotonic() < min(self._due["structure"], self._due["sweep"]):
+            return False
+        return not self._compilation.changed and not self._overdue.forbids(self._revision)
 
     def _allow(self, seconds: float = WAIT_SECONDS) -> None:
         """Bound how long the database is waited for until the kernel is looked at again; not where there is nothing to
@@ -694,9 +700,10 @@ class Controller:
         return self._undone != before
 
     def _look_at_window(self) -> None:
-        """Undo what nobody has confirmed, if the guard has not."""
+        """Undo what nobody has confirmed, if the guard has not. Where nothing was written, none has been opened."""
         if self._outage is None:
-            self._overdue.look(self._database, self._kernel)
+            if self._overdue.watches or not self._quiet:
+                self._overdue.look(self._database, self._kernel)
         elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel):
             self._load_all()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from netlimit.errors import Slow, StoreError
+from netlimit.forgotten import find_told
 from netlimit.liveness import SILENCE, is_recent
 from netlimit.records import Changes, HostStatus
 
@@ -27,7 +28,12 @@ log = logging.getLogger(__name__)
 
 def refuse_window(reports: Iterable[HostStatus]) -> str | None:
     """Why no window of confirmation is to be opened, going by what the gateways say: one whose copy lacks what would
-    come back goes back further if it starts meanwhile, or cannot bring it back if its guard hangs."""
+    come back goes back further if it starts meanwhile, or cannot bring it back if its guard hangs; and one that holds
+    what a new database does not know would come back to nothing."""
+    reports = tuple(reports)
+    forgotten = find_told(reports)
+    if forgotten is not None:
+        return f"{forgotten} No window of confirmation is opened meanwhile: it would bring back nothing."
     behind = sorted(
         each.host
         for each in reports
@@ -87,7 +93,10 @@ class Copying:
                 raise
             self._rules_fault = self._tell(error, self._rules_fault)
         else:
-            self._rules_fault = self._rules_fault if self._behind else None
+            self._note_kept()
+
+    def _note_kept(self) -> None:
+        self._rules_fault = self._rules_fault if self._behind else None
 
     @property
     def is_behind(self) -> bool:
@@ -107,6 +116,7 @@ class Copying:
         try:
             if self.replica is not None:
                 self._behind = not self.replica.keep(since, changes)
+                self._note_kept()
         except StoreError as error:
             self._rules_fault = self._tell(error, self._rules_fault)
 

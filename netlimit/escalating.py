@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.contacts import Contacts
 from netlimit.fallback import find_obstacle
+from netlimit.forgotten import find_told
 from netlimit.lockout import Havens
 from netlimit.records import LIMITER, HostStatus
 from netlimit.rules import Action, Rule, Target, parse_rule
@@ -58,7 +59,7 @@ class Blocks:
         now = self._now()
         rule = self._make_rule(_normalize(client), seconds, reason, now)
         hosts = self._store.hosts()
-        obstacle = self._find_obstacle(rule.target, hosts) or Havens(hosts, now).refuse(rule)
+        obstacle = find_told(hosts) or self._find_obstacle(rule.target, hosts) or Havens(hosts, now).refuse(rule)
         if obstacle is not None:
             log.warning("%s It is not blocked all the same: %s", reason, obstacle)
             return False

@@ -7,13 +7,18 @@ the gateway down first, as its copy knows then.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from netlimit.errors import StoreError
+from netlimit.liveness import SILENCE, is_recent
+from netlimit.records import HostStatus
 
 if TYPE_CHECKING:  # for the types alone: the copy is handed over
     from netlimit.store import Replica
+
+_FORGOTTEN = "Nothing was ever changed in this database"
 
 
 def count_held(copy: Replica | None, host: str) -> int:
@@ -31,11 +36,17 @@ def find_forgotten(revision: int, copy: Replica | None, host: str) -> str | None
     if copy is None or not held:
         return None
     return (
-        f"Nothing was ever changed in this database, though {word_held(held, copy.revision())}: it is a new one in the "
-        "place of the one that had them. They stay in force until it is changed: put the database back, or restore a "
-        "backup (`netlimit restore FILE`). The first rule that is made in it would take the place of all of them. To "
-        "begin anew on purpose, run `netlimit teardown`, then `netlimit apply`."
+        f"{_FORGOTTEN}, though {word_held(held, copy.revision())}: it is a new one in the place of the one that had "
+        "them. What the kernel holds stays in force until it is changed: put the database back, or restore a backup "
+        "(`netlimit restore FILE`). The first rule that is made in it would take the place of all of them. To begin "
+        "anew on purpose, run `netlimit teardown`, then `netlimit apply`."
     )
+
+
+def find_told(reports: Iterable[HostStatus]) -> str | None:
+    """What a gateway says that does not go by the database into which it reports, for that is a new one."""
+    errors = [each.last_error for each in reports if is_recent(each.silence, SILENCE)]
+    return next((each for each in errors if each is not None and each.startswith(_FORGOTTEN)), None)
 
 
 def word_held(held: int, revision: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length, see_window
 from netlimit.errors import KernelError, StoreError
+from netlimit.forgotten import find_forgotten
 from netlimit.records import State, Window
 from netlimit.settings import Settings
 
@@ -99,6 +100,7 @@ def apply(
     with open_store(settings) as store, ExitStack() as window:
         wait_until_told(kernel)
         refuse_stranger("apply", settings, kernel, store)
+        _refuse_forgotten(settings, store)
         seconds = parse_length(confirm) if confirm else None
         actor = local_actor(settings)
         controller = make_controller(settings, store, kernel)
@@ -125,6 +127,19 @@ def apply(
     document |= {"warnings": warnings, **({"opened_at": opened.opened_at.isoformat()} if opened else {})}
     say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary, *warnings]))
     return None
+
+
+def _refuse_forgotten(settings: Settings, store: Store) -> None:
+    """Raises CommandError where the database is a new one, and the copy of this gateway has rules. One that cannot be
+    read keeps nobody from applying."""
+    from netlimit.store import open_replica
+    from netlimit.store.replica import FILE
+
+    if store.revision() or not (settings.state / FILE).exists():
+        return
+    with suppress(StoreError), closing(open_replica(settings.state, settings.host)) as copy:
+        if (forgotten := find_forgotten(0, copy, settings.host)) is not None:
+            raise CommandError(forgotten)
 
 
 def _word_window(window: Window, left: float) -> str:
@@ -204,8 +219,8 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     except StoreError as error:
         complain(error)
         complain(CommandError(WAITS if put_off(settings) else DEAF))
-        pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
-        return None, [], True
+        fault = pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
+        return None, [], fault is None or not _complain_of_copy(settings, fault)
 
 
 def _complain_of_copy(settings: Settings, fault: StoreError) -> bool:

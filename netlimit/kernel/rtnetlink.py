@@ -70,13 +70,18 @@ def read_all(
 
 
 def read_bodies(kind: int, index: int, parent: int = 0, extra: bytes = b"") -> list[bytes]:
-    """The same, as the kernel sends it. Raises OSError.
+    """The same, as the kernel sends it. Raises OSError."""
+    return read_whole(kind, _TC.pack(0, index, 0, parent, 0) + extra)
+
+
+def read_whole(kind: int, body: bytes) -> list[bytes]:
+    """The bodies of all messages of a kind, of one moment. Raises OSError.
 
     What changes while it is read is read again, if the kernel says so; after some attempts, what there is must do.
     Linux 6.18 says so of devices and routes, but not of classes: while others go, a reading can miss a few.
     """
     for _ in range(_ATTEMPTS):
-        answer = _ask(kind, _DUMP, _TC.pack(0, index, 0, parent, 0) + extra)
+        answer = _ask(kind, _DUMP, body)
         if not answer.interrupted:
             break
     return answer.bodies

@@ -84,6 +84,8 @@ def test_an_empty_database_that_somebody_has_made_takes_no_limits_out_of_force(r
     doctor = gateway.run("doctor")
     assert doctor.returncode == 1
     assert "Nothing was ever changed in this database" in " ".join(doctor.stdout.split())
+    assert "Nothing was ever changed in this database" in gateway.refuse("apply")
+    assert _is_blocked(gateway)
     gateway.do("teardown")
     gateway.do("apply")
     until(lambda: _find_error(gateway) is None, server.said)

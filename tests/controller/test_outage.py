@@ -19,8 +19,9 @@ import pytest
 from netlimit import controller, outage
 from netlimit.cli import doctor
 from netlimit.controller import Controller, Setup
-from netlimit.copying import PREFIX
+from netlimit.copying import PREFIX, refuse_window
 from netlimit.errors import Slow, StoreError
+from netlimit.escalating import Blocks
 from netlimit.faults import find_faults
 from netlimit.limits import Limit
 from netlimit.records import HostStatus, Outcome, Window
@@ -246,6 +247,9 @@ def test_an_empty_database_in_the_place_of_the_one_with_the_rules_is_not_gone_by
     assert away.read_copy().revision() == 1
     said = find_report(away).last_error or ""
     assert "this gateway holds 1 rule of revision 1, as its copy tells: it is a new one in the place of" in said
+    limiter = Blocks(away.site.store, "gw", now=away.site.clock)
+    assert not limiter.block("10.0.0.99", 600, "It was refused too often."), "nobody has decided for this database"
+    assert "it would bring back nothing" in str(refuse_window(away.site.store.hosts()))
     away.site.add(target="10.0.0.2", action="block")
     away.run("back")
     away.follow()

@@ -148,7 +148,7 @@ def test_the_room_that_ends_leave_is_given_out_though_the_database_fails_meanwhi
         raise StoreError("The server has closed the connection.")
 
     with monkeypatch.context() as broken:
-        broken.setattr(site.store, "find", fail)
+        broken.setattr(site.store, "find_some", fail)
         with pytest.raises(StoreError):
             site.controller.sync()
     site.controller.sync()

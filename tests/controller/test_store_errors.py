@@ -88,7 +88,7 @@ def test_a_rule_that_names_a_newly_safe_address_goes_on(site: Site, fail: Fail) 
     site.add(target="198.51.100.7", action="block", forced_by="root")
     site.controller.tick()
     site.kernel.where = Addresses((), ("198.51.100.7",))
-    fail("find")
+    fail("find_some")
     with pytest.raises(StoreError):
         site.controller._protect()
     site.controller.sync()
