@@ -100,8 +100,8 @@ def apply(
     with open_store(settings) as store, ExitStack() as window:
         wait_until_told(kernel)
         refuse_stranger("apply", settings, kernel, store)
-        _refuse_forgotten(settings, store)
         seconds = parse_length(confirm) if confirm else None
+        _refuse_forgotten(settings, store)
         actor = local_actor(settings)
         controller = make_controller(settings, store, kernel)
         confirming_it = confirming(context, settings, store, kernel, controller, seconds) if seconds else nullcontext()
