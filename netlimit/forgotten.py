@@ -33,11 +33,14 @@ def count_held(copy: Replica | None, host: str) -> int:
 def find_forgotten(revision: int, copy: Replica | None, host: str) -> str | None:
     """Why a database at this revision is not gone by, if it is not."""
     held = 0 if revision else count_held(copy, host)
-    if copy is None or not held:
-        return None
+    return None if copy is None or not held else word_forgotten(held, copy.revision())
+
+
+def word_forgotten(held: int, revision: int) -> str:
+    """What is wrong with a database in which nothing was ever changed, where the copy tells so much."""
     return (
-        f"{_FORGOTTEN}, though {word_held(held, copy.revision())}: it is a new one in the place of the one that had "
-        "them. What the kernel holds stays in force until it is changed: put the database back, or restore a backup "
+        f"{_FORGOTTEN}, though {word_held(held, revision)}: it is a new one in the place of the one that had them. "
+        "What the kernel holds stays in force until it is changed: put the database back, or restore a backup "
         "(`netlimit restore FILE`). The first rule that is made in it would take the place of all of them. To begin "
         "anew on purpose, run `netlimit teardown`, then `netlimit apply`."
     )

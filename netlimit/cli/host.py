@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length, see_window
 from netlimit.errors import KernelError, StoreError
-from netlimit.forgotten import find_forgotten
+from netlimit.forgotten import word_forgotten
 from netlimit.records import State, Window
 from netlimit.settings import Settings
 
@@ -132,14 +132,11 @@ def apply(
 def _refuse_forgotten(settings: Settings, store: Store) -> None:
     """Raises CommandError where the database is a new one, and the copy of this gateway has rules. One that cannot be
     read keeps nobody from applying."""
-    from netlimit.store import open_replica
-    from netlimit.store.replica import FILE
+    from netlimit.store import read_held
 
-    if store.revision() or not (settings.state / FILE).exists():
-        return
-    with suppress(StoreError), closing(open_replica(settings.state, settings.host)) as copy:
-        if (forgotten := find_forgotten(0, copy, settings.host)) is not None:
-            raise CommandError(forgotten)
+    held, revision = (0, 0) if store.revision() else read_held(settings.state, settings.host)
+    if held:
+        raise CommandError(word_forgotten(held, revision))
 
 
 def _word_window(window: Window, left: float) -> str:

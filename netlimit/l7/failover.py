@@ -128,12 +128,13 @@ class Failover:
         has there, for it was away for longer, counts here as long as it lasts."""
         here = [ask for ask in asks if self._local.renew_now((ask,), anew)]
         elsewhere = [ask for ask in asks if ask not in here] if here else asks
+        kept = True  # where nobody can be asked
         try:
             kept = await self._store.renew(elsewhere, anew)
             if not (await self._store.renew(here, anew) and kept):
                 self._failed_at = self._clock()
         except CountersUnavailable as failure:
-            self._failed_at, kept = self._clock(), True
+            self._failed_at = self._clock()
             self._tell(failure)
             if anew and len(self._late) < MOST:
                 self._late.update(ask.lease for ask in asks)

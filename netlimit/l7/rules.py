@@ -121,8 +121,9 @@ class Rule:
 
     @property
     def is_of_clients(self) -> bool:
-        """Whether each of its counters is of one client's address, or of his block."""
-        return names_client(self.name)
+        """Whether each of its counters is of one client's address, or of his block; not where a pattern may have all
+        that it fits share one (`share_threshold`)."""
+        return names_client(self.name) and "*" not in self.name
 
     @property
     def observes(self) -> bool:

@@ -16,6 +16,7 @@ from netlimit.rules import Rule
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, SERVER, Lab
 from tests.e2e.gateway import Gateway
+from tests.e2e.test_safe_here import LISTEN
 from tests.forcing import make_rule
 
 CLIENTS, SERVERS, OTHER = "10.1.0.0/16", "10.2.0.0/16", "10.1.77.7"
@@ -29,22 +30,6 @@ KINDS: dict[str, dict[str, object]] = {
     "udp": {"per": "host", "protocol": "udp"},
     "by its port": {"per": "host", "protocol": "udp", "ports": PORT},
 }
-LISTEN = """
-import socket, sys
-IP_TRANSPARENT = 19
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
-sock.bind(("0.0.0.0", int(sys.argv[1])))
-print(flush=True)
-sys.stdin.readline()
-sock.setblocking(False)
-found = 0
-try:
-    while sock.recv(200):
-        found += 1
-except BlockingIOError:
-    print(found)
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -757,9 +757,10 @@ class TestShares:
 
         run(main())
 
-    def test_in_a_line_that_clients_share_too(self) -> None:
+    @pytest.mark.parametrize("name", ["path=/report", "remote_address=192.*"])
+    def test_in_a_line_that_clients_share_too(self, name: str) -> None:
         async def main() -> None:
-            door = Door(queue("path=/report", TEN_A_SECOND), most_of_one=20)
+            door = Door(queue(name, TEN_A_SECOND), most_of_one=20)
             tasks = door.start(*range(30), client="192.0.2.7")
             await asyncio.sleep(0.001)
             assert door.queues.waiting == 10

@@ -21,7 +21,7 @@ from netlimit.l7.store import Ask
 
 _WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
 _BUCKETS = (Algorithm.TOKEN_BUCKET, Algorithm.GCRA)
-SLACK = SECOND // 100
+_SLACK = SECOND // 100
 """What the time of day may differ from the clock that is never set: two clocks are not read at the same moment."""
 _TOLERANT = (Mode.SOFT, Mode.ELASTIC)
 
@@ -109,7 +109,7 @@ class MergingStore:
     def _heed_clock(self) -> None:
         """Whose clock was wrong at the start, or stood while the machine did, is in the windows of all from now on."""
         clock = self._find_clock()
-        if abs(clock.origin - self._clock.origin) > SLACK:
+        if abs(clock.origin - self._clock.origin) > _SLACK:
             self._clock = clock
             self._local.set_origin(clock.origin)
 
