@@ -58,7 +58,8 @@ _PATIENCE = 1.0
 _SHORT_READING = 0.05
 _READING_SHARE = 50
 """A reading that takes more processor time is followed by so many times that of rest, whatever changes meanwhile: on a
-host with many routes something always does."""
+host with many routes something always does. Of the last two the shorter counts: the garbage collector may have run in
+one of them, and few routes are to be followed at once."""
 _LONG_REST, _LEAST_SHARE = 30.0, 10
 """More seconds than these are rested only behind a reading of which they are ten times the time: a million routes take
 ten seconds, in which nothing else is done."""
@@ -74,7 +75,7 @@ class TopologyWatch:
         self._devices = Watched(LINKS, _read_links)
         self._reading = Background(self._read_anew, _PATIENCE, rests=0)
         self._read: Topology | None = None
-        self._until = self._rested = 0.0
+        self._until = self._rested = self._spent = 0.0
         self._stale = False
 
     def topology(self) -> Topology:
@@ -100,7 +101,8 @@ class TopologyWatch:
         spent = time.thread_time()
         found = read_topology()
         spent = time.thread_time() - spent
-        self._rested = time.monotonic() + _find_rest(spent)
+        self._rested = time.monotonic() + _find_rest(min(spent, self._spent))
+        self._spent = spent
         self._until = time.monotonic() + LONGEST_TRUST
         # Much of what the kernel tells changes nothing here: the MTU of a link, the lifetime of an address.
         return self._read if self._read is not None and _says_the_same(self._read, found) else found

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import StrEnum
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Decision, new
 from netlimit.l7.identity import hash_key
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Verdict
@@ -47,24 +48,44 @@ _PLAIN = {
     Family.X_RATELIMIT: (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"),
     Family.RATELIMIT: (b"ratelimit-limit", b"ratelimit-remaining", b"ratelimit-reset"),
 }
-_WAITS = ((Family.RETRY_AFTER, b"retry-after"), (Family.X_RATELIMIT, b"x-ratelimit-retry-after"))
+_WAITS = {Family.RETRY_AFTER: b"retry-after", Family.X_RATELIMIT: b"x-ratelimit-retry-after"}
+
+
+class _Chosen(NamedTuple):
+    """What is sent of some families."""
+
+    ietf: bool
+    plain: tuple[tuple[bytes, bytes, bytes], ...]
+    waits: tuple[bytes, ...]
+
+
+@lru_cache
+def _choose(families: frozenset[Family]) -> _Chosen:
+    """Looked up by the set: to look for a member of an Enum in it takes longer than to write its fields."""
+    plain = tuple(names for family, names in _PLAIN.items() if family in families)
+    waits = tuple(name for family, name in _WAITS.items() if family in families)
+    return _Chosen(Family.IETF in families, plain, waits)
 
 
 def make_headers(verdict: Verdict, families: Collection[Family] = USUAL) -> Fields:
     """The header fields that tell a client of a verdict. What only observes is not told: nobody is to heed it."""
+    ietf, plain, waits = _choose(frozenset(families))
     fields: Fields = []
     tellings = _find_tellings(verdict)
     if tellings:
-        if Family.IETF in families:
-            fields.append((b"ratelimit-policy", b", ".join([each.words.policy for each in tellings])))
-            fields.append((b"ratelimit", b", ".join([_tell(each) for each in tellings])))
-        worst = tellings[0] if len(tellings) == 1 else min(tellings, key=lambda each: each.rank)
-        for family in _PLAIN:
-            if family in families:
-                fields += _tell_plainly(family, worst)
+        worst = tellings[0]
+        if len(tellings) > 1:
+            worst = min(tellings, key=lambda each: each.rank)
+            policies, states = (b", ".join([words.policy for words, *_ in tellings]), b", ".join(map(_tell, tellings)))
+        else:
+            policies, states = worst.words.policy, _tell(worst)
+        if ietf:
+            fields += ((b"ratelimit-policy", policies), (b"ratelimit", states))
+        for names in plain:
+            fields += _tell_plainly(names, worst)
     wait = None if verdict.allowed else count_seconds(verdict.retry_after)
     if wait is not None:
-        fields += [(name, b"%d" % wait) for family, name in _WAITS if family in families]
+        fields += [(name, b"%d" % wait) for name in waits]
     return fields
 
 
@@ -101,6 +122,8 @@ class _Words(NamedTuple):
     amount: bytes
     timed: bool
     """Whether there is a time in which it frees itself; requests in flight end when they end."""
+    told: bool
+    """Whether clients are told of it."""
 
 
 class _Telling(NamedTuple):
@@ -108,6 +131,10 @@ class _Telling(NamedTuple):
 
     words: _Words
     decision: Decision
+    left: bytes
+    """What remains."""
+    window: bytes | None
+    """Whole seconds in which a client can use no more than remains; None where nobody knows."""
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -134,7 +161,8 @@ def _find_words(rule: Rule, limit: Limit) -> _Words:
     timed = limit.algorithm is not Algorithm.CONCURRENCY
     measure = f";w={limit.seconds}" if timed else ';qu="concurrent-requests"'
     policy = f"{quoted};q={limit.amount}{measure}"
-    words = _Words(rule, limit, name, policy.encode(), f"{quoted};r=".encode(), b"%d" % limit.amount, timed)
+    told = not rule.observes
+    words = _Words(rule, limit, name, policy.encode(), f"{quoted};r=".encode(), b"%d" % limit.amount, timed, told)
     if len(_words) >= _KNOWN:
         _words.clear()
     _words[id(limit)] = words
@@ -143,11 +171,13 @@ def _find_words(rule: Rule, limit: Limit) -> _Words:
 
 def _find_tellings(verdict: Verdict) -> list[_Telling]:
     """What a client is to know, once a policy."""
-    tellings = [
-        _Telling(_find_words(rule, limit), decision)
-        for _, rule, limit, decision, _ in verdict.statuses
-        if rule is not None and limit is not None and decision is not None and not rule.observes
-    ]
+    tellings = []
+    for _, rule, limit, decision, _ in verdict.statuses:
+        if rule is None or limit is None or decision is None:
+            continue
+        words = _find_words(rule, limit)
+        if words.told:
+            tellings.append(_make_telling(words, decision))
     if len(tellings) <= 1:
         return tellings
     worst: dict[str, _Telling] = {}
@@ -158,23 +188,22 @@ def _find_tellings(verdict: Verdict) -> list[_Telling]:
     return [*worst.values()] if len(worst) <= _MOST else sorted(worst.values(), key=lambda each: each.rank)[:_MOST]
 
 
-def _find_window(words: _Words, decision: Decision) -> int | None:
-    """Whole seconds in which a client can use no more than remains; None where nobody knows."""
-    wait = decision.retry_after or decision.reset_after
-    return ceil(wait) if words.timed and wait != inf else None
+def _make_telling(words: _Words, decision: Decision) -> _Telling:
+    _, remaining, retry_after, reset_after, *_ = decision
+    wait = retry_after or reset_after
+    window = b"%d" % ceil(wait) if words.timed and wait != inf else None
+    return new(_Telling, (words, decision, b"%d" % remaining, window))
 
 
 def _tell(telling: _Telling) -> bytes:
-    words, decision = telling
-    window = _find_window(words, decision)
-    if window is None:
-        return b"%b%d" % (words.start, decision.remaining)
-    return b"%b%d;t=%d" % (words.start, decision.remaining, window)
+    words, _, left, window = telling
+    return words.start + left if window is None else b"%b%b;t=%b" % (words.start, left, window)
 
 
-def _tell_plainly(family: Family, telling: _Telling) -> Fields:
-    words, decision = telling
-    limit, remaining, reset = _PLAIN[family]
-    fields = [(limit, words.amount), (remaining, b"%d" % decision.remaining)]
-    window = _find_window(words, decision)
-    return fields if window is None else [*fields, (reset, b"%d" % window)]
+def _tell_plainly(names: tuple[bytes, bytes, bytes], telling: _Telling) -> Fields:
+    words, _, left, window = telling
+    limit, remaining, reset = names
+    fields = [(limit, words.amount), (remaining, left)]
+    if window is not None:
+        fields.append((reset, window))
+    return fields

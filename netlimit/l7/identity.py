@@ -138,9 +138,11 @@ class ClientAddress:
         peer = read_address(client[0]) if client else None
         if not (self._networks or self._unix) or not self._trusts(peer):
             return peer
-        chain = b",".join([value for name, value in scope["headers"] if name == self._header])
+        chain = [value for name, value in scope["headers"] if name == self._header]
+        if not chain:
+            return peer
         found = peer
-        for text in reversed(self._read_chain(chain.decode("latin-1"))):
+        for text in reversed(self._read_chain(b",".join(chain).decode("latin-1"))):
             address = read_address(text)
             if address is None:
                 return found

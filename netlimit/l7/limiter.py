@@ -123,7 +123,7 @@ class Limiter:
         refused request holds no leases.
         Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
-        if self.guarded and not entered:
+        if not entered and self.guarded:
             return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates, longest, judge)
         return self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge)
 
@@ -178,7 +178,10 @@ class Limiter:
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
             owners += [index] * (len(asks) - len(owners))
         decisions = await self._store.decide(asks) if asks else []
-        verdict = self._conclude(matches, owners, asks, decisions)
+        if len(matches) == len(asks) == 1:
+            verdict = self._conclude_one(asks[0], decisions[0])
+        else:
+            verdict = self._conclude(matches, owners, asks, decisions)
         if judge is not None:
             verdict.allowed = judge(verdict.statuses)
         if verdict.allowed:
@@ -280,6 +283,15 @@ class Limiter:
         if rule.mode is Mode.ELASTIC and self.pressure.has_room(rule.priority):
             return BOUNDLESS if rule.overshoot is None else widen(limit, rule.overshoot)
         return 0
+
+    def _conclude_one(self, ask: Ask, decision: Decision) -> Verdict:
+        """As `_conclude` does for one descriptor and one of its limits, which is what most requests ask."""
+        status = self._judge(ask, decision)
+        admitted, _, wait, _, turn, _ = decision
+        held = (ask,) if admitted and ask.lease and ask.hits > 0 else ()
+        if admitted or ask.rule.observes:
+            return Verdict(True, (status,), 0.0, 0.0 if ask.rule.observes else turn, held)
+        return Verdict(False, (status,), wait, 0.0, held)
 
     def _conclude(
         self, matches: list[Match | None], owners: list[int], asks: list[Ask], decisions: list[Decision]

@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from typing import Any
 
 from netlimit.l7.decision import Unanswered
 from netlimit.l7.gate import Client, find_client
@@ -144,7 +145,7 @@ class Queues:
         self._lines: dict[_Place, _Line] = {}
         self._numbers = count()
 
-    async def decide(
+    def decide(
         self,
         domain: str,
         descriptors: Sequence[Descriptor],
@@ -153,14 +154,26 @@ class Queues:
         client: Client = None,
         escalates: bool = True,
         longest: float = inf,
-    ) -> Verdict:
+    ) -> Coroutine[Any, Any, Verdict]:
         """As the limiter decides, once the request's turn has come; what an allowed one had to wait lies behind it. If
         its turn comes after `longest` seconds it is refused.
 
         IP rules are asked once, before it waits: whom they refuse takes nobody's place in a line.
         """
-        if not self._limiter.guarded:
-            return await self._decide(domain, descriptors, hits, patience, client, escalates, longest)
+        if self._limiter.guarded:
+            return self._decide_behind(domain, descriptors, hits, patience, client, escalates, longest)
+        return self._decide(domain, descriptors, hits, patience, client, escalates, longest)
+
+    async def _decide_behind(
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+        patience: Patience,
+        client: Client,
+        escalates: bool,
+        longest: float,
+    ) -> Verdict:
         entry = await self._limiter.enter(descriptors, hits, client)
         if not entry.allowed:
             return entry
@@ -181,11 +194,13 @@ class Queues:
         escalates: bool,
         longest: float,
     ) -> Verdict:
-        verdict, until = None, _now() + longest
+        verdict, until = None, inf if longest == inf else _now() + longest
         number = next(self._numbers)  # before it is asked: answers may come in another order
         lines = self._find_lines(domain, descriptors, hits) if self._lines else {}
         if not lines:
-            left = max(0.0, until - _now()) if self._has_room(client, descriptors) else 0.0
+            left = until if until == inf else max(0.0, until - _now())
+            if not self._has_room(client, descriptors):
+                left = 0.0
             verdict = await self._limiter.decide(
                 domain, descriptors, hits, client=client, entered=True, escalates=escalates, longest=left
             )

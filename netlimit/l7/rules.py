@@ -264,8 +264,11 @@ class RuleSet:
 
     def find_for(self, domain: str, descriptor: Descriptor) -> Match | None:
         """What a descriptor finds; the limit that comes with it, if it has one, is a rule of its own."""
-        if descriptor.limit is None or domain not in self.domains:
-            return self.find(domain, descriptor.entries)
+        root = self.domains.get(domain)
+        if root is None:
+            return None
+        if descriptor.limit is None:
+            return find_match(root, descriptor.entries)
         # It has counters of its own, for all of the descriptor.
         name = f"{BROUGHT}{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
         rule = Rule(domain, name, descriptor.limit)
@@ -283,10 +286,13 @@ class RuleSet:
 def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> Sequence[Match | None]:
     """Of what the descriptors of a request find, that which counts: not the rules that others take the place of, and
     each counter once, however many readings of the path find it."""
-    if [match for match in matches if match is not None and match.rule.replaces]:
-        matches = _leave_out_replaced(descriptors, matches)
-    if [each for each in descriptors if each.besides]:
-        matches = _leave_out_repeated(descriptors, matches)
+    for match in matches:
+        if match is not None and match.rule.replaces:
+            matches = _leave_out_replaced(descriptors, matches)
+            break
+    for each in descriptors:
+        if each.besides:
+            return _leave_out_repeated(descriptors, matches)
     return matches
 
 

@@ -115,7 +115,7 @@ class IntervalBucket(Counter):
         self._full = limit.capacity
         self._levels: dict[str, int] = {}
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer."""
         self._acquire()
         try:

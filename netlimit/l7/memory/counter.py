@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from math import inf
 from threading import Lock
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Counter(ABC):
         self._acquire, self._release = self._lock.acquire, self._lock.release
 
     @abstractmethod
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer; the arguments are those of `netlimit.l7.store.Ask`."""
 
     def adopt(self, other: Counter) -> None:

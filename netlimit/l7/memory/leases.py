@@ -24,7 +24,7 @@ class Leases(Counter):
         self._ends: dict[str, dict[str, int]] = {}
         self._nameless = count()
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Take a lease that nobody can end."""
         return self.take(key, f"\0{next(self._nameless)}", hits, slack)
 

@@ -30,7 +30,7 @@ class SlidingWindowLog(Counter):
         self._seconds = float(limit.seconds)
         self._count_refused = limit.count_refused
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer."""
         self._acquire()
         try:

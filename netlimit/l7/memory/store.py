@@ -94,9 +94,7 @@ class MemoryStore:
         if ask.lease:
             assert isinstance(counter, Leases)
             return counter.take(ask.key, ask.lease, ask.hits, ask.slack)
-        if isinstance(counter, Bucket):
-            return counter.hit(ask.key, ask.hits, ask.slack, ask.charge, ask.longest)
-        return counter.hit(ask.key, ask.hits, ask.slack, ask.charge)
+        return counter.hit(ask.key, ask.hits, ask.slack, ask.charge, ask.longest)
 
     def _find_leases(self, ask: Ask) -> Leases | None:
         """Those of the rule as it is by now: a request that came before it changed brings no old limit back."""

@@ -20,7 +20,7 @@ class FixedWindow(Counter):
         self._start = self._end = 0
         self._counts: dict[str, int] = {}
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer."""
         self._acquire()
         try:
@@ -94,7 +94,7 @@ class SlidingWindowCounter(Counter):
         self._current: dict[str, int] = {}
         self._previous: dict[str, int] = {}
 
-    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False) -> Decision:
+    def hit(self, key: str, hits: int = 1, slack: int = 0, charge: bool = False, longest: float = inf) -> Decision:
         """Count and answer."""
         self._acquire()
         try:

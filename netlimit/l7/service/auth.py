@@ -81,25 +81,29 @@ class Authorizer:
         """The answer, once the turn of the request has come. Raises Problem, CountersUnavailable."""
         query = scope["query_string"]
         template = self._read_again(query) if len(query) <= SHORT else self._read_template(query)
-        descriptors = [
-            descriptor for parts in template.descriptors if (descriptor := _make_descriptor(parts, scope)) is not None
-        ]
-        if template.of_paths:
-            descriptors += _find_others(template.of_paths, scope)
+        domain, described, of_paths, hits, wait, deny, find_client, escalates = template
+        descriptors = []
+        for parts in described:
+            descriptor = _make_descriptor(parts, scope)
+            if descriptor is not None:
+                descriptors.append(descriptor)
+        if of_paths:
+            descriptors += _find_others(of_paths, scope)
         verdict = await self._queues.decide(
-            template.domain,
+            domain,
             descriptors,
-            template.hits,
+            hits,
             partial(_stay, receive),
-            template.client(scope),
-            template.escalates and self._askers.vouch(scope["headers"]),
-            template.wait if template.wait == inf else max(template.wait - _find_age(scope), 0.0),
+            find_client(scope),
+            escalates and self._askers.vouch(scope["headers"]),
+            wait if wait == inf else max(wait - _find_age(scope), 0.0),
         )
         headers = make_headers(verdict, self._families)
         if verdict.allowed:
-            headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
-            return Answer(200, headers)
-        return Answer(403 if verdict.blocked else template.deny, [PROBLEM, *headers], write_problem(verdict))
+            if verdict.leases:
+                headers += [(b"x-netlimit-lease", write_lease(ask).encode()) for ask in verdict.leases if ask.hits]
+            return new(Answer, (200, headers, b""))
+        return Answer(403 if verdict.blocked else deny, [PROBLEM, *headers], write_problem(verdict))
 
     def _read_template(self, query: bytes) -> Template:
         """Read what a proxy is configured to ask, `domain=web&key=remote_address,path`. Raises Problem 422."""

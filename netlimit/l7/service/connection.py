@@ -12,7 +12,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -23,7 +23,7 @@ from netlimit.l7.listening import Receive
 from netlimit.l7.service.answers import CLOSE, TEXT, Answer
 from netlimit.l7.service.exchange import AGE, Exchange, Scope, write_answer
 from netlimit.l7.service.pace import Pace
-from netlimit.l7.service.questions import LARGEST
+from netlimit.l7.service.questions import LARGEST, REMEMBERED, SHORT
 from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
 
 HEAD_BYTES = LARGEST
@@ -193,15 +193,14 @@ class Connection(asyncio.Protocol):
             self._problem = _too_large()
             raise ValueError("the head is too large")
         parser = self._parser
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
+        path, query = _read_target_again(self._url) if len(self._url) <= SHORT else _read_target(self._url)
         version = parser.get_http_version()
         scope: dict[str, Any] = {
             "type": "http",
             "client": self._peer,
             "method": parser.get_method().decode("ascii"),
-            "path": unquote(path) if "%" in path else path,
-            "query_string": url.query or b"",
+            "path": path,
+            "query_string": query,
             "headers": self._headers,
             AGE: self._find_age,
         }
@@ -306,6 +305,16 @@ class Connection(asyncio.Protocol):
 
     def _measure_head(self) -> int:
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+
+def _read_target(url: bytes) -> tuple[str, bytes]:
+    """The path and the query of a target. Raises httptools.HttpParserInvalidURLError."""
+    parts = httptools.parse_url(url)
+    path = parts.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parts.query or b""
+
+
+_read_target_again = lru_cache(REMEMBERED)(_read_target)
 
 
 def _too_large() -> Answer:
