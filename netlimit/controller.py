@@ -42,7 +42,7 @@ from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
 from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.outage import Outage
-from netlimit.overdue import Overdue, read_clock
+from netlimit.overdue import OVERDUE_SECONDS, Overdue, read_clock
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
 from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
@@ -355,7 +355,7 @@ class Controller:
         self._heed_clock()
         if self._is_due("survey", SURVEY_SECONDS):
             self._survey()
-        if self._is_due("window", WINDOW_SECONDS):
+        if self._is_due("window", WINDOW_SECONDS) or self._begins:
             self._look_at_window()
             self._look_between()
         try:
@@ -394,10 +394,15 @@ class Controller:
     def _allow(self, seconds: float = WAIT_SECONDS) -> None:
         """Bound how long the database is waited for until the kernel is looked at again; not where there is nothing to
         look at, or nothing to go on with. Longer, and it counts as away, but for what it tells beside."""
-        begins = self._compilation is None and self._revision < 0
+        begins = self._begins
         idle = self._paused or self._setup.backend == "l7" or (self._compilation is None and not begins)
         goes_on = self._replica is not None and (not begins or self._holds_copy())
         self._database.allow(None if idle or not goes_on else LOAD_WAIT_SECONDS if begins else seconds)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether nothing was known yet since this process began."""
+        return self._compilation is None and self._revision < 0
 
     def _holds_copy(self) -> bool:
         try:
@@ -700,12 +705,20 @@ class Controller:
         return self._undone != before
 
     def _look_at_window(self) -> None:
-        """Undo what nobody has confirmed, if the guard has not. Where nothing was written, none has been opened."""
+        """Undo what nobody has confirmed, if the guard has not. Where nothing was written, none has been opened.
+
+        Whoever begins waits for no guard: he may have put back in the kernel what the database, which takes no writes,
+        does not know to be back, and must not be undone meanwhile."""
         if self._outage is None:
             if self._overdue.watches or not self._quiet:
-                self._overdue.look(self._database, self._kernel)
-        elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel):
+                self._overdue.look(self._database, self._kernel, 0.0 if self._begins else OVERDUE_SECONDS)
+        elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel, self._hear_of_window):
             self._load_all()
+
+    def _hear_of_window(self) -> Window | None:
+        """What a slow database has told of the window since the last pass, if it has."""
+        news = self._outage.news if self._outage is not None else None
+        return news.window if news is not None else None
 
     def _lift(self, gone: str) -> None:
         """Take rules that would rather not limit than go on unattended out of force."""

@@ -217,6 +217,7 @@ class Guard:
         Whoever wakes up long after the `end` finds that the controller has done it, if there is one, and puts nothing
         into the kernel by himself: other changes may have come since."""
         restored = False
+        undoing: Future[int | None] | None = None
         while True:
             try:
                 undoing = self._database.submit(self._expire, window)
@@ -230,7 +231,7 @@ class Guard:
             except Exception as error:
                 self._complain(error)
                 if snapshot is not None and not restored and not self._is_overtaken(end):
-                    restored = self._restore(window, snapshot)
+                    restored = self._restore(window, snapshot, partial(_is_unanswered, undoing))
             time.sleep(LOOK_SECONDS)
 
     @contextmanager
@@ -314,9 +315,10 @@ class Guard:
     def _applied(self, revision: int) -> bool:
         return any(each.host == self._host and each.applied_revision >= revision for each in self._store.hosts())
 
-    def _restore(self, window: Window, snapshot: Snapshot) -> bool:
-        """Put the kernel right from memory; whether that went well. A controller that runs without the database hears
-        of it by its copy; if that cannot be written, there is one in memory for this pass."""
+    def _restore(self, window: Window, snapshot: Snapshot, still: Callable[[], bool]) -> bool:
+        """Put the kernel right from memory, unless that is not `still` to be done: the database may have answered
+        meanwhile, after all; whether that went well. A controller that runs without the database hears of it by its
+        copy; if that cannot be written, there is one in memory for this pass."""
         ended = replace(window, outcome=Outcome.EXPIRED, ended_at=datetime.now(UTC), revision=snapshot.revision)
         log.error("The database has not done its part: revision %d comes back from memory.", snapshot.revision)
         try:
@@ -324,23 +326,25 @@ class Guard:
                 with self._open_copy() as copy:
                     if copy is None:
                         raise StoreError("There is no copy of the applied rules.")
-                    self._hold(copy, snapshot, ended)
+                    self._hold(copy, snapshot, ended, still)
             except Exception as error:
                 self._complain(error)
                 with TemporaryDirectory(dir=_find_memory()) as directory:
                     copy = Replica(Path(directory) / "base.db", self._host)
                     copy.upgrade()
-                    self._hold(copy, snapshot, ended)
+                    self._hold(copy, snapshot, ended, still)
                     copy.close()
         except Exception as error:
             self._complain(error)
             return False
         return True
 
-    def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window) -> None:
+    def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window, still: Callable[[], bool]) -> None:
+        if not still():
+            return
         copy.hold(snapshot, ended)
         if snapshot.paused or self._make_kernel().is_put_off():
-            restore_nothing(copy, self._make_kernel(), self._host)
+            restore_nothing(copy, self._make_kernel(), self._host, still)
         else:
             self._make_controller(copy, self._make_kernel()).sync()
 
@@ -427,6 +431,11 @@ class Guard:
         if sentence != self._complaint:
             log.error("%s", sentence)
         self._complaint = sentence
+
+
+def _is_unanswered(undoing: Future[int | None] | None) -> bool:
+    """Whether the database has not told yet that the kernel may stay as it is."""
+    return undoing is None or not undoing.done() or undoing.exception() is not None or undoing.result() is not None
 
 
 def _now() -> float:

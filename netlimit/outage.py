@@ -69,9 +69,14 @@ class Outage:
         """Ask no more."""
         self._thread.shutdown(wait=False)
 
+    @property
+    def news(self) -> News | None:
+        """What a slow database has told, and nobody has taken in yet."""
+        return self._exchange.news if self._exchange is not None else None
+
     def take_news(self) -> News | None:
         """What has changed in the rules meanwhile, as far as a slow database has told; once."""
-        news = self._exchange.news if self._exchange is not None else None
+        news = self.news
         if self._exchange is not None and news is not None:
             self._exchange.news = None
         return news

@@ -64,15 +64,23 @@ class Overdue:
             restore_nothing(store, kernel, self._host, lambda: kernel.is_put_off() or store.paused(self._host))
         self._window = None
 
-    def look_alone(self, copy: Replica, kernel: Kernel) -> bool:
+    def look_alone(self, copy: Replica, kernel: Kernel, told: Callable[[], Window | None]) -> bool:
         """The same without the database. The copy of what was applied last has not followed the window; whether it is
-        to be taken for what holds now. Raises KernelError, StoreError."""
+        to be taken for what holds now. A slow database may have `told` of the window what nobody has taken in yet.
+        Raises KernelError, StoreError."""
         if self._window is None or self._copied or not self._is_late():
             return False
         window = self._window  # it is kept: once it is back, the database is told at once
+
+        def is_unconfirmed() -> bool:
+            heard = told()
+            return heard is None or heard == window or heard.outcome in (Outcome.EXPIRED, Outcome.ABANDONED)
+
+        if not is_unconfirmed():
+            return False
         if self._host in window.paused:
-            restore_nothing(copy, kernel, self._host)
-            self._copied = True
+            restore_nothing(copy, kernel, self._host, is_unconfirmed)
+            self._copied = is_unconfirmed()
             return False
         revision = copy.revision()
         self._copied = True

@@ -222,6 +222,40 @@ def test_what_was_confirmed_in_the_last_moment_is_in_force_again(guarded: Guarde
     assert guarded.outcome is Outcome.CONFIRMED
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_what_the_database_tells_while_the_kernel_is_waited_for_is_not_taken_out(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, confirmed: bool
+) -> None:
+    """Somebody else writes there when the guard gives up on the database, which says then that it was confirmed."""
+    site, writing, waits = guarded.site, threading.Lock(), threading.Event()
+    guarded.cut(paused=["gw"])
+
+    @contextmanager
+    def take_turn(patience: float = PATIENCE) -> Iterator[None]:
+        waits.set()
+        with writing:
+            yield
+
+    monkeypatch.setattr(site.kernel, "exclusive", take_turn)
+    verdicts, write = set(site.send(CLIENT)), site.kernel.apply
+
+    def write_and_send(step: Step) -> None:
+        write(step)
+        verdicts.update(site.send(CLIENT))
+
+    monkeypatch.setattr(site.kernel, "apply", write_and_send)
+    with writing:
+        with locked(site.store) as connection:
+            if confirmed:
+                windows.confirm(connection, Actor("test"), datetime.now(UTC))
+            guarded.elapsed.more += LONG
+            assert waits.wait(PATIENCE)
+        guarded.guard._database.submit(lambda: None).result(PATIENCE)
+    wait(lambda: guarded.guard._done is not None)
+    assert verdicts == ({"drop"} if confirmed else {"drop", "accept"})
+    assert site.send(CLIENT) == ["drop" if confirmed else "accept"]
+
+
 def test_it_does_not_end_while_a_window_is_open(guarded: Guarded) -> None:
     guarded.cut()
     guarded.stopping.set()

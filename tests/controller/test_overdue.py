@@ -19,8 +19,9 @@ from netlimit import overdue
 from netlimit.controller import Controller, Setup
 from netlimit.errors import StoreError
 from netlimit.guard import Guard
-from netlimit.records import Actor, Outcome
-from netlimit.store import Replica, open_replica
+from netlimit.plan import Step
+from netlimit.records import Actor, Outcome, Window
+from netlimit.store import Replica, Store, open_replica
 from tests.controller.conftest import Site
 
 CLIENT = "10.0.0.1"
@@ -191,6 +192,30 @@ def test_what_was_not_ours_to_begin_with_is_taken_out(site: Site, elapsed: Elaps
     assert site.store.paused("gw")
 
 
+@pytest.mark.parametrize("ends", ["confirmed", "for good", "not"])
+def test_what_a_slow_database_has_told_while_the_kernel_was_waited_for_is_not_taken_out(
+    site: Site, elapsed: Elapsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It may have been confirmed in the last moment."""
+    told: list[Window | None] = [None]
+
+    @contextmanager
+    def wait_for_turn(patience: float = PATIENCE) -> Iterator[None]:
+        if ends == "confirmed":
+            site.store.confirm("test", site.clock())
+        elif ends == "for good":
+            site.store.pause("gw", False, for_good=True)
+        told[0] = site.store.window()
+        yield
+
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        cut(site, paused=("gw",))
+        elapsed.pass_by(LATE + 1)
+        monkeypatch.setattr(site.kernel, "exclusive", wait_for_turn)
+        site.controller._overdue.look_alone(copy, site.kernel, lambda: told[0])
+    assert bool(site.kernel.structure().sets) == (ends != "not")
+
+
 def test_what_goes_on_for_good_meanwhile_is_not_taken_out(site: Site, elapsed: Elapsed) -> None:
     site.add(target="10.0.0.2", action="block")
     cut(site, paused=("gw",))
@@ -268,7 +293,7 @@ def restore_from_memory(site: Site) -> None:
         lambda source, kernel: Controller(source, kernel, Setup("gw", "fake"), site.clock),
         lambda: nullcontext(None),
     )
-    assert guard._restore(window, guard._remember(window))
+    assert guard._restore(window, guard._remember(window), lambda: True)
     assert is_open(site)
 
 
@@ -303,3 +328,36 @@ def test_before_its_end_what_was_changed_in_the_window_is_kept_in_force(site_beh
     site_behind.controller._due["structure"] = 0.0
     tick(site_behind)
     assert not is_open(site_behind)
+
+
+def test_what_nobody_has_confirmed_is_not_gone_by_at_a_start_either(site: Site, tmp_path: Path) -> None:
+    """The guard has put the kernel right, but could not tell the database, which takes no writes; then both were
+    killed."""
+    setup, verdicts, write = Setup("gw", "fake"), set(), site.kernel.apply
+
+    def write_and_send(step: Step) -> None:
+        write(step)
+        verdicts.update(site.send(CLIENT))
+
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        site.controller = Controller(site.store, site.kernel, setup, site.clock, copy)
+        site.add(target="10.0.0.2", action="block")
+        tick(site)
+        site.store.open_window(1, "test", site.store.now())
+        site.add(target=CLIENT, action="block")
+        site.controller.sync()
+        assert site.send(CLIENT) == ["drop"]
+        restore_from_memory(site)
+        time.sleep(1.0)
+        site.kernel.apply = write_and_send  # type: ignore[method-assign]
+        assert site.store.path is not None
+        with unwritable(site.store.path), closing(Store(f"sqlite:///{site.store.path}", patience=0.05)) as store:
+            site.controller = Controller(store, site.kernel, setup, site.clock, copy)
+            for _ in range(3):
+                try:
+                    tick(site)
+                except StoreError as error:
+                    site.controller._recover(error, time.monotonic(), 0.5)
+    assert site.send("10.0.0.2") == ["drop"]
+    assert is_open(site)
+    assert "drop" not in verdicts
