@@ -110,9 +110,11 @@ class Guard:
         def look() -> Window | None:
             self._beat()
             window = self._store.window()
-            if window is None or window.outcome is None:
+            if window is not None and window.outcome is None:
                 return window
-            if window.opened_at != self._done and self._has_made_up(window):
+            if window is None or window.opened_at == self._done:
+                self._forget_past()
+            elif self._has_made_up(window):
                 self._done = window.opened_at
             return None
 
@@ -130,6 +132,13 @@ class Guard:
         self._making_up = None
         making.result()
         return opened_at == window.opened_at
+
+    def _forget_past(self) -> None:
+        """What a window has left is done, and another one has ended since, or none is known any more. Raises as
+        `_make_up`: nothing is tried again, for the later one's end has put the kernel right."""
+        if self._making_up is not None and self._making_up[1].done():
+            making, self._making_up = self._making_up[1], None
+            making.result()
 
     def _make_up(self, window: Window) -> None:
         """Do in the kernel what is due since a window has ended that this guard has not watched over: the one before

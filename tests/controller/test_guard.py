@@ -481,6 +481,31 @@ def test_a_window_is_watched_over_while_what_was_due_before_hangs(
     assert guarded.guard._done == window.opened_at
 
 
+def test_one_that_has_made_up_while_another_window_was_open_ends_with_that(
+    site: Site, tmp_path: Path, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the lock of guards until then."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    before = site.store.open_window(LONG, "test", datetime.now(UTC))
+    site.store.expire(before, "another guard", datetime.now(UTC))
+    going_on = threading.Event()
+    monkeypatch.setattr(guarded.guard, "_make_up", lambda window: going_on.wait(PATIENCE))
+    thread = threading.Thread(target=guarded.guard.run, args=[guarded.stopping.is_set, True])
+    thread.start()
+    try:
+        wait(lambda: guarded.guard._making_up is not None)
+        site.store.open_window(LONG, "test", datetime.now(UTC))
+        wait(lambda: guarded.guard.watches)
+        going_on.set()
+        site.store.confirm("test", datetime.now(UTC))
+        thread.join(5.0)
+        assert not thread.is_alive()
+    finally:
+        going_on.set()
+        guarded.stopping.set()
+        thread.join(PATIENCE)
+
+
 @pytest.mark.parametrize("newer", [False, True])
 def test_an_apply_that_was_killed_half_way_is_undone_by_a_guard_that_comes_later(
     site: Site, tmp_path: Path, elapsed: Elapsed, newer: bool
