@@ -47,6 +47,8 @@ OVERTAKEN_SECONDS = 10.0
 """So long after its end a window was undone by the controller, which waits for the guard a few seconds only."""
 OVERSEE_SECONDS = 1.0
 """How often it is looked, past the end of a window, whether the one who writes to the kernel hangs."""
+_WINDOW = "window"
+"""What the database is asked all the time."""
 _LIFTED = "Out of force: no controller has run here for too long, and `on_failure` is open. The next one puts it back."
 _UNSEEN = "Who hangs while he writes to the kernel is not found."
 PASS_SECONDS = 20.0
@@ -81,8 +83,8 @@ class Guard:
         self._done: datetime | None = None
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
-        self._unbeaten = ""
-        self._complaint = ""
+        self._said: dict[str, str] = {}
+        """What is wrong and was told, by what it is about."""
         self._untold: frozenset[int] = frozenset()
         self._mishaps = Mishaps()
 
@@ -93,7 +95,7 @@ class Guard:
             window = self._look()
             if window is not None:
                 self._watch_over(window)
-            elif stopped() or (once and not self._complaint and self._making_up is None):
+            elif stopped() or (once and _WINDOW not in self._said and self._making_up is None):
                 break
             else:
                 self._look_for_controller()
@@ -118,7 +120,7 @@ class Guard:
                 self._done = window.opened_at
             return None
 
-        return self._try(look)
+        return self._try(look, _WINDOW)
 
     def _has_made_up(self, window: Window) -> bool:
         """Whether what is due since that window has ended is done. It is done in a thread of its own: who writes to the
@@ -150,7 +152,9 @@ class Guard:
                 with self._overseeing():
                     restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
         elif self._holds_undone(window) and not self._make_kernel().controlled():
-            log.warning("The window of confirmation was %s, but its rules may be in the kernel yet.", window.outcome)
+            self._say(
+                "past", f"The window of confirmation was {window.outcome}, but its rules may be in the kernel yet."
+            )
             with self._overseeing():
                 self._settle(window.revision)
 
@@ -180,6 +184,7 @@ class Guard:
             with self._overseeing():
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
         self._done = window.opened_at
+        self._said.clear()
         log.info("The window of confirmation has ended.")
 
     def _remember(self, window: Window) -> Snapshot:
@@ -197,7 +202,7 @@ class Guard:
             wait([looking], min(left, LOOK_SECONDS))
             if not looking.done():
                 continue
-            ended = self._try(looking.result)
+            ended = self._try(looking.result, _WINDOW)
             if ended is not None:
                 return ended
             looking = None
@@ -236,9 +241,9 @@ class Guard:
                 settling.result(None if restored else CONTROLLER_SECONDS + PASS_SECONDS)
                 return
             except KernelError as error:
-                log.error("%s Trying again.", error)
+                self._say("kernel", f"{error} Trying again.")
             except Exception as error:
-                self._complain(error)
+                self._complain(error, "undoing")
                 if snapshot is not None and not restored and not self._is_overtaken(end):
                     restored = self._restore(window, snapshot, partial(_is_unanswered, undoing))
             time.sleep(LOOK_SECONDS)
@@ -279,7 +284,7 @@ class Guard:
         try:
             return _now() > end + OVERTAKEN_SECONDS and self._make_kernel().controlled()
         except Exception as error:
-            self._complain(error)
+            self._complain(error, "overtaken")
             return True
 
     def _expire(self, window: Window) -> int | None:
@@ -291,8 +296,8 @@ class Guard:
         if ended.base != window.base:
             log.info("The window of confirmation was given up before anything was written to the kernel.")
             return None
-        log.warning("Revision %d has come back as revision %s: the window of confirmation was %s.",
-                    ended.base, ended.revision, ended.outcome)  # fmt: skip
+        came = f"Revision {ended.base} has come back as revision {ended.revision}"
+        self._say("undone", f"{came}: the window of confirmation was {ended.outcome}.")
         return ended.revision
 
     def _settle(self, revision: int | None) -> None:
@@ -306,7 +311,7 @@ class Guard:
         end = _now() + CONTROLLER_SECONDS
         while not self._applied(revision):
             if _now() >= end:
-                log.warning("The controller has not applied revision %d; doing it here.", revision)
+                self._say("settling", f"The controller has not applied revision {revision}; doing it here.")
                 self._make_controller(self._store, self._make_kernel()).sync()
                 return
             time.sleep(0.05)
@@ -329,7 +334,7 @@ class Guard:
         meanwhile, after all; whether that went well. A controller that runs without the database hears of it by its
         copy; if that cannot be written, there is one in memory for this pass."""
         ended = replace(window, outcome=Outcome.EXPIRED, ended_at=datetime.now(UTC), revision=snapshot.revision)
-        log.error("The database has not done its part: revision %d comes back from memory.", snapshot.revision)
+        self._say("memory", f"The database has not done its part: revision {snapshot.revision} comes back from memory.")
         try:
             try:
                 with self._open_copy() as copy:
@@ -337,14 +342,14 @@ class Guard:
                         raise StoreError("There is no copy of the applied rules.")
                     self._hold(copy, snapshot, ended, still)
             except Exception as error:
-                self._complain(error)
+                self._complain(error, "copy")
                 with TemporaryDirectory(dir=_find_memory()) as directory:
                     copy = Replica(Path(directory) / "base.db", self._host)
                     copy.upgrade()
                     self._hold(copy, snapshot, ended, still)
                     copy.close()
         except Exception as error:
-            self._complain(error)
+            self._complain(error, "restoring")
             return False
         return True
 
@@ -371,25 +376,24 @@ class Guard:
                 self._tell_lifted()
             elif self._controlled_at is not None and _now() - self._controlled_at >= self._failure_seconds:
                 self._relax(kernel)
-        except StoreError as error:
-            self._complain(error)
         except Exception as error:
-            self._mishaps.note(error, "It is not known whether a controller runs.")
+            self._complain(error, "controller")
 
     def _relax(self, kernel: Kernel) -> None:
         try:
             with self._open_copy() as copy:
                 if copy is not None and copy.revision() and not self._is_kept_off(copy, kernel):
-                    self._try(partial(self._renew, copy))
+                    self._try(partial(self._renew, copy), "renewing")
                     self._untold = self._make_controller(copy, kernel).relax()
         except Exception as error:
-            self._complain(error)
+            self._complain(error, "relaxing")
             return
         self._controlled_at = None  # once is enough: the next controller puts everything back
 
     def _is_kept_off(self, copy: Replica, kernel: Kernel) -> bool:
         """Whether a teardown has paused this gateway; one may have told the database, but not the copy."""
-        return kernel.is_put_off() or copy.paused(self._host) or bool(self._try(lambda: self._store.paused(self._host)))
+        is_paused_there = self._try(lambda: self._store.paused(self._host), "pause")
+        return kernel.is_put_off() or copy.paused(self._host) or bool(is_paused_there)
 
     def _renew(self, copy: Replica) -> None:
         """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
@@ -415,31 +419,34 @@ class Guard:
             self._store.guarded(self._host)
         except StoreError as error:
             self._beat_at = _now() + LOOK_SECONDS
-            if str(error) != self._unbeaten:
-                log.error("%s", error)
-            self._unbeaten = str(error)
+            self._say("beat", str(error))
         else:
-            self._unbeaten = ""
+            self._said.pop("beat", None)
 
-    def _try(self, ask: Callable[[], T]) -> T | None:
+    def _try(self, ask: Callable[[], T], about: str = "database") -> T | None:
         """Ask the database; None if it does not answer, and a line in the log the first time. A guard that ends over an
         error leaves what nobody has confirmed."""
         try:
             answer = ask()
         except Exception as error:
-            self._complain(error)
+            self._complain(error, about)
             return None
-        self._complaint = ""
+        self._said.pop(about, None)
         return answer
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: Exception, about: str) -> None:
         if isinstance(error, NetlimitError | TimeoutError):
             sentence = str(error) or "The database does not answer in time."
         else:
             sentence = self._mishaps.note(error, "The guard tries again.")
-        if sentence != self._complaint:
+        self._say(about, sentence)
+
+    def _say(self, about: str, sentence: str) -> None:
+        """Log what is wrong with something once, until it is another thing, or was right meanwhile: all is tried again
+        several times a second."""
+        if self._said.get(about) != sentence:
             log.error("%s", sentence)
-        self._complaint = sentence
+        self._said[about] = sentence
 
 
 def _is_unanswered(undoing: Future[int | None] | None) -> bool:

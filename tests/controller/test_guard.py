@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
@@ -401,6 +402,41 @@ def test_what_was_confirmed_without_a_controller_stays(
     assert [site.send(f"10.0.0.{host}") for host in (1, 2, 3)] == [passing, ["drop"], ["accept"]]
     with guarded.copy() as copy:
         assert copy.revision() == site.store.hosts()[0].applied_revision
+
+
+def count_lines(caplog: pytest.LogCaptureFixture) -> int:
+    return max(Counter(each.getMessage() for each in caplog.records if each.name == guarding.__name__).values())
+
+
+def test_what_is_wrong_is_told_once_where_only_the_copy_cannot_be_opened(
+    site: Site, tmp_path: Path, elapsed: Elapsed, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = Guarded(site, tmp_path, elapsed)
+    (tmp_path / "controller").write_text("This is no directory.")
+    looks = iter(range(6))
+    elapsed.more = 60
+    guarded.make_guard(failure_seconds=0.0).run(lambda: next(looks) == 5)
+    assert count_lines(caplog) == 1
+
+
+def test_what_is_wrong_is_told_once_where_the_kernel_refuses_what_comes_back(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, asked = guarded.site.kernel.apply, []
+
+    def refuse(step: Step) -> None:
+        asked.append(step)
+        raise KernelError("write", "it is refused")
+
+    guarded.cut()
+    monkeypatch.setattr(guarded.site.kernel, "apply", refuse)
+    with locked(guarded.site.store):
+        guarded.elapsed.more += LONG
+        wait(lambda: len(asked) >= 4)
+    wait(lambda: len(asked) >= 8)
+    monkeypatch.setattr(guarded.site.kernel, "apply", write)
+    guarded.wait_until_open()
+    assert count_lines(caplog) <= 2, "once for each copy"
 
 
 def test_a_copy_in_memory_knows_who_is_safe(site: Site, tmp_path: Path) -> None:
