@@ -16,8 +16,12 @@ HANGS_SECONDS = 3.0
 _MOST_OPEN = 1024
 
 
+class Hanging(StoreError):
+    """A disk that has let a write hang."""
+
+
 def try_disk(file: Path) -> None:
-    """Raise StoreError where the disk of a file lets a write of it hang. A file that is missing is no matter here."""
+    """Raise Hanging where the disk of a file lets a write of it hang. A file that is missing is no matter here."""
     if not file.is_file():
         return
     child = os.fork()
@@ -37,7 +41,7 @@ def try_disk(file: Path) -> None:
     if not ended:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)  # it ends when the disk answers
-        raise StoreError(
+        raise Hanging(
             f"The disk of {file} has let a write hang for {HANGS_SECONDS:g} seconds: it may be frozen for a backup, or "
             "be dying. Try again when it answers."
         )

@@ -153,8 +153,15 @@ def _count_left(kernel: Kernel) -> int | None:
 
 def _look_at_copy(settings: Settings, status: HostStatus | None) -> str | None:
     """What the copy lacks where no controller says so, but commands alone apply rules."""
-    from netlimit.store import read_revision
+    from netlimit.store import read_owner, read_revision
 
+    owner = read_owner(settings.state)
+    if owner not in (None, settings.host):
+        return (
+            f"{copying.PREFIX} is that of {owner}, and this gateway is called {settings.host} now: a boot brings back "
+            f"what {owner} has applied, and whether {owner} is torn down is what counts for it. If it is still the "
+            f"same, set NETLIMIT_HOST={owner}."
+        )
     applied = status.applied_revision if status is not None else 0
     copied = read_revision(settings.state)
     if not applied or copied == applied:

@@ -11,7 +11,7 @@ import typer
 
 from netlimit.cli.actor import local_actor
 from netlimit.cli.controllers import TEARDOWN, refuse_stranger
-from netlimit.cli.disks import try_disk
+from netlimit.cli.disks import Hanging, try_disk
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
@@ -19,7 +19,7 @@ from netlimit.cli.pausing import put_off, wait_until_told
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.undo import confirming, parse_length, see_window
-from netlimit.errors import KernelError, StoreError
+from netlimit.errors import KernelError, Slow, StoreError
 from netlimit.forgotten import word_forgotten
 from netlimit.records import State, Window
 from netlimit.settings import Settings
@@ -209,15 +209,38 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     try:
         with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
+            _warn_of_former_name(settings)
             store.pause(settings.host, True, local_actor(settings))
             fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)
             is_told = fault is None or not _complain_of_copy(settings, fault)
             return store.saved_roots(settings.host), store.warn_of_window(CHANGES), is_told
     except StoreError as error:
         complain(error)
-        complain(CommandError(WAITS if put_off(settings) else DEAF))
-        pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
-        return None, [], True
+        waits = put_off(settings)
+        complain(CommandError(WAITS if waits else DEAF))
+        fault = pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
+        is_told = fault is None or _hangs(fault) or not _complain_of_copy(settings, fault)
+        return None, [], is_told
+
+
+def _hangs(fault: StoreError) -> bool:
+    """Whether the disk may yet do what it was asked: nobody knows what is on it then."""
+    return isinstance(fault, Slow | Hanging)
+
+
+def _warn_of_former_name(settings: Settings) -> None:
+    """A teardown is kept by name, and the gateway may have had another one when the limits were applied."""
+    from netlimit.store import read_owner
+
+    owner = read_owner(settings.state)
+    if owner not in (None, settings.host):
+        complain(
+            CommandError(
+                f"The limits here were applied by the name {owner}, as the copy of the applied rules tells, and this "
+                f"teardown is of {settings.host}. Who starts a controller as {owner} brings them back: if that is "
+                f"this gateway, too, run `NETLIMIT_HOST={owner} netlimit teardown`."
+            )
+        )
 
 
 def _complain_of_copy(settings: Settings, fault: StoreError) -> bool:

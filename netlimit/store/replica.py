@@ -173,10 +173,13 @@ class Replica(Store):
         super().report(status)
 
     def follow_pause(self, paused: bool) -> None:
-        """Take over the pause alone. A controller that runs on this copy hears of it. Raises StoreError."""
-        if self.paused(self._host) != paused:
+        """Take over the pause alone. A controller that runs on this copy hears of it; and so does a machine that
+        starts, which goes by the name that the copy was written by. Raises StoreError."""
+        names = {self._host, self.owner or self._host} if paused else {self._host}
+        if any(self.paused(name) != paused for name in names):
             with self._database.writing() as connection:
-                hosts.pause(connection, self._host, paused)
+                for name in names:
+                    hosts.pause(connection, name, paused)
             self._paused = paused
 
     def hold(self, snapshot: Snapshot, window: Window | None) -> None:

@@ -301,6 +301,37 @@ def test_a_teardown_that_cannot_tell_the_copy_says_what_a_boot_does_and_a_contro
     assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
 
 
+def test_a_teardown_that_can_tell_neither_database_nor_copy_says_what_a_boot_does(gateway: Netlimit) -> None:
+    """Both are on a disk that is read-only."""
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    server.end()
+    place = state_of(gateway).parent
+    sealed = ("unshare", "--mount", "sh", "-c", f'mount --bind {place} {place} && mount -o remount,ro,bind {place} && '
+              'exec "$@"', "sh")  # fmt: skip
+    done = replace(gateway, before=sealed).run("teardown")
+    assert done.returncode == 1
+    assert done.stdout.endswith("The kernel holds nothing of netlimit's any more.\n")
+    assert "A boot (`netlimit apply --last`) brings the limits back" in done.stderr
+    assert "1 rule in force here" in gateway.run("apply", "--last").stdout
+    gateway.do("teardown")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_teardown_by_another_name_than_that_of_the_copy_says_so(gateway: Netlimit, lost: bool) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    server.end()
+    assert "is that of gw1, and this gateway is called gw2 now" in gateway.run("doctor", NETLIMIT_HOST="gw2").stdout
+    database = Path(gateway.environment["NETLIMIT_DATABASE_URL"].removeprefix("sqlite:///"))
+    if lost:
+        database.rename(database.with_suffix(".away"))
+    done = gateway.run("teardown", NETLIMIT_HOST="gw2")
+    assert done.returncode == 0
+    assert "run `NETLIMIT_HOST=gw1 netlimit teardown`" in " ".join(done.stderr.split())
+    assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
 def test_a_teardown_without_a_copy_has_nothing_to_tell_it(gateway: Netlimit) -> None:
     gateway.do("db", "upgrade")
     state_of(gateway).write_text("It is no directory.")
