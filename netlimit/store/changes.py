@@ -42,12 +42,14 @@ def changes(connection: Connection, since: int, host: str, known: int | None = N
 
 def is_known(connection: Connection, number: int, stamp: int) -> bool:
     """Whether a revision is the one with this stamp here."""
+    return stamp == stamp_of(connection, number)
+
+
+def stamp_of(connection: Connection, number: int) -> int | None:
+    """The stamp of a revision; None when it is not kept any more. Before the first change there is none."""
     now, mark = clock.read(connection)
-    return stamp == (mark if number == now else _stamp_of(connection, number))
-
-
-def _stamp_of(connection: Connection, number: int) -> int | None:
-    """The stamp of an earlier revision; None when it is not kept any more. Before the first change there is none."""
+    if number == now:
+        return mark
     if number == 0:
         return 0
     return connection.execute(select(revisions.c.stamp).where(revisions.c.revision == number)).scalar_one_or_none()

@@ -102,7 +102,7 @@ class Replica(Store):
                 stack.enter_context(closing(every))
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
-                self._hold_base(source, window)
+                self._hold_base(source, window, changes is not None)
                 if self._host not in window.paused:
                     self.follow_pause(paused)
                 return False
@@ -115,23 +115,54 @@ class Replica(Store):
                 self._write(connection, every or ())
             # Of what is removed nothing is remembered, so whoever knows an older revision must load all.
             connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
-            added = {key: number for key, number in numbering.items() if kept.get(key) != number}
-            numbers.number(connection, self._host, added, kept.keys() - numbering.keys())
-            connection.execute(delete(tables.saved_roots))
-            for device, root in saved.items():
-                roots.save(connection, self._host, device, root)
-            hosts.pause(connection, self._host, paused)
-            self._sign(connection)
+            self._write_rest(connection, kept, numbering, saved, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
 
-    def _hold_base(self, source: Store, window: Window) -> None:
-        """A window may open before what comes back was copied: at once after a change, or another window's end."""
+    def _write_rest(
+        self,
+        connection: Connection,
+        kept: Mapping[tuple[str, str], int],
+        numbering: Mapping[tuple[str, str], int],
+        saved: Mapping[str, SavedRoot],
+        paused: bool,
+    ) -> None:
+        """All but the rules; the numbers are those that were `kept` so far."""
+        added = {key: number for key, number in numbering.items() if kept.get(key) != number}
+        numbers.number(connection, self._host, added, kept.keys() - numbering.keys())
+        connection.execute(delete(tables.saved_roots))
+        for device, root in saved.items():
+            roots.save(connection, self._host, device, root)
+        hosts.pause(connection, self._host, paused)
+        self._sign(connection)
+
+    def _hold_base(self, source: Store, window: Window, known: bool) -> None:
+        """A window may open before what comes back was copied: at once after a change, or another window's end. Where
+        the source has `known` what this holds, it costs what differs: kernel and changes wait for it."""
         if self._is_at(window.base):
             return
         paused = self._host in window.paused or source.paused(self._host)
+        if known:
+            with suppress(NoSuchRevision):
+                self._step(source, window.base, paused)
+                return
         with suppress(NoSuchRevision):
             self.hold(take_snapshot(source, self._host, window.base, paused), None)
+
+    def _step(self, source: Store, revision: int, paused: bool) -> None:
+        """Go to another revision than the one that was copied last. Raises StoreError, NoSuchRevision."""
+        differing, stamp = source.difference(self._copied, revision), source.stamp_of(revision)
+        if stamp is None:
+            raise NoSuchRevision(revision, f"Of revision {revision} it is not known any more which one it was.")
+        wanted = [each.after for each in differing if each.after is not None]
+        numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
+        kept = self.numbering(self._host)
+        with self._database.writing() as connection:
+            rules.erase(connection, [each.rule_id for each in differing])
+            self._write(connection, (rule for rule in wanted if not rule.hosts or self._host in rule.hosts))
+            connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
+            self._write_rest(connection, kept, numbering, saved, paused)
+        self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
 
     @property
     def copied(self) -> tuple[int, int] | None:

@@ -502,6 +502,11 @@ class Store:
         with self._database.reading() as connection:
             return changes.changes(connection, since, host, stamp)
 
+    def stamp_of(self, revision: int) -> int | None:
+        """The stamp that tells a revision from others of its number; None where it is not kept any more."""
+        with self._database.reading() as connection:
+            return changes.stamp_of(connection, revision)
+
     def numbering(self, host: str) -> dict[tuple[str, str], int]:
         """The mark number of each (group, profile) on a gateway."""
         with self._database.reading() as connection:

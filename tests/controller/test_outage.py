@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -503,6 +504,39 @@ def test_the_copy_has_what_an_open_window_brings_back(away: Away, paused: bool) 
     store.confirm("test", now)
     assert away.replica.follow(store)
     assert _rules(away.replica) == _rules(store)
+
+
+def test_what_an_open_window_brings_back_costs_the_copy_what_differs(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller waits for it: of 60,000 rules all are not read again, neither then nor when it has ended."""
+    store, now = away.site.store, away.site.clock()
+    gone = away.site.add(target="10.0.0.1", action="block")
+    changed = away.site.add(target="10.0.0.2", action="block")
+    away.run()
+    assert away.replica.follow(store)
+    store.remove(gone.id, "test", now)
+    store.change(changed.id, lambda rule: replace(rule, name="office"), "test", now)
+    away.site.add(target="10.0.0.3", action="block", hosts=["another"])
+    away.site.add(target="10.0.0.4", action="block")
+    base = _rules(store)
+    store.open_window(3600, "test", now)
+    away.site.add(target="10.0.0.5", action="block")
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise AssertionError("All rules are read.")
+
+    def follow() -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "rules_at", refuse)
+            patched.setattr(store, "load_stamped", refuse)
+            return away.replica.follow(store)
+
+    assert not follow()
+    assert _rules(away.replica) == base
+    store.confirm("test", now)
+    assert follow()
+    assert _rules(away.replica) == _rules(store) != base
 
 
 def test_what_is_newer_than_the_copy_stays_when_the_database_goes_again(
