@@ -60,6 +60,8 @@ class LinuxKernel:
         """Find out what this host can do. Leaves no trace on it."""
         with _translated("probe the host"):
             found = capabilities.probe()
+            if found.capabilities["ifb"] is None:
+                found = found._replace(capabilities={**found.capabilities, "ifb": tc.find_foreign_device()})
         lacking = found.capabilities.get(capabilities.LIBRARY)
         if self._writer is None or not isinstance(lacking, Unanswered):
             self._writer = iptables.find_writer(lacking)

@@ -203,6 +203,9 @@ def write_lead() -> bytes:
 
 def _set_up_ingress_device() -> None:
     """Make it, or set it up if somebody has set it down: what is sent to it is lost meanwhile."""
+    obstacle = find_foreign_device()
+    if obstacle is not None:
+        raise KernelError(f"set up {INGRESS_DEVICE}", obstacle)
     index = queues.find_index(INGRESS_DEVICE)
     if index is not None and queues.is_up(INGRESS_DEVICE):
         return
@@ -211,6 +214,22 @@ def _set_up_ingress_device() -> None:
             ipr.link("add", ifname=INGRESS_DEVICE, kind="ifb", state="up")
         else:
             ipr.link("set", index=index, state="up")
+
+
+def find_foreign_device() -> str | None:
+    """Why our device for what comes in cannot be made, if another one that is none of ours has its name."""
+    index = queues.find_index(INGRESS_DEVICE)
+    if index is None or _is_ifb(index):
+        return None
+    return (
+        f"There is a device {INGRESS_DEVICE} that is none of netlimit's (no ifb), where the one would be by which what "
+        f"ends on this host is shaped. Give it another name (`ip link set {INGRESS_DEVICE} name …`)."
+    )
+
+
+def _is_ifb(index: int) -> bool:
+    with IPRoute() as ipr:
+        return any(each["index"] == index for each in ipr.get_links(kind="ifb"))
 
 
 def _find(step: WriteTree) -> int:
@@ -228,7 +247,7 @@ def _drop(step: WriteTree) -> None:
     root = queues.read_root(index) if index else None
     if index is None or root is None or not queues.is_own_root(root):
         return
-    if step.device == INGRESS_DEVICE:
+    if step.device == INGRESS_DEVICE and _is_ifb(index):
         with IPRoute() as ipr:
             ipr.link("del", index=index)
     elif step.put_back is not None:

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.errors import KernelError
 from netlimit.kernel import capabilities
 from netlimit.kernel.base import Unanswered
 from netlimit.kernel.capabilities import LIBRARY, NAMES
+from netlimit.plan import WriteTree
 from netlimit.records import DISPENSABLE
+from netlimit.tree import FIRST_ROOT, INGRESS_DEVICE, Tree
 from tests.kernel.worker import RemoteKernel
 
 
@@ -59,8 +62,26 @@ def test_a_thousand_devices_that_merge_packets_are_one_note_and_ours_is_none(lin
         linux.run("ethtool", "-K", name, "gro", "on")
         linux.run("ethtool", "-K", f"{name}-far", "gro", "off")
     (note,) = (note for note in linux.probe().notes if "GRO" in note)
+    linux.run("ip", "link", "del", "nl-in")
     assert note.startswith("ppp0, ppp1, ppp10 and 17 more merge packets")
     assert "nl-in" not in note
+
+
+def test_a_device_of_somebody_else_with_the_name_of_ours_is_told_and_left_alone(linux: RemoteKernel) -> None:
+    linux.run("ip", "link", "add", "nl-in", "type", "veth", "peer", "name", "nl-in-far")
+    try:
+        found = linux.probe().capabilities
+        assert "none of netlimit's" in str(found["ifb"])
+        assert (found["htb"], found["bpf"]) == (None, None)
+        tree = Tree(FIRST_ROOT)
+        with pytest.raises(KernelError, match="none of netlimit's"):
+            linux.apply(WriteTree(INGRESS_DEVICE, tree.handle, tree))
+        linux.run("tc", "qdisc", "add", "dev", "nl-in", "root", "handle", "6e05:", "htb", "default", "fffe")
+        linux.apply(WriteTree(INGRESS_DEVICE, tree.handle, drop=True))
+        assert "htb" not in linux.run("tc", "qdisc", "show", "dev", "nl-in")
+    finally:
+        linux.run("ip", "link", "del", "nl-in")
+    assert linux.probe().capabilities["ifb"] is None
 
 
 @pytest.fixture
