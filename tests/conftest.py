@@ -7,6 +7,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from scripts.testbed.streams import Stream
+from tests import traffic
+
 pytest_plugins = ["tests.databases"]
 
 settings.register_profile(
@@ -18,6 +21,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("netlimit")
+Stream.launch = staticmethod(traffic.launch)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Programs of netlimit that need not import it first: most of what a short one costs is importing.
 
-One process imports what they need, and forks itself for each program. It is a process of its own, in a network
+A process imports what they need, and forks itself for each program. It is a process of its own, in a network
 namespace if asked to, with all that a program is started with. What is about the start of a process (how it gives up
 rights, and what it then still finds to import) is tested with processes that start as any does.
 """
@@ -19,14 +19,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_IMPORTED = (
+NETLIMIT = (
     "alembic.command",
     "alembic.config",
     "httpx",
@@ -40,6 +41,12 @@ _IMPORTED = (
     "pyroute2",
     "rich.live",
 )
+"""What commands, controllers and guards need."""
+API = (
+    *NETLIMIT,
+    *("anyio._backends._asyncio", "api.app", "api.bootstrap", "api.server", "encodings.idna", "uvicorn.main"),
+)
+"""What a program needs that serves the API, too."""
 _LARGEST_ORDER = 2**20
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
@@ -53,7 +60,9 @@ class Started:
     answers: socket.socket = field(repr=False)
     pid: int = 0
     returncode: int | None = None
-    stdin = stdout = stderr = None
+    stdin: IO[str] | None = None
+    stdout: IO[str] | None = None
+    stderr: IO[str] | None = None
 
     def __post_init__(self) -> None:
         self.pid = self._read_number()
@@ -72,6 +81,10 @@ class Started:
     def kill(self) -> None:
         """End it at once, unless it has ended."""
         self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Tell it to end, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -101,14 +114,15 @@ def start(
     stdin: IO[Any],
     stdout: IO[Any],
     stderr: IO[Any],
+    imported: Sequence[str] = NETLIMIT,
 ) -> Started:
-    """`python -m module arguments…`, in a session of its own."""
+    """`python -m module arguments…`, in a session of its own, with these modules imported already."""
     order = {"argv": [module, *arguments], "env": dict(env), "cwd": str(cwd), "namespace": namespace}
     # Whole messages: a pid and a status that wait together are not to be read as one number.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         descriptors = [each.fileno() for each in (stdin, stdout, stderr, theirs)]
-        socket.send_fds(_keep_warm(), [json.dumps(order).encode()], descriptors)
+        socket.send_fds(_keep_warm(tuple(imported)), [json.dumps(order).encode()], descriptors)
     return Started([module, *arguments], ours)
 
 
@@ -141,11 +155,11 @@ def run(
 
 
 @cache
-def _keep_warm() -> socket.socket:
+def _keep_warm(imported: tuple[str, ...]) -> socket.socket:
     """The process that forks; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = theirs.fileno()
-    command = [sys.executable, "-W", "error", "-m", "tests.warm", str(number)]
+    command = [sys.executable, "-W", "error", "-m", "tests.warm", str(number), *imported]
     with theirs:
         process = subprocess.Popen(command, cwd=ROOT, pass_fds=[number], stdin=subprocess.DEVNULL)
     atexit.register(lambda: (ours.close(), process.wait(60)))
@@ -170,7 +184,8 @@ def await_order(orders: socket.socket) -> None:
         if child:
             answers.send(b"%d" % child)
             _, status = os.waitpid(child, 0)
-            answers.send(b"%d" % os.waitstatus_to_exitcode(status))
+            with suppress(BrokenPipeError):  # nobody waits for it any more
+                answers.send(b"%d" % os.waitstatus_to_exitcode(status))
             os._exit(0)
     become(json.loads(text), descriptors[:3])
 
@@ -205,7 +220,7 @@ def enter(namespace: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in _IMPORTED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.freeze()  # no fork is to look through all of it for garbage
     await_order(socket.socket(fileno=int(sys.argv[1])))

@@ -352,7 +352,10 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
     """Whether the leader has ended, without reaping it."""
     if process.returncode is not None:
         return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # another process has started it for this one, and reaps it
+        return process.poll() is not None
 
 
 def close_pipes(process: subprocess.Popen[str]) -> None:

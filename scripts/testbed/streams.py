@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from scripts.testbed.errors import LabError
 from scripts.testbed.namespaces import LAN_MAC, Lab, Namespace, close_pipes
@@ -37,20 +37,27 @@ SINK, SINK_MAC = "10.2.255.254", "02:00:00:02:ff:fe"
 Report = TypeVar("Report", SendReport, ReceiveReport, FloodReport, ConnectReport, ListenReport, MeterReport)
 
 
+def _launch(namespace: Namespace, argv: Sequence[str]) -> subprocess.Popen[str]:
+    return namespace.popen(
+        *(sys.executable, "-m", "scripts.testbed.traffic", *argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+
+
 class Stream(Generic[Report]):
     """Traffic that is under way: a context manager, which stops it at the end of the block."""
+
+    launch: ClassVar[Callable[[Namespace, Sequence[str]], subprocess.Popen[str]]] = staticmethod(_launch)
+    """Starts the tool, with pipes to it. Whoever starts many may have a way that takes less time."""
 
     def __init__(self, namespace: Namespace, parse: Callable[[dict[str, Any]], Report], *argv: str) -> None:
         self.what = f"`traffic {shlex.join(argv)}` in {namespace.role}"
         self._parse: Callable[[dict[str, Any]], Report] = parse
         self._report: Report | None = None
-        self._process = namespace.popen(
-            *(sys.executable, "-m", "scripts.testbed.traffic", *argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-        )
+        self._process = type(self).launch(namespace, argv)
         self._await_ready()
 
     def __enter__(self) -> Self:

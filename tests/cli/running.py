@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from netlimit.cli.database import share
 from tests import warm
@@ -20,6 +20,7 @@ from tests.ports import free_port
 
 MODULE = "netlimit.cli.main"
 PROGRAM = (sys.executable, "-W", "error", "-m", MODULE)
+Process = subprocess.Popen[bytes] | warm.Started
 SECONDS = 120.0
 """How long anything may take here; a busy machine is no failure."""
 
@@ -27,11 +28,12 @@ SECONDS = 120.0
 @dataclass(frozen=True)
 class Netlimit:
     """A place to run `netlimit` in: its settings, its network namespace if it has one, and whatever the command line is
-    led in by (`setpriv …`)."""
+    led in by (`setpriv …`). What goes on has its imports done already, unless its start is what is tried: `cold`."""
 
     environment: Mapping[str, str]
     namespace: str = ""
     before: Sequence[str] = field(default=())
+    cold: bool = False
     started: list[Server] = field(default_factory=list, compare=False)
 
     def run(self, *arguments: str, given: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
@@ -74,17 +76,29 @@ class Netlimit:
         return [*(("ip", "netns", "exec", self.namespace) if self.namespace else ()), *self.before, *command]
 
     def start(self, *arguments: str, stderr: int | None = None, program: Sequence[str] = PROGRAM) -> Server:
-        """Start a command that goes on, and imports what it needs. Its log is a file, unless `stderr` is given."""
+        """Start a command that goes on. Its log is a file, unless `stderr` is given."""
         log = Path(self.environment["LOG"])
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                self.within(*program, *arguments),
-                stderr=output if stderr is None else stderr,
-                cwd=warm.ROOT,
-                env=dict(self.environment),
-            )
+        with log.open("ab") if stderr is None else open(stderr, "wb", closefd=False) as errors:
+            if self.cold or self.before or program is not PROGRAM:
+                process: Process = subprocess.Popen(
+                    self.within(*program, *arguments), stderr=errors, cwd=warm.ROOT, env=dict(self.environment)
+                )
+            else:
+                process = self._start_warm(*arguments, errors=errors)
         self.started.append(Server(process, log))
         return self.started[-1]
+
+    def _start_warm(self, *arguments: str, errors: BinaryIO) -> warm.Started:
+        with open(0, "rb", closefd=False) as stdin, open(1, "wb", closefd=False) as stdout:
+            return warm.start(
+                *(MODULE, *arguments),
+                env=self.environment,
+                namespace=self.namespace,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
+                imported=warm.API,
+            )
 
     def end_all(self) -> None:
         """End what a test that failed has left running: nothing of it is to be told in another."""
@@ -118,7 +132,7 @@ class Netlimit:
 class Server:
     """A command that goes on, and what it logs."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
     @property

@@ -36,7 +36,8 @@ class Running:
                 NETLIMIT_LIMITER_LISTEN=self.place,
                 NETLIMIT_LIMITER_GRPC_LISTEN=self.grpc_place,
                 **others,
-            )
+            ),
+            cold=True,  # what it needs is not what others need
         )
         self.netlimit.make_database()
         self.server = self.start()

@@ -21,7 +21,7 @@ AS_NOBODY = (
 
 
 def test_the_api_has_no_capabilities_and_can_have_none(root: None, netlimit: Netlimit) -> None:
-    server = netlimit.serve()
+    server = replace(netlimit, cold=True).serve()
     (api,) = [child for child, user in server.children.items() if user == pwd.getpwnam("nobody").pw_uid]
     status = dict(re.findall(r"^(\w+):\s*(.*)$", Path(f"/proc/{api}/status").read_text(), re.MULTILINE))
     server.end()

@@ -28,7 +28,7 @@ def test_tls_and_secrets(directory: Path) -> None:
         NETLIMIT_LOG_LEVEL="debug",
     )
     settings["NETLIMIT_URL"] = settings["NETLIMIT_URL"].replace("http:", "https:")
-    place = Netlimit(settings)
+    place = Netlimit(settings, cold=True)
     server = place.serve()
     if os.geteuid() == 0:
         # The API is nobody's, and has the key all the same.
