@@ -7,8 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from scripts.testbed.streams import Stream
-from tests import traffic
+from tests import testbed
 
 pytest_plugins = ["tests.databases"]
 
@@ -21,7 +20,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("netlimit")
-Stream.launch = staticmethod(traffic.launch)
+testbed.hurry()
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from scripts.testbed.reports import (
     SendReport,
 )
 
+TRAFFIC = "scripts.testbed.traffic"
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120.0  # seconds that traffic without a time of its own may last
 SINK, SINK_MAC = "10.2.255.254", "02:00:00:02:ff:fe"
@@ -39,7 +40,7 @@ Report = TypeVar("Report", SendReport, ReceiveReport, FloodReport, ConnectReport
 
 def _launch(namespace: Namespace, argv: Sequence[str]) -> subprocess.Popen[str]:
     return namespace.popen(
-        *(sys.executable, "-m", "scripts.testbed.traffic", *argv),
+        *(sys.executable, "-m", TRAFFIC, *argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

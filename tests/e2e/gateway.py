@@ -214,7 +214,7 @@ class Gateway:
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, f"Waited too long for {what}:\n{self.log.read_text()[-2000:]}"
-            time.sleep(0.01)
+            time.sleep(0.02)  # a look at the database takes most of a millisecond
 
     # -- what it says
 

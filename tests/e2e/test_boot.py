@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from netlimit.rules import parse_rule
 from netlimit.store import Store
 from scripts.testbed.namespaces import Namespace, remove_leftovers
-from tests.e2e.gateway import COMMAND, HOST, PATIENCE
+from tests import warm
+from tests.e2e.gateway import COMMAND, HOST, MODULE, PATIENCE
 from tests.warm import ROOT
 
 RULES = (
@@ -67,7 +69,10 @@ class Machine:
         )
 
     def netlimit(self, *words: str, host: str = HOST) -> str:
-        return self.run(sys.executable, *COMMAND, *words, host=host)
+        settings = {**os.environ, **self._settings, "NETLIMIT_HOST": host}
+        done = warm.run(MODULE, *words, env=settings, namespace=self.network.name)
+        assert done.returncode == 0, done
+        return done.stdout
 
     def run(self, *words: str, host: str = HOST) -> str:
         return self.network.run(*words, cwd=ROOT, env=self._settings | {"NETLIMIT_HOST": host}).stdout
@@ -75,13 +80,13 @@ class Machine:
     def queues(self, device: str) -> list[str]:
         return self.network.run("tc", "class", "show", "dev", device).stdout.splitlines()
 
-    def start_controller(self) -> subprocess.Popen[str]:
+    def start_controller(self) -> warm.Started:
         """Start it; it has looked at everything when this returns."""
         before = self.log.read_text().count("Keeping the rules") if self.log.exists() else 0
-        with self.log.open("a") as log:
-            process = self.network.popen(
-                *(sys.executable, *COMMAND, "controller"), stdout=log, stderr=log, cwd=ROOT, env=self._settings
-            )
+        place: dict[str, Any] = {"env": {**os.environ, **self._settings}, "namespace": self.network.name}
+        with self.log.open("a") as log, open(os.devnull) as nothing:
+            process = warm.start(MODULE, "controller", **place, stdin=nothing, stdout=log, stderr=log)
+        self.network.started.append(process)
         wait(lambda: self.log.read_text().count("Keeping the rules") > before, self.log.read_text)
         return process
 

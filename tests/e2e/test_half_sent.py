@@ -22,12 +22,12 @@ STRANGERS = {
 HERE = {ANY: ("127.0.0.1", LAN), "::": ("::1", LAN6)}
 
 
-@pytest.fixture(params=[ANY, "::"], ids=["IPv4", "IPv6"])
+@pytest.fixture(scope="module", params=[ANY, "::"], ids=["IPv4", "IPv6"])
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(lab: Lab, place: str) -> Iterator[Service]:
     lab.add_client_addresses(FRIEND[place], *STRANGERS[place])
     listen = f"[{place}]:8750" if ":" in place else f"{place}:8750"
