@@ -126,6 +126,12 @@ def start(
     return Started([module, *arguments], ours)
 
 
+def hand_over(order: bytes, descriptors: Sequence[int], imported: Sequence[str] = NETLIMIT) -> None:
+    """Have a program run for another process that has made the order: with these for stdin, stdout and stderr, one at
+    which that process is answered (its pid, and then its status), and its network and mount namespaces."""
+    socket.send_fds(_keep_warm(tuple(imported)), [order], descriptors)
+
+
 def run(
     module: str,
     *arguments: str,
@@ -170,7 +176,7 @@ def await_order(orders: socket.socket) -> None:
     """Fork at every order. This returns in the forks, which are to run `sys.argv`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        text, descriptors, _, _ = socket.recv_fds(orders, _LARGEST_ORDER, 4)
+        text, descriptors, _, _ = socket.recv_fds(orders, _LARGEST_ORDER, 6)
         if not text:
             os._exit(0)
         if os.fork() == 0:
@@ -187,20 +193,42 @@ def await_order(orders: socket.socket) -> None:
             with suppress(BrokenPipeError):  # nobody waits for it any more
                 answers.send(b"%d" % os.waitstatus_to_exitcode(status))
             os._exit(0)
-    become(json.loads(text), descriptors[:3])
+    become(json.loads(text), descriptors[:3], descriptors[4:])
 
 
-def become(order: Mapping[str, object], descriptors: list[int]) -> None:
+def become(order: Mapping[str, Any], descriptors: list[int], spaces: list[int]) -> None:
     os.setsid()
     for number, each in enumerate(descriptors):
         os.dup2(each, number)
         os.close(each)
+    open_streams()
     if order["namespace"]:
-        enter(str(order["namespace"]))
+        enter(order["namespace"])
+    for space in spaces:
+        if ctypes.CDLL(None, use_errno=True).setns(space, 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        os.close(space)
+    os.umask(order.get("umask", os.umask(0)))
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
     sys.argv = order["argv"]
+
+
+def open_streams() -> None:
+    """As at the start of Python: whether one can be sought in, or is a terminal, is found out when it is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        former = getattr(sys, name)
+        stream = open(  # noqa: SIM115
+            number,
+            "w" if number else "r",
+            buffering=1 if name == "stderr" else -1,
+            encoding=former.encoding,
+            errors=former.errors,
+            closefd=False,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def enter(namespace: str) -> None:

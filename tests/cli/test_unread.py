@@ -23,7 +23,7 @@ def unread(request: pytest.FixtureRequest) -> Iterator[Outlet]:
 @pytest.fixture
 def talkative(netlimit: Netlimit) -> Netlimit:
     netlimit.do("db", "upgrade")
-    return Netlimit({**netlimit.environment, "NETLIMIT_LOG_LEVEL": "debug"}, cold=True)
+    return Netlimit({**netlimit.environment, "NETLIMIT_LOG_LEVEL": "debug"})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from scripts.testbed.namespaces import SERVER, Lab
 from scripts.testbed.reports import SendReport
 from scripts.testbed.service import Service
 from scripts.testbed.streams import Stream, sending
+from tests.docs import short
 from tests.docs.console import Console, mount_point
 
 FLOOD = 500  # packets a second, from 10.1.0.2 to port 9000 of 10.2.0.2
@@ -40,9 +41,11 @@ def _flood(lab: Lab) -> Stream[SendReport]:
 
 
 @pytest.fixture
-def console(service: Service, tmp_path: Path) -> Console:
+def console(service: Service, tmp_path: Path) -> Iterator[Console]:
     """A shell on the gateway, without any rules yet."""
-    shell = Console(service, tmp_path)
-    for rule in service.request("GET", "/api/v1/rules").body["items"]:
-        service.request("DELETE", f"/api/v1/rules/{rule['id']}")
-    return shell
+    (tmp_path / "bin").mkdir()
+    with short.offered(tmp_path / "bin/netlimit"):
+        shell = Console(service, tmp_path)
+        for rule in service.request("GET", "/api/v1/rules").body["items"]:
+            service.request("DELETE", f"/api/v1/rules/{rule['id']}")
+        yield shell

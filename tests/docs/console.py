@@ -36,15 +36,16 @@ class Printed(NamedTuple):
 
 
 class Console:
-    """A bash that goes on from command to command. `directory` is where it stands, and holds its `bin`."""
+    """A bash that goes on from command to command. `directory` is where it stands; its `bin` holds `netlimit`."""
 
     def __init__(self, service: Service, directory: Path) -> None:
+        beside = Path(sys.executable).parent
         self._process = service.namespace.popen(
             *("bash", "--noprofile", "--norc"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"PATH": f"{_make_programs(directory)}:{os.environ['PATH']}:/usr/sbin:/sbin"},
+            env={"PATH": ":".join((f"{directory}/bin", str(beside), os.environ["PATH"], "/usr/sbin:/sbin"))},
             cwd=directory,
         )
         # In the mount namespace of this shell alone: `ip netns exec` has made one.
@@ -92,17 +93,3 @@ def mount_point() -> Iterator[None]:
     finally:
         if missing:
             STATE.rmdir()
-
-
-def _make_programs(directory: Path) -> str:
-    """A PATH that begins where `netlimit` is: beside this Python, or else in a script that does the same."""
-    beside = Path(sys.executable).parent
-    if (beside / "netlimit").exists():
-        return str(beside)
-    own = directory / "bin"
-    own.mkdir()
-    (own / "netlimit").write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m netlimit.cli.main "$@"\n'
-    )
-    (own / "netlimit").chmod(0o755)
-    return f"{own}:{beside}"
