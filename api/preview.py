@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
 from netlimit.rules import Rule
 from netlimit.store import Store
@@ -24,13 +25,14 @@ async def preview(rule: Rule, store: Store, waiting: Waiting, now: datetime) -> 
     """
     await run_in_turn(store.check, rule, now)
     hosts = await run_in_turn(store.hosts)
-    live = [host.host for host in hosts if is_live(host) and (not rule.hosts or host.host in rule.hosts)]
+    concerned = [host for host in hosts if not rule.hosts or host.host in rule.hosts]
+    live = [host.host for host in concerned if is_live(host)]
     answers = await waiting.ask(live, "preview", {"rule": write_input(rule), "id": rule.id}, ANSWER_SECONDS)
     told = {host: _read(answer) for host, answer in answers.items()}
     found: dict[str, object] = {
         "message": None if any(each["state"] != "pending" for each in told.values()) else _lament(rule, live, hosts),
         **put_together(told),
-        "silent": [host for host in live if host not in answers],
+        "silent": [host.host for host in concerned if host.host not in answers and not is_gone(host.silence)],
     }
     return {**write_draft(rule), "id": rule.id or None, "preview": found}
 

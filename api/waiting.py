@@ -15,6 +15,7 @@ from typing import Any
 from fastapi.concurrency import run_in_threadpool
 
 from netlimit.errors import StoreError
+from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
 from netlimit.store import Store
 
@@ -110,26 +111,27 @@ class Waiting:
         except StoreError as error:  # they are forgotten a minute later
             _log.warning("Questions that nobody waits for stay open: %s", error)
 
-    async def live_hosts(self, host: str | None = None) -> list[str]:
-        """The gateways whose controllers have reported lately, or only this one. Raises Problem 404 and 503."""
+    async def find_hosts(self, host: str | None = None) -> tuple[list[str], list[str]]:
+        """The gateways, or only this one, whose controllers have reported lately, and the others that are not gone.
+        Raises Problem 404 and 503."""
         hosts = await run_in_turn(self._store.hosts)
         wanted = choose_hosts(hosts, host)
         live = [each.host for each in wanted if is_live(each)]
         if not live:
             whose = f"of {host!r} " if host is not None else ""
             raise Problem(503, f"No controller {whose}has reported lately; run `netlimit serve` on the gateway.")
-        return live
+        return live, [each.host for each in wanted if not is_live(each) and not is_gone(each.silence)]
 
     async def ask_live(self, kind: str, seconds: float, host: str | None = None) -> tuple[Answers, list[str]]:
-        """Ask every live gateway, or one: the answers, and which were silent.
+        """Ask every live gateway, or one: the answers, and which were silent, now or for a while.
 
         Raises Problem 404 for a gateway that is not known, and 503 when there is no answer at all.
         """
-        hosts = await self.live_hosts(host)
+        hosts, silent = await self.find_hosts(host)
         answers = await self.ask(hosts, kind, {}, seconds)
         if not answers:
             raise Problem(503, f"No controller answered in {seconds:g} seconds; asked were {', '.join(hosts)}.")
-        return answers, [host for host in hosts if host not in answers]
+        return answers, sorted({*silent, *hosts} - answers.keys())
 
     async def _poll(self) -> None:
         while self._waiters:

@@ -39,6 +39,7 @@ class Namesakes:
             return None
         return (
             f"{PREFIX} {self._host} to this database: limits are in force on both, but "
-            "status, counters and repairs are now of one and now of the other. Give each gateway a name of its own "
+            "status, counters and repairs are now of one and now of the other, and a teardown of either has both keep "
+            "their hands off: what the other holds is repaired no more. Give each gateway a name of its own "
             "(NETLIMIT_HOST)."
         )

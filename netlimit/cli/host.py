@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from netlimit import namesakes
 from netlimit.cli.actor import local_actor
 from netlimit.cli.controllers import TEARDOWN, refuse_stranger
 from netlimit.cli.disks import Hanging, try_disk
@@ -213,7 +214,8 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
             store.pause(settings.host, True, local_actor(settings))
             fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)
             is_told = fault is None or not _complain_of_copy(settings, fault)
-            return store.saved_roots(settings.host), store.warn_of_window(CHANGES), is_told
+            warnings = [*store.warn_of_window(CHANGES), *_find_namesakes(settings, store)]
+            return store.saved_roots(settings.host), warnings, is_told
     except StoreError as error:
         complain(error)
         waits = put_off(settings)
@@ -221,6 +223,12 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
         fault = pause_copy(settings)  # else the guard, or a machine that starts, puts back what is in it
         is_told = fault is None or _hangs(fault) or not _complain_of_copy(settings, fault)
         return None, [], is_told
+
+
+def _find_namesakes(settings: Settings, store: Store) -> list[str]:
+    """What the controller says of another gateway of its name, from which this teardown takes nothing out."""
+    reports = (each for each in store.hosts() if each.host == settings.host)
+    return [note for each in reports for note in each.notes if note.startswith(namesakes.PREFIX)]
 
 
 def _hangs(fault: StoreError) -> bool:

@@ -75,6 +75,26 @@ def test_the_plans_of_several_are_told_apart(
     assert found.json()["silent"] == ["gw2"]
 
 
+def test_gateways_that_have_been_silent_for_a_while_are_named_unless_they_are_gone(
+    client: httpx.Client, store: Store, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks them: the plan, and the preview of a rule, are not those of all gateways."""
+    monkeypatch.setattr("api.plan.ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr("api.preview.ANSWER_SECONDS", PATIENCE)
+    nothing = {"words": [], "text": "", "steps": []}
+    controller.answers |= {
+        "plan": lambda argument: nothing,
+        "preview": lambda argument: {"state": "applied", **nothing},
+    }
+    controller.start()
+    store.report(HostStatus(host="quiet", backend="iptables"), ago(minutes=1))
+    store.report(HostStatus(host="gone", backend="iptables"), ago(minutes=61))
+    assert client.get("/plan").json()["silent"] == ["quiet"]
+    assert client.post("/rules?dry_run=true", json=RULE).json()["preview"]["silent"] == ["quiet"]
+    here = {**RULE, "hosts": ["gw1"]}
+    assert client.post("/rules?dry_run=true", json=here).json()["preview"]["silent"] == []
+
+
 def test_no_plan_without_a_controller(
     client: httpx.Client, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,7 +367,7 @@ def test_a_gateway_that_reported_by_a_clock_that_was_ahead_is_not_live(
     assert said in status["notes"][0]
     assert said in client.get("/rules/1").json()["status"]["message"]
     assert 'netlimit_host_live{host="gw1"} 0.0' in get(f"{url}/metrics").text.splitlines()
-    assert client.post("/rules?dry_run=true", json=RULE | {"target": "10.1.2.4"}).json()["preview"]["silent"] == []
+    assert client.post("/rules?dry_run=true", json=RULE | {"target": "10.1.2.4"}).json()["preview"]["silent"] == ["gw1"]
     store.report(HostStatus("gw1", "iptables", applied_revision=1))
     status = client.get("/status").json()
     assert status["hosts"][0]["live"]

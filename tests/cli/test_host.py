@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from netlimit import namesakes
+from netlimit.records import HostStatus
 from netlimit.store import Store, open_replica
 from scripts.testbed.lock import wait_for_lock
 from tests.cli.running import Netlimit, until
@@ -330,6 +332,14 @@ def test_a_teardown_by_another_name_than_that_of_the_copy_says_so(gateway: Netli
     assert done.returncode == 0
     assert "run `NETLIMIT_HOST=gw1 netlimit teardown`" in " ".join(done.stderr.split())
     assert gateway.run("apply", "--last").stdout == "Paused by teardown, until `netlimit apply`.\n"
+
+
+def test_a_teardown_tells_of_another_gateway_of_its_name(gateway: Netlimit) -> None:
+    gateway.do("db", "upgrade")
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        note = f"{namesakes.PREFIX} gw1 to this database."
+        store.report(HostStatus(host="gw1", backend="iptables", notes=(note, "Something else.")))
+    assert gateway.do("teardown") == f"There was nothing to remove.\n{note}\n"
 
 
 def test_a_teardown_without_a_copy_has_nothing_to_tell_it(gateway: Netlimit) -> None:
