@@ -32,6 +32,7 @@ NETLIMIT = (
     "alembic.config",
     "httpx",
     "iptc",
+    "netlimit.cli.doctor",
     "netlimit.cli.main",
     "netlimit.controller",
     "netlimit.kernel.capabilities",

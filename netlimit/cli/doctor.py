@@ -1,4 +1,4 @@
-"""`netlimit doctor`: what this host can do, and what gets in the way of limits."""
+"""What `netlimit doctor` finds: what this host can do, and what gets in the way of limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from netlimit import copying, crowding, namesakes, skew, unforced
 from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
 from netlimit.cli.listeners import StrangerError, watch
-from netlimit.cli.parts import make_kernel, open_store, read_settings
-from netlimit.cli.printing import JSON, add_row, make_table, print_table, say
+from netlimit.cli.parts import make_kernel, open_store
+from netlimit.cli.printing import add_row, make_table, print_table, say
 from netlimit.cli.privileges import USER, find_keepers
 from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
@@ -44,11 +44,8 @@ API_SECONDS = 3.0
 MEMINFO = Path("/proc/meminfo")
 
 
-def doctor(context: typer.Context, json: bool = JSON) -> None:
-    """Look for what this host lacks, and what gets in the way. Nothing is changed.
-
-    Ends with 1 if something is found that keeps rules from holding."""
-    settings = read_settings(context)
+def examine(settings: Settings, json: bool) -> None:
+    """Tell it. Raises typer.Exit if something is found that keeps rules from holding."""
     kernel = make_kernel(settings)
     facts = _tell_marks(kernel.probe(), kernel, settings)
     found = [

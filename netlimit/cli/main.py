@@ -13,9 +13,9 @@ import typer
 
 from netlimit.cli import (
     backup,
+    checkup,
     daemons,
     database,
-    doctor,
     explaining,
     gateways,
     host,
@@ -88,7 +88,7 @@ app.command()(standing.status)
 app.command()(standing.counters)
 app.command()(top.top)
 app.command()(explaining.explain)
-app.command()(doctor.doctor)
+app.command()(checkup.doctor)
 app.add_typer(gateways.app, name="gateway")
 app.add_typer(tokens.app, name="token")
 app.command()(backup.backup)
