@@ -87,7 +87,9 @@ class Gateway:
         extra = {"NETLIMIT_LISTEN": listen, "NETLIMIT_BOOTSTRAP_TOKEN": token}
         place = {**self._place, "env": {**self._place["env"], **extra}}
         with self.log.open("a") as log, open(os.devnull) as nothing:
-            process = warm.start(MODULE, "api", "--user", "root", **place, stdin=nothing, stdout=log, stderr=log)
+            process = warm.start(
+                *(MODULE, "api", "--user", "root"), **place, stdin=nothing, stdout=log, stderr=log, imported=warm.API
+            )
         self._started.append(process)
         try:
             port = listen.rpartition(":")[2]
