@@ -34,13 +34,14 @@ from netlimit.errors import Busy, KernelError, NetlimitError, Occupied, Slow, St
 from netlimit.escalating import LABEL
 from netlimit.exchange import Exchange, Ledger, News, find_changed, renumber
 from netlimit.fallback import Fallback
-from netlimit.forgotten import find_forgotten
+from netlimit.forgotten import NOTHING, Held, find_forgotten
 from netlimit.inspection import Drift, Inspection
 from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entries
 from netlimit.limits import Fragment, purpose_sets
 from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
 from netlimit.numbers import find_mark_bits, find_translated
+from netlimit.origins import Origin
 from netlimit.outage import Outage
 from netlimit.overdue import OVERDUE_SECONDS, Overdue, read_clock
 from netlimit.plan import Plan, WriteIngress, WriteTree, diff
@@ -176,7 +177,8 @@ class Controller:
 
     With a `replica`, it goes on without the database: what it knows stays in force and is repaired, rules end in time,
     devices and hosts are followed; and a controller that starts then begins with what was applied last. `reopen` opens
-    that copy anew where it cannot be used as it is, and raises StoreError.
+    that copy anew where it cannot be used as it is, and raises StoreError. Without one, `held` tells what a copy holds:
+    another database than that copy's is not gone by.
     """
 
     def __init__(
@@ -187,8 +189,10 @@ class Controller:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         replica: Replica | None = None,
         reopen: Callable[[], Replica] | None = None,
+        held: Callable[[], Held] = lambda: NOTHING,
     ) -> None:
         self._store = store
+        self._read_held = held
         self._database = store
         self._copying = Copying(replica, reopen)
         self._watch: Watch | None = None
@@ -273,6 +277,7 @@ class Controller:
             try:
                 if self._watch is None and self._outage is None:
                     self._allow()
+                    self._refuse_forgotten()
                     self._watch = self._database.watch()
                 self.tick()
                 retry = _FIRST_RETRY
@@ -414,7 +419,10 @@ class Controller:
         """Changes and drift, and what both depend on, unless a teardown has paused this gateway."""
         is_put_off = self._kernel.is_put_off()
         if not self._quiet:
-            self._is_paused_there = self._store.paused(self._setup.host)
+            is_paused = self._store.paused(self._setup.host)
+            if is_paused and not self._is_paused_there:  # a teardown of another database means nothing here
+                self._refuse_forgotten()
+            self._is_paused_there = is_paused
         self._paused = is_put_off or self._is_paused_there
         if self._paused:
             self._pause()
@@ -564,7 +572,7 @@ class Controller:
         self._outage = Outage(self._begin_exchange, self._end_exchange, self._try_database, lasted, lasts)
         self._store = self._replica
         self._due["structure"] = 0.0  # what is wrong in the kernel must not have waited for nothing
-        self._try_report(last_error=str(error))
+        self._try_report(last_error=str(error), refused=self._forgotten)
         return True
 
     def _find_slowness(self) -> float:
@@ -602,14 +610,15 @@ class Controller:
             self._clients = exchange.clients
 
     def _take_news(self, news: News) -> None:
-        """Take in what a slow database has told. What was read in a window of confirmation that is over since, or after
-        another revision than that is known now, is asked for anew."""
+        """Take in what a slow database has told, if it is gone by. What was read in a window of confirmation that is
+        over since, or after another revision than that is known now, is asked for anew."""
+        self._forgotten = None if news.origin is None else self._find_forgotten(news.origin)
+        if self._forgotten is not None:
+            return
         if news.end == -math.inf:
             return  # what nobody has confirmed: until more is told, the window is as it was
         self._overdue.hear(news.window, news.end)
         if read_clock() >= news.end or news.since != (self._revision, self._stamp):
-            return
-        if news.whole and self._find_forgotten(news.changes.revision) is not None:
             return
         changes = renumber(news.changes, self._list_known()) if news.whole else news.changes
         if news.window is None or news.window.outcome is not None:
@@ -636,12 +645,14 @@ class Controller:
         """See whether the database does its part, with what is told by now: a controller that has just begun knows of
         its host what the copy tells, and must not write less over it. False if it does, but is not to be gone by: then
         it is told how this gateway stands, for who asks there. In a thread of its own."""
-        self._database.try_host(self._status)
-        self._forgotten = self._find_forgotten(self._database.revision())
+        self._forgotten = self._find_forgotten(self._database.origin())
+        said = {"refused": self._forgotten, "last_error": self._forgotten or self._status.last_error}
+        self._database.try_host(replace(self._status, **said))  # type: ignore[arg-type]  # both are texts
         return self._forgotten is None
 
-    def _find_forgotten(self, revision: int) -> str | None:
-        return find_forgotten(revision, self._replica, self._setup.host)
+    def _find_forgotten(self, origin: Origin) -> str | None:
+        """Why the database that tells this of itself is not gone by, if it is not."""
+        return find_forgotten(origin, self._replica.held() if self._replica is not None else self._read_held())
 
     def _look_for_database(self, outage: Outage) -> None:
         """Return to the database once it answers; until then, heed what rules ask for meanwhile."""
@@ -651,7 +662,7 @@ class Controller:
             self._return(outage)
         elif self._forgotten is not None and self._status.last_error != self._forgotten:
             log.error("%s", self._forgotten)  # of a database that was away, and comes back as another
-            self._try_report(last_error=self._forgotten)
+            self._try_report(last_error=self._forgotten, refused=self._forgotten)
         elif outage.is_slow and self._paused:
             self._end_outage(outage)  # nothing waits for it, and only the database tells when the pause is over
             self._roster.lifted = None
@@ -662,7 +673,7 @@ class Controller:
 
     def _end_outage(self, outage: Outage) -> None:
         self._outage, self._store = None, self._database
-        self._status = replace(self._status, last_error=None)
+        self._status = replace(self._status, last_error=None, refused=None)
         self._returned = time.monotonic()
         outage.close()
         self._allow()
@@ -806,8 +817,7 @@ class Controller:
             raise
 
     def _load_anew(self) -> None:
-        if self._outage is None:
-            self._refuse_forgotten()
+        self._refuse_forgotten()
         self._premises.probe(self._store.hosts())
         self._numbered = self._store.numbering(self._setup.host)
         self._premises.look(self._saved_roots(), find_translated(self._numbered))
@@ -835,8 +845,10 @@ class Controller:
         self._adopt()
 
     def _refuse_forgotten(self) -> None:
-        """Raise StoreError if what the database holds must not be taken for what is wanted."""
-        self._forgotten = self._find_forgotten(self._store.revision()) if self._replica is not None else None
+        """Raise StoreError if what the database holds must not be taken for what is wanted. The copy itself may."""
+        if self._outage is not None or not self._database.tells_of_others:
+            return
+        self._forgotten = self._find_forgotten(self._database.origin())
         if self._forgotten is not None:
             raise StoreError(self._forgotten)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from netlimit.origins import Origin
 from netlimit.overdue import read_clock
 from netlimit.records import Changes, Exceptional, HostStatus, Outcome, Repair, RuleCounters, Window
 from netlimit.safety import REMEMBERED_SECONDS
@@ -34,7 +35,8 @@ class Ledger:
 class News:
     """What has changed in the rules since the revision `since` with its stamp; `whole`: `changes` are all rules.
     `missed` is what has changed since the copy was written last, if it is behind. `window` is the last window of
-    confirmation, and `end` (a time of `read_clock`) how long this may be in force: until that ends, if it is open."""
+    confirmation, and `end` (a time of `read_clock`) how long this may be in force: until that ends, if it is open.
+    `origin` tells of which database all rules are, for that may be another one."""
 
     since: tuple[int, int]
     changes: Changes
@@ -42,6 +44,7 @@ class News:
     missed: Changes | None
     window: Window | None
     end: float
+    origin: Origin | None = None
 
 
 @dataclass
@@ -93,8 +96,9 @@ class Exchange:
             self.clients = self.store.clients(self.status.host, since)
 
     def _find_news(self, since: tuple[int, int]) -> None:
-        changes, whole = self._changes, self._changes is None
+        changes, whole, origin = self._changes, self._changes is None, None
         if changes is None:
+            origin = self.store.origin()
             revision, stamp, every = self.store.load_stamped(self.status.host)
             changes = Changes(revision, tuple(every), (), stamp)
         elif changes.revision == since[0] and not self.watches and self.lacks is None:
@@ -105,7 +109,7 @@ class Exchange:
         began = read_clock()
         window, left = self.store.window_left()  # asked last: should it have opened since, these are from before
         end = _find_end(window, changes.revision, began + left)
-        self.news = News(since, changes, whole, missed, window, end)
+        self.news = News(since, changes, whole, missed, window, end, origin)
 
     def _tell_counts(self) -> None:
         if self.counts:

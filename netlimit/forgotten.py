@@ -1,57 +1,60 @@
-"""A database in which nothing was ever changed, on a gateway that holds rules: another one, empty, is in the place of
-the one that had them. It is not taken for what is wanted: that would take every limit out of force, and say nothing.
+"""A database that is not the one whose rules a gateway holds: a new one, or some other, is in its place. It is not
+taken for what is wanted: that would take every limit out of force, and say nothing.
 
-Whoever restores a backup, or makes a rule, changes it: from then on it is gone by. Whoever means to begin anew tears
-the gateway down first, as its copy knows then.
+Whoever restores a backup brings back which database it was; whoever means another one says so
+(`netlimit apply --take-database`), or tears the gateway down first, as its copy knows then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from netlimit.errors import StoreError
 from netlimit.liveness import SILENCE, is_recent
+from netlimit.origins import Origin, is_another
 from netlimit.records import HostStatus
 
-if TYPE_CHECKING:  # for the types alone: the copy is handed over
-    from netlimit.store import Replica
-
-_FORGOTTEN = "Nothing was ever changed in this database"
+TAKE = "netlimit apply --take-database"
 
 
-def count_held(copy: Replica | None, host: str) -> int:
-    """How many rules a gateway holds as its copy tells; 0 if it is another gateway's, cannot be read, or knows that a
-    teardown has taken them out of force."""
-    with suppress(StoreError):
-        if copy is not None and copy.owner == host and copy.revision() and not copy.paused(host):
-            return copy.select(limit=1)[1]
-    return 0
+class Held(NamedTuple):
+    """How many rules a gateway holds as its copy tells (none after a teardown), and of which database."""
+
+    rules: int
+    origin: Origin
 
 
-def find_forgotten(revision: int, copy: Replica | None, host: str) -> str | None:
-    """Why a database at this revision is not gone by, if it is not."""
-    held = 0 if revision else count_held(copy, host)
-    return None if copy is None or not held else word_forgotten(held, copy.revision())
+NOTHING = Held(0, Origin(None, 0))
 
 
-def word_forgotten(held: int, revision: int) -> str:
-    """What is wrong with a database in which nothing was ever changed, where the copy tells so much."""
+def find_forgotten(found: Origin, held: Held) -> str | None:
+    """Why a database is not gone by, if it is not: the one judgement, of controllers, commands and guards."""
+    if not held.rules or not is_another(held.origin.identity, found):
+        return None
+    if found.revision:
+        says = (
+            f"This is another database than the one of which {word_held(held)}, so this gateway does not go by it "
+            f"(revision {found.revision} here). "
+        )
+        takes = f"To go by this one instead, run `{TAKE}`; to"
+    else:
+        says = (
+            f"Nothing was ever changed in this database, though {word_held(held)}: it is a new one in the place of the "
+            "one that had them. "
+        )
+        takes = f"To go by this one instead, make its rules first, then run `{TAKE}`; to"
     return (
-        f"{_FORGOTTEN}, though {word_held(held, revision)}: it is a new one in the place of the one that had them. "
-        "What the kernel holds stays in force until it is changed: put the database back, or restore a backup "
-        "(`netlimit restore FILE`). The first rule that is made in it would take the place of all of them. To begin "
-        "anew on purpose, run `netlimit teardown`, then `netlimit apply`."
+        f"{says}What the kernel holds stays in force: put the database back, or restore a backup of it (`netlimit "
+        f"restore FILE`). {takes} begin anew, `netlimit teardown`, then `netlimit apply`."
     )
 
 
 def find_told(reports: Iterable[HostStatus]) -> str | None:
-    """What a gateway says that does not go by the database into which it reports, for that is a new one."""
-    errors = [each.last_error for each in reports if is_recent(each.silence, SILENCE)]
-    return next((each for each in errors if each is not None and each.startswith(_FORGOTTEN)), None)
+    """What a gateway says that does not go by the database into which it reports."""
+    return next((each.refused for each in reports if each.refused and is_recent(each.silence, SILENCE)), None)
 
 
-def word_held(held: int, revision: int) -> str:
+def word_held(held: Held) -> str:
     """What the copy tells."""
-    return f"this gateway holds {held} rule{'' if held == 1 else 's'} of revision {revision}, as its copy tells"
+    number = f"{held.rules} rule{'' if held.rules == 1 else 's'}"
+    return f"this gateway holds {number} of revision {held.origin.revision}, as its copy tells"

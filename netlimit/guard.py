@@ -58,7 +58,8 @@ PASS_SECONDS = 20.0
 class Guard:
     """Guards one gateway. `make_kernel` and `make_controller` make what a pass over the kernel needs; `open_copy` opens
     the copy on which a controller runs that has lost the database. After `failure_seconds` without a controller, rules
-    with `on_failure: open` are taken out of force until one runs (None: never)."""
+    with `on_failure: open` are taken out of force until one runs (None: never). `refuse` raises StoreError while the
+    database is another than the one whose rules are in force here: nothing of it is put into this kernel."""
 
     def __init__(
         self,
@@ -68,8 +69,10 @@ class Guard:
         make_controller: Callable[[Store, Kernel], Controller],
         open_copy: Callable[[], AbstractContextManager[Replica | None]],
         failure_seconds: float | None = None,
+        refuse: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._refuse = refuse
         self._host = host
         self._actor = Actor(f"guard of {host}")
         self._make_kernel = make_kernel
@@ -113,6 +116,7 @@ class Guard:
             self._beat()
             window = self._store.window()
             if window is not None and window.outcome is None:
+                self._refuse()
                 return window
             if window is None or window.opened_at == self._done:
                 self._forget_past()
@@ -147,6 +151,7 @@ class Guard:
         was killed meanwhile, or another gateway's has ended it in the database. Raises StoreError, KernelError."""
         if window.outcome is Outcome.CONFIRMED:
             return
+        self._refuse()
         if self._is_torn_down():
             if self._host in window.paused:
                 with self._overseeing():
@@ -212,6 +217,8 @@ class Guard:
     def _find_end(self, window: Window) -> Window | None:
         self._beat()
         last = self._store.window()
+        if last is None or last.opened_at != window.opened_at:
+            self._refuse()
         if last is None or last.outcome is not None or last.opened_at != window.opened_at:
             return last  # None of a database that was restored, and knows nothing of it: then the deadline counts
         self._pauses = self._find_pause(last)
@@ -290,6 +297,7 @@ class Guard:
     def _expire(self, window: Window) -> int | None:
         """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if
         it may stay as it is. Raises StoreError."""
+        self._refuse()
         ended = self._store.expire(window, self._actor, self._store.now()) or self._store.window()
         if ended is None or ended.opened_at != window.opened_at or ended.outcome is Outcome.CONFIRMED:
             return None
@@ -398,6 +406,7 @@ class Guard:
     def _renew(self, copy: Replica) -> None:
         """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
         while no controller ran. Raises StoreError, NoSuchRevision."""
+        self._refuse()
         applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
         if applied > copy.revision():
             copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from netlimit.origins import Origin
 from netlimit.rules import Rule
 
 DISPENSABLE = frozenset({"fq_codel", "python-iptables"})
@@ -110,7 +111,8 @@ class HostStatus:
     other gateways of the database; `local` is what ends on this one besides `own` by its routes, as networks: local,
     broadcast or anycast. `seen_at` is by the database's clock, and so is `silence`: how long ago that was when this was
     read. `stamp` is that of `applied_revision`, where who reports knows it: a database in which that is another
-    revision, for it has taken the place of the one that was asked, keeps that none is applied.
+    revision, for it has taken the place of the one that was asked, keeps that none is applied; and so it is where it is
+    `refused`: there it says why this gateway does not go by the database into which it reports.
     """
 
     host: str
@@ -139,6 +141,7 @@ class HostStatus:
     reporter: str | None = None
     peers: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
+    refused: str | None = None
     silence: timedelta | None = field(default=None, compare=False)
     stamp: int | None = field(default=None, compare=False)
 
@@ -291,7 +294,8 @@ class Duties:
     gateway that have changed since the revision that was asked about, and `removed` those that are gone; if that is
     None, `rules` are all of them. `own` and `safe` are the gateway's addresses and its safe set. While nothing is
     assigned, or the gateway is paused, there is nothing else either, and the revision is -1. `stamp` tells the revision
-    from others of its number.
+    from others of its number. `origin` tells which database it is, and `is_gone_by` whether the controller of the
+    gateway has said lately that it goes by it.
     """
 
     assigned: Assigned | None = Assigned()
@@ -301,3 +305,5 @@ class Duties:
     own: tuple[str, ...] = ()
     safe: tuple[str, ...] = ()
     stamp: int = field(default=0, compare=False)
+    origin: Origin = field(default=Origin(None, 0), compare=False)
+    is_gone_by: bool = field(default=False, compare=False)

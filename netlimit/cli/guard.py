@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -22,6 +23,7 @@ from netlimit.cli.parts import (
     open_copy,
     open_store,
     read_settings,
+    refuse_another,
 )
 from netlimit.errors import KernelError, StoreError
 from netlimit.kernel.lock import is_locked, locked
@@ -79,6 +81,7 @@ def run_guard(settings: Settings, once: bool = False) -> None:
                     lambda source, kernel: make_controller(settings, source, kernel),
                     lambda: open_copy(settings),
                     None if once or settings.backend is Backend.FAKE else settings.failure_seconds,
+                    partial(refuse_another, settings, store),
                 ).run(lambda: bool(stopping), once)
         except KernelError:
             if stopping or once:

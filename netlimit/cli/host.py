@@ -15,13 +15,21 @@ from netlimit.cli.controllers import TEARDOWN, refuse_stranger
 from netlimit.cli.disks import Hanging, try_disk
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
-from netlimit.cli.parts import make_controller, make_kernel, open_store, pause_copy, read_settings, renew_copy
+from netlimit.cli.parts import (
+    make_controller,
+    make_kernel,
+    open_store,
+    pause_copy,
+    read_settings,
+    refuse_another,
+    renew_copy,
+)
 from netlimit.cli.pausing import put_off, wait_until_told
 from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
+from netlimit.cli.taking import take_database
 from netlimit.cli.undo import confirming, parse_length, see_window
 from netlimit.errors import KernelError, Slow, StoreError
-from netlimit.forgotten import word_forgotten
 from netlimit.records import State, Window
 from netlimit.settings import Settings
 
@@ -79,10 +87,20 @@ Confirm = Annotated[
 ]
 
 
+Database = Annotated[
+    bool,
+    typer.Option(
+        "--take-database",
+        help="Go by this database from now on, though it is another than the one whose rules are in force here.",
+    ),
+]
+
+
 def apply(
     context: typer.Context,
     take_over: TakeOver = None,
     last: Last = False,
+    database: Database = False,
     confirm: Confirm = None,
     json: bool = JSON,
 ) -> None:
@@ -90,7 +108,7 @@ def apply(
     settings = read_settings(context)
     kernel = make_kernel(settings)
     if last:
-        if take_over or confirm:
+        if take_over or confirm or database:
             raise typer.BadParameter("What was applied last is only put back; leave out the other options, or --last.")
         return apply_last(settings, kernel, json)
     if take_over and confirm:
@@ -98,11 +116,17 @@ def apply(
             "The end of a window of confirmation puts no qdisc back. Take over without --confirm; `netlimit teardown` "
             "puts it back."
         )
+    if database and confirm:
+        raise typer.BadParameter(
+            "A window of confirmation brings no other database back. Take the database without --confirm."
+        )
     with open_store(settings) as store, ExitStack() as window:
         wait_until_told(kernel)
         refuse_stranger("apply", settings, kernel, store)
         seconds = parse_length(confirm) if confirm else None
-        _refuse_forgotten(settings, store)
+        if database:
+            take_database(settings, store, kernel)
+        refuse_another(settings, store)
         actor = local_actor(settings)
         controller = make_controller(settings, store, kernel)
         confirming_it = confirming(context, settings, store, kernel, controller, seconds) if seconds else nullcontext()
@@ -128,16 +152,6 @@ def apply(
     document |= {"warnings": warnings, **({"opened_at": opened.opened_at.isoformat()} if opened else {})}
     say(json, document, "\n".join([*([str(steps)] if steps else []), *reasons, summary, *warnings]))
     return None
-
-
-def _refuse_forgotten(settings: Settings, store: Store) -> None:
-    """Raises CommandError where the database is a new one, and the copy of this gateway has rules. One that cannot be
-    read keeps nobody from applying."""
-    from netlimit.store import read_held
-
-    held, revision = (0, 0) if store.revision() else read_held(settings.state, settings.host)
-    if held:
-        raise CommandError(word_forgotten(held, revision))
 
 
 def _word_window(window: Window, left: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from netlimit.cli.errors import CommandError
 from netlimit.cli.privileges import USER, find_keepers, may_change_network
 from netlimit.contacts import Contacts
 from netlimit.errors import StoreError
+from netlimit.forgotten import find_forgotten
 from netlimit.settings import Backend, Listen, Settings, load_settings
 from netlimit.spared import Spared
 
@@ -101,7 +103,13 @@ def renew_copy(settings: Settings, store: Store, kernel: Kernel) -> StoreError |
     applied = any(each.host == host and each.applied_revision == revision for each in store.hosts())
     if not applied and not store.paused(host):
         return None
-    fault = _write_copy(settings, COPY_SECONDS, lambda replica: replica.follow(store))
+
+    def follow(replica: Replica) -> None:
+        if store.paused(host):  # told first: by what is torn down no other database is judged
+            replica.follow_pause(True)
+        replica.follow(store)
+
+    fault = _write_copy(settings, COPY_SECONDS, follow)
     if fault is not None:
         log.error("%s The copy of the applied rules stays as it was.", fault)
     return fault
@@ -191,7 +199,7 @@ def make_controller(
     from netlimit.controller import Controller, Setup
     from netlimit.l7.redis import hosts
     from netlimit.safety import name_servers
-    from netlimit.store import engine
+    from netlimit.store import engine, read_held
 
     setup = Setup(
         host=settings.host,
@@ -205,4 +213,15 @@ def make_controller(
         keepers=find_keepers(api_user),
         spared=Spared(settings.host, settings.trusted_proxies, Contacts()),
     )
-    return Controller(store, kernel, setup, replica=replica, reopen=reopen)
+    held = partial(read_held, settings.state, settings.host)
+    return Controller(store, kernel, setup, replica=replica, reopen=reopen, held=held)
+
+
+def refuse_another(settings: Settings, store: Store) -> None:
+    """Raise StoreError where the database is another one than that of which the copy of this gateway has rules. A copy
+    that cannot be read keeps nobody from anything."""
+    from netlimit.store import read_held
+
+    forgotten = find_forgotten(store.origin(), read_held(settings.state, settings.host))
+    if forgotten is not None:
+        raise StoreError(forgotten)

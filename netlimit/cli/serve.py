@@ -85,10 +85,10 @@ def _refuse_lost(settings: Settings) -> None:
     lack = path and _find_lack(path)
     if not lack:
         return
-    held, revision = read_held(settings.state, settings.host)
-    if held:
+    held = read_held(settings.state, settings.host)
+    if held.rules:
         raise CommandError(
-            f"{lack}, but {word_held(held, revision)} in {settings.state}: a new database would take them out of "
+            f"{lack}, but {word_held(held)} in {settings.state}: a new database would take them out of "
             "force. What is in the kernel stays; after a boot, `netlimit apply --last` brings it back. Put the file "
             "back (is its disk mounted?), or run `netlimit restore FILE` with a backup; then start this again. To "
             "begin anew on purpose, run `netlimit teardown` first."

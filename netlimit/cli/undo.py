@@ -15,7 +15,7 @@ import typer
 from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain, word
 from netlimit.cli.guard import ensure_guard
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, renew_copy
+from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, refuse_another, renew_copy
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
 from netlimit.copying import refuse_window
@@ -92,6 +92,7 @@ def rollback(
     settings = read_settings(context)
     kernel = make_kernel(settings)
     with open_store(settings) as store:
+        refuse_another(settings, store)
         before = store.revision()
         wanted, after = _go_back(store, settings, revision, force)
         warnings = store.warn_of_window("this change")

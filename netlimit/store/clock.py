@@ -6,6 +6,7 @@ from secrets import randbits
 
 from sqlalchemy import Connection, select, update
 
+from netlimit.origins import Origin
 from netlimit.store.tables import clock
 
 
@@ -25,6 +26,18 @@ def read(connection: Connection) -> tuple[int, int]:
     """The revision, with its stamp."""
     number, mark = connection.execute(select(clock.c.revision, clock.c.stamp)).one()
     return number, mark
+
+
+def origin(connection: Connection) -> Origin:
+    """Which database this is, and what is in it."""
+    return Origin(*connection.execute(select(clock.c.identity, clock.c.revision, clock.c.limits)).one())
+
+
+def identify(connection: Connection, identity: str) -> str:
+    """Name the database, unless it is named; how it is named then."""
+    connection.execute(update(clock).where(clock.c.identity.is_(None)).values(identity=identity))
+    named: str = connection.execute(select(clock.c.identity)).scalar_one()
+    return named
 
 
 def make_stamp() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from netlimit.liveness import SILENCE
 from netlimit.records import HostStatus, Reception, SafeReason
 from netlimit.rules import is_network
 from netlimit.store import changes, moments
@@ -51,13 +52,16 @@ def report(connection: Connection, status: HostStatus, at: datetime | None = Non
         "reporter": status.reporter or received.before,  # a command that reports is no controller
         "peers": list(status.peers),
         "local": list(status.local),
+        "refused": status.refused,
     }
     connection.execute(upsert(connection, hosts), [row | (_NOTHING if pausing is not None else {})])
     return received
 
 
 def _find_applied(connection: Connection, status: HostStatus) -> int:
-    """The revision that a gateway has applied; 0 for one that this database does not know."""
+    """The revision that a gateway has applied; 0 for one that this database does not know, or that is another's."""
+    if status.refused is not None:
+        return 0
     is_here = status.stamp is None or changes.is_known(connection, status.applied_revision, status.stamp)
     return status.applied_revision if is_here else 0
 
@@ -70,6 +74,13 @@ def statuses(connection: Connection) -> list[HostStatus]:
         .order_by(hosts.c.host)
     )
     return [_read(row) for row in rows]
+
+
+def goes_by(connection: Connection, host: str) -> bool:
+    """Whether a gateway's controller has said lately that it goes by this database."""
+    is_heard = moments.is_recent(hosts.c.seen_at, SILENCE)
+    wanted = select(hosts.c.host).where(hosts.c.host == host, hosts.c.refused.is_(None), is_heard)
+    return connection.execute(wanted).first() is not None
 
 
 def lift(connection: Connection, host: str, number: int) -> None:
@@ -115,6 +126,7 @@ def _read_report(row: Row[Any]) -> HostStatus:
         reporter=row.reporter,
         peers=_read_prefixes(row.peers),
         local=_read_prefixes(row.local),
+        refused=row.refused,
         silence=row.now - row.seen_at,
     )
 

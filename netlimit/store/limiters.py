@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from secrets import randbits
 
@@ -50,6 +51,11 @@ def serial(connection: Connection, host: str) -> int:
 def duties(connection: Connection, host: str, since: int, known: int, stamp: int | None = None) -> Duties:
     """What a limiter enforces that knows the rules of revision `since` (-1: none) with its stamp, and what was assigned
     with the serial `known`."""
+    found = _find_duties(connection, host, since, known, stamp)
+    return replace(found, origin=clock.origin(connection), is_gone_by=hosts.goes_by(connection, host))
+
+
+def _find_duties(connection: Connection, host: str, since: int, known: int, stamp: int | None) -> Duties:
     if hosts.paused(connection, host):
         return Duties()
     given = None if known and serial(connection, host) == known else assigned(connection, host)

@@ -10,17 +10,18 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
-from netlimit.forgotten import count_held
+from netlimit.forgotten import NOTHING, Held, find_forgotten
 from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
-from netlimit.store import hosts, numbers, roots, rules, tables, windows
+from netlimit.store import clock, hosts, numbers, roots, rules, tables, windows
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
 from netlimit.store.rows import Kept
@@ -48,13 +49,16 @@ class Snapshot:
     roots: Mapping[str, SavedRoot]
     paused: bool
     status: HostStatus | None = None
+    identity: str | None = None
 
 
 def take_snapshot(store: Store, host: str, revision: int, paused: bool) -> Snapshot:
     """The rules of a revision that concern a gateway. Raises StoreError, NoSuchRevision."""
     here = tuple(k.rule for k in store.rules_at(revision) if not k.rule.hosts or host in k.rule.hosts)
     status = next((each for each in store.hosts() if each.host == host), None)
-    return Snapshot(revision, here, store.numbering(host), store.saved_roots(host), paused, status)
+    return Snapshot(
+        revision, here, store.numbering(host), store.saved_roots(host), paused, status, store.origin().identity
+    )
 
 
 class Replica(Store):
@@ -77,12 +81,14 @@ class Replica(Store):
         self._stamp = 0
         self._paused = False
         self._roots: dict[str, SavedRoot] = {}
+        self._held = NOTHING
 
     def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
         numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
         confirmation is open: then False, and this comes to hold what the window brings back, if it does not yet. Of all
-        else the pause alone is taken over, unless the window undoes it. Raises StoreError."""
+        else the pause alone is taken over, unless the window undoes it. Raises StoreError, also where the source is
+        another database than the one of which rules are held here."""
         try:
             return self._follow(source)
         except Damaged:
@@ -90,6 +96,10 @@ class Replica(Store):
             raise
 
     def _follow(self, source: Store) -> bool:
+        origin, own = source.origin(), self.held()
+        forgotten = find_forgotten(origin, own)
+        if forgotten is not None:
+            raise StoreError(forgotten)
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         known = self._copied >= 0 and self._is_at(self._copied)
@@ -106,6 +116,7 @@ class Replica(Store):
                 if self._host not in window.paused:
                     self.follow_pause(paused)
                 return False
+            identity = origin.identity or _name(source, own.origin.identity)
             connection = stack.enter_context(self._database.writing())
             if changes is not None:
                 rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
@@ -114,7 +125,8 @@ class Replica(Store):
                 connection.execute(delete(tables.rules))
                 self._write(connection, every or ())
             # Of what is removed nothing is remembered, so whoever knows an older revision must load all.
-            connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
+            values = {"revision": revision, "pruned": revision, "identity": identity}
+            connection.execute(update(tables.clock).values(values))
             self._write_rest(connection, kept, numbering, saved, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
@@ -186,6 +198,26 @@ class Replica(Store):
         another gateway that has the same directory."""
         return self.revision() == revision and self.owner == self._host
 
+    def held(self) -> Held:
+        """How many rules are in force as this tells, and of which database; none if a teardown has taken them out.
+        Under whatever name the gateway goes now: it is the copy of this machine. As it was known last where this
+        cannot be read."""
+        self._held = _try(self._read_held, self._held)
+        return self._held
+
+    def _read_held(self) -> Held:
+        with self._database.reading() as connection:
+            origin = clock.origin(connection)
+            names = {self._host, *connection.scalars(select(tables.hosts.c.host))}
+            is_torn_down = any(hosts.paused(connection, name) for name in names)
+            number = connection.execute(select(func.count()).select_from(tables.rules)).scalar_one()
+        return Held(number if origin.revision and not is_torn_down else 0, origin)
+
+    def take(self, identity: str | None) -> None:
+        """Let what is held here be of another database from now on, which is gone by then. Raises StoreError."""
+        with self._database.writing() as connection:
+            connection.execute(update(tables.clock).values(identity=identity))
+
     def is_lost(self) -> bool:
         """Whether what is written comes to no boot: its file was found damaged, is gone, or another than at the first
         look."""
@@ -221,6 +253,8 @@ class Replica(Store):
             self._write(connection, snapshot.rules)
             held = {"revision": snapshot.revision, "pruned": snapshot.revision, "oldest": snapshot.revision}
             connection.execute(update(tables.clock).values(held))
+            if snapshot.identity is not None:
+                connection.execute(update(tables.clock).values(identity=snapshot.identity))
             connection.execute(delete(tables.numbers))
             numbers.number(connection, self._host, snapshot.numbering, ())
             connection.execute(delete(tables.saved_roots))
@@ -313,6 +347,12 @@ def _take(status: HostStatus) -> HostStatus:
     return replace(status, stamp=None)
 
 
+def _name(source: Store, identity: str | None) -> str | None:
+    """Give a database that nobody has named the name by which this gateway knows it; how it is named then. One that
+    takes nothing, for its disk is full, is followed all the same."""
+    return _try(partial(source.identify, identity or token_hex(16)), identity)
+
+
 def _try(do: Callable[[], T], otherwise: T) -> T:
     """What `do` gives, or something else when the copy cannot do its part."""
     try:
@@ -392,15 +432,17 @@ def read_owner(directory: Path) -> str | None:
         return replica.owner
 
 
-def read_held(directory: Path, host: str) -> tuple[int, int]:
-    """How many rules a gateway holds as the copy in a directory tells, and of which revision; zeros where there is none
-    that tells. Changes nothing."""
+def read_held(directory: Path, host: str) -> Held:
+    """How many rules a gateway holds as the copy in a directory tells, and of which database; nothing where there is
+    none that tells. Changes nothing, but for the tables of an older netlimit."""
     path = directory / FILE
     if path.is_symlink() or not path.is_file():
-        return 0, 0
+        return NOTHING
     with closing(Replica(path, host)) as replica:
         replica.allow(_LOOK_SECONDS)
-        return count_held(replica, host), _try(replica.revision, 0)
+        if _try(replica.revision, None) is None:
+            _try(replica.upgrade, None)
+        return replica.held()
 
 
 def _remove(path: Path) -> None:

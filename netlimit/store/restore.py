@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, func, select, text, update
 from netlimit.errors import NetlimitError
 from netlimit.judgement import Change, find_harm
 from netlimit.lockout import Havens
+from netlimit.origins import join
 from netlimit.records import Actor
 from netlimit.store import audit, history, hosts, limits, windows
 from netlimit.store.backup import Label, copy_rows
@@ -73,6 +74,9 @@ def restore(
         _refuse_forced(backup, now)
         _refuse_harmful(connection, backup, now)
     before = backup.execute(select(clock)).one()
+    identity = before.identity
+    if newest:  # gateways may go by this database, and others by that of the backup
+        identity = join(connection.execute(select(clock.c.identity)).scalar_one(), identity)
     revision = max(newest, label.revision) + 1
     if newest == 0:
         filled = _take_over(connection, backup)
@@ -80,6 +84,7 @@ def restore(
         connection.execute(update(clock).values(oldest=before.oldest, **pruned))
     last_rule = max(last_rule, before.last_rule)
     values = {"revision": revision, "last_rule": last_rule, "pruned": revision, "stamp": make_stamp()}
+    values["identity"] = identity
     connection.execute(update(clock).values(values))
     if newest == 0:
         history.note_restore(connection, revision, {}, actor, now)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from netlimit.clientele import Client
 from netlimit.judgement import Change, Judge
+from netlimit.origins import Origin
 from netlimit.records import (
     Actor,
     Assigned,
@@ -186,6 +187,16 @@ class Store:
         """The revision of the last change of rules; 0 before the first."""
         with self._database.reading() as connection:
             return clock.revision(connection)
+
+    def origin(self) -> Origin:
+        """Which database this is, and what is in it."""
+        with self._database.reading() as connection:
+            return clock.origin(connection)
+
+    def identify(self, identity: str) -> str:
+        """Name the database, unless it is named; how it is named then."""
+        with self._database.writing(wake=False) as connection:
+            return clock.identify(connection, identity)
 
     @again
     def add(self, batch: Sequence[Rule], actor: Actor | str, now: datetime, judge: Judge | None = None) -> list[Rule]:

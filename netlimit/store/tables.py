@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 
 from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0012"
+SCHEMA = "0013"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -36,12 +36,15 @@ clock = Table(
     Column("limits", Whole, nullable=False, server_default="0"),
     Column("stamp", Whole, nullable=False, server_default="0"),
     Column("limits_stamp", Whole, nullable=False, server_default="0"),
+    Column("identity", Words),
 )
 """One row. Every change of rules updates it first, so that changes queue up and commit in the order of revisions.
 `last_rule` is the highest id ever given, `pruned` the newest revision of which tombstones may be gone, `oldest` the
 oldest revision that can be returned to, `audit_pruned` the last audit line that may be gone, `limits` the revision of
 the limiter's documents, which is none of the rules'. Numbers go on from an older one when a server that lags takes
-another's place: `stamp` and `limits_stamp`, random with each change, tell one revision from another of its number."""
+another's place: `stamp` and `limits_stamp`, random with each change, tell one revision from another of its number.
+`identity` are the random words that tell this database from others; those of a copy are of the database it was taken
+from."""
 
 rules = Table(
     "rules",
@@ -127,6 +130,7 @@ hosts = Table(
     Column("reporter", Words),
     Column("peers", Document(none_as_null=True)),
     Column("local", Document(none_as_null=True)),
+    Column("refused", Words),
 )
 """`repairs` are counts by kind; `applying` is the histogram of how long passes took."""
 

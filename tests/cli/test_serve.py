@@ -9,6 +9,8 @@ import re
 import signal
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,26 +73,85 @@ def test_a_database_that_is_lost_takes_no_limits_out_of_force(root: None, gatewa
     server.end()
 
 
-def test_an_empty_database_that_somebody_has_made_takes_no_limits_out_of_force(root: None, gateway: Netlimit) -> None:
+@pytest.fixture
+def replaced(root: None, gateway: Netlimit) -> Iterator[Netlimit]:
+    """A gateway that holds a block of 10.1.2.3, whose database somebody has taken away and put a new one in its place;
+    serving."""
     server = gateway.serve()
     gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
     server.end()
+    gateway.do("backup", str(_find_backup(gateway)))
     for file in _database(gateway).glob("netlimit.db*"):
         file.unlink()
     gateway.do("db", "upgrade")
     server = gateway.serve()
     until(lambda: "Nothing was ever changed in this database" in str(_find_error(gateway)), server.said)
-    assert _is_blocked(gateway)
-    doctor = gateway.run("doctor")
+    yield gateway
+    assert "Traceback" not in server.said()
+    server.end()
+
+
+def _find_backup(gateway: Netlimit) -> Path:
+    return _database(gateway).parent / "rules.backup"
+
+
+def _make_rule(gateway: Netlimit) -> None:
+    """In the database, as a program does that adds rules all day."""
+    now = datetime.now(UTC)
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.add([parse_rule({"target": "10.1.2.4", "action": "block"}, now)], "test", now)
+
+
+def test_an_empty_database_that_somebody_has_made_takes_no_limits_out_of_force(replaced: Netlimit) -> None:
+    assert _is_blocked(replaced)
+    doctor = replaced.run("doctor")
     assert doctor.returncode == 1
     assert "Nothing was ever changed in this database" in " ".join(doctor.stdout.split())
-    assert "Nothing was ever changed in this database" in gateway.refuse("apply")
+    for command in ("apply", "plan", "rollback"):
+        assert "Nothing was ever changed in this database" in replaced.refuse(command), command
+    assert "make its rules first" in replaced.refuse("apply")
+    assert "to take it would take every limit out of force" in replaced.refuse("apply", "--take-database").lower()
+    assert _is_blocked(replaced)
+    replaced.do("teardown")
+    replaced.do("apply")
+    until(lambda: _find_error(replaced) is None)
+    assert not _is_blocked(replaced)
+    replaced.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
+
+
+def test_the_first_rule_of_a_new_database_takes_no_limits_out_of_force(replaced: Netlimit) -> None:
+    _make_rule(replaced)
+    until(lambda: "This is another database" in str(_find_error(replaced)))
+    for command in (["apply"], ["plan"], ["rollback", "0"], ["apply", "--confirm", "60s"]):
+        assert "This is another database" in replaced.refuse(*command), command
+    assert _is_blocked(replaced)
+    assert not _is_blocked(replaced, "10.1.2.4")
+    replaced.do("apply", "--take-database")
+    assert not _is_blocked(replaced)
+    assert _is_blocked(replaced, "10.1.2.4")
+    until(lambda: _find_error(replaced) is None)
+    replaced.do("apply", "--take-database")
+
+
+def test_a_backup_that_is_restored_over_it_is_gone_by(replaced: Netlimit) -> None:
+    _make_rule(replaced)
+    until(lambda: "This is another database" in str(_find_error(replaced)))
+    replaced.do("restore", "--force", str(_find_backup(replaced)))
+    until(lambda: _find_error(replaced) is None)
+    assert _is_blocked(replaced)
+    assert "1 rule in force" in replaced.do("apply")
+
+
+def test_a_gateway_that_is_renamed_holds_its_limits_when_its_database_is_gone(root: None, gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    (_database(gateway) / "netlimit.db").rename(_database(gateway) / "hidden.db")
+    renamed = replace(gateway, environment={**gateway.environment, "NETLIMIT_HOST": "renamed"})
+    assert "this gateway holds 1 rule of revision 1" in renamed.refuse("serve", "--api-user", "nobody")
+    (_database(gateway) / "hidden.db").rename(_database(gateway) / "netlimit.db")
+    server = renamed.serve()
     assert _is_blocked(gateway)
-    gateway.do("teardown")
-    gateway.do("apply")
-    until(lambda: _find_error(gateway) is None, server.said)
-    assert not _is_blocked(gateway)
-    gateway.do("rule", "add", "10.1.2.4", "--action", "block", "--wait", "60")
     server.end()
 
 
@@ -106,9 +167,25 @@ def test_who_has_torn_down_may_begin_anew(root: None, gateway: Netlimit) -> None
     server.end()
 
 
-def _is_blocked(gateway: Netlimit) -> bool:
+def test_who_tears_down_without_a_controller_beside_another_database_may_begin_anew(
+    root: None, gateway: Netlimit
+) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.2.3", "--action", "block", "--wait", "60")
+    server.end()
+    for file in _database(gateway).glob("netlimit.db*"):
+        file.unlink()
+    gateway.do("db", "upgrade")
+    _make_rule(gateway)
+    gateway.do("teardown")
+    assert not _is_blocked(gateway)
+    gateway.do("apply")
+    assert _is_blocked(gateway, "10.1.2.4")
+
+
+def _is_blocked(gateway: Netlimit, address: str = "10.1.2.3") -> bool:
     held = subprocess.run(gateway.within("ipset", "save"), capture_output=True, text=True, check=True).stdout
-    return "10.1.2.3" in held
+    return address in held
 
 
 def _find_error(gateway: Netlimit) -> str | None:

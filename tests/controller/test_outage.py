@@ -251,11 +251,63 @@ def test_an_empty_database_in_the_place_of_the_one_with_the_rules_is_not_gone_by
     limiter = Blocks(away.site.store, "gw", now=away.site.clock)
     assert not limiter.block("10.0.0.99", 600, "It was refused too often."), "nobody has decided for this database"
     assert "it would bring back nothing" in str(refuse_window(away.site.store.hosts()))
+    assert find_report(away).refused == said
+    assert find_report(away).applied_revision == 0
     away.site.add(target="10.0.0.2", action="block")
+    look(away)
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]], "nor is its first rule"
+    assert "This is another database than the one of which this gateway holds 1 rule" in str(find_report(away).refused)
+    away.read_copy().take(away.site.store.origin().identity)
     away.run("back")
     away.follow()
     assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["accept"], ["drop"]]
-    assert find_report(away).last_error is None
+    assert (find_report(away).last_error, find_report(away).refused) == (None, None)
+
+
+def look(away: Away) -> None:
+    """Until the controller has looked at the database some more times, which it does every half second."""
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        away.controller.tick()
+
+
+def test_a_pause_of_another_database_takes_nothing_out_of_force(away: Away) -> None:
+    """It may be an old one, in which this gateway was torn down once."""
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    make_new_database(away)
+    away.site.add(target="10.0.0.2", action="block")
+    away.site.store.pause("gw", True)
+    away.restart()
+    away.run("alone")
+    look(away)
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]]
+
+
+def test_another_database_that_takes_the_place_while_it_runs_is_not_gone_by(away: Away) -> None:
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    away.take_away()
+    away.run("alone")
+    away.site.store.upgrade()
+    away.site.add(target="10.0.0.2", action="block")
+    look(away)
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]]
+    assert find_report(away).refused is not None
+
+
+def test_a_pass_of_a_command_goes_by_no_other_database(away: Away) -> None:
+    """Such as `netlimit plan`, or the guard's: it has no copy of its own."""
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    make_new_database(away)
+    away.site.add(target="10.0.0.2", action="block")
+    setup = Setup("gw", "fake")
+    command = Controller(away.site.store, away.site.kernel, setup, away.site.clock, held=away.replica.held)
+    for go in (command.plan, command.account, command.sync, command.relax):
+        with pytest.raises(StoreError, match="This is another database"):
+            go()
+    assert [away.site.send(f"10.0.0.{host}") for host in (1, 2)] == [["drop"], ["accept"]]
 
 
 def test_a_database_that_comes_back_empty_says_so(away: Away) -> None:
