@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import StoreError
 from netlimit.l7.addresses import AddressRules, Count
+from netlimit.origins import is_another
 from netlimit.plain import name_of
 from netlimit.records import Assigned, Counts, Duties, LimiterReport
 from netlimit.rules import OnFailure, Rule
@@ -38,7 +39,8 @@ class Assignments:
     """The IP rules of one gateway that this process enforces; `rules` are those of the moment.
 
     Without the database it goes on with what it knows; after `failure_seconds` rules with `on_failure: open` are let
-    go. What was counted meanwhile is written once it is back.
+    go. What was counted meanwhile is written once it is back. Another database in its place is as good as none, until
+    the gateway's controller goes by it.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Assignments:
         """Take in what has changed; the moment that it goes by. Raises StoreError."""
         known = self._duties
         duties = self._store.duties(self._host, known.revision, self._assigned.serial, known.stamp)
+        self._refuse_another(duties)
         moment = self._now()
         changed = self._lost is not None or self._is_over(moment) or _differ(duties, self._duties)
         self._take(duties)
@@ -103,6 +106,14 @@ class Assignments:
         if changed:
             self._build(moment)
         return moment
+
+    def _refuse_another(self, duties: Duties) -> None:
+        """Raise StoreError where they are of another database than the rules that are known."""
+        if self._known and not duties.is_gone_by and is_another(self._duties.origin.identity, duties.origin):
+            raise StoreError(
+                "This is another database than the one of the rules that are known here, and the controller of "
+                f"{self._host} does not go by it (see `netlimit status`)."
+            )
 
     def write_counts(self) -> None:
         """Write what was counted since the last time. Raises StoreError."""

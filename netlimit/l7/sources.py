@@ -15,6 +15,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.l7.document import Document, parse_document
 from netlimit.l7.files import Files
 from netlimit.l7.rules import RuleSet
+from netlimit.origins import Origin, has_other_limits
 
 SECONDS = 1.0
 """So often it is looked whether something has changed; a database that is watched tells at once."""
@@ -37,7 +38,11 @@ class KeptDocument(Protocol):
 
 
 class Database(Protocol):
-    """What keeps documents besides files. Both raise StoreError while it cannot be asked."""
+    """What keeps documents besides files. All raise StoreError while it cannot be asked."""
+
+    def origin(self) -> Origin:
+        """Which database it is."""
+        ...
 
     def limits_identity(self) -> object:
         """Another one whenever something has changed, also when another server has taken the place of the one that was
@@ -50,13 +55,15 @@ class Database(Protocol):
 
 
 class Rows:
-    """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong."""
+    """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong.
+    Those of another database are read by who begins anew only: it may be in the place of the first by mistake."""
 
     def __init__(self, database: Database) -> None:
         self.good: dict[str, Document] = {}
         self.troubles: dict[str, str] = {}
         self._database = database
         self._identity: object = None
+        self._origin: Origin | None = None
         self._read: dict[str, bytes] = {}
 
     def refresh(self) -> None:
@@ -64,12 +71,24 @@ class Rows:
         try:
             identity = self._database.limits_identity()
             if identity != self._identity:
+                origin = self._find_origin()
                 _, kept = self._database.limits()
                 self._take({each.domain: each for each in kept})
+                self._origin = origin
                 self._identity = identity  # asked first: what has changed since is read the next time
             self.troubles.pop("", None)
         except StoreError as error:
             self.troubles[""] = str(error)
+
+    def _find_origin(self) -> Origin:
+        """Which database it is. Raises StoreError where it is another than the one whose documents are in force."""
+        origin = self._database.origin()
+        if self._origin is not None and self.good and has_other_limits(self._origin.identity, origin):
+            raise StoreError(
+                "This is another database than the one whose limits are in force: they stay so. Put that one back, or "
+                "restore a backup of it; a limiter that is started anew goes by the one that is there."
+            )
+        return origin
 
     def _take(self, kept: dict[str, KeptDocument]) -> None:
         for known in (self.good, self.troubles):

@@ -59,10 +59,10 @@ def revision(connection: Connection) -> int:
     return number
 
 
-def identity(connection: Connection) -> tuple[int, int]:
+def identity(connection: Connection) -> tuple[str | None, int, int]:
     """What no other state of the documents has, also where another server has given the same revision."""
-    row = connection.execute(select(clock_table.c.limits, clock_table.c.limits_stamp)).one()
-    return row.limits, row.limits_stamp
+    row = connection.execute(select(clock_table.c.identity, clock_table.c.limits, clock_table.c.limits_stamp)).one()
+    return row.identity, row.limits, row.limits_stamp
 
 
 def find(connection: Connection, domain: str) -> LimitDocument | None:

@@ -311,7 +311,7 @@ class Store:
         with self._database.reading() as connection:
             return limits.revision(connection)
 
-    def limits_identity(self) -> tuple[int, int]:
+    def limits_identity(self) -> tuple[str | None, int, int]:
         """What no other state of the limiter's documents has, whatever server it comes from."""
         with self._database.reading() as connection:
             return limits.identity(connection)

@@ -22,10 +22,12 @@ from netlimit.l7.gate import Gate
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.plan import Step
-from netlimit.records import Exceptional, LimiterReport, State
+from netlimit.records import Exceptional, HostStatus, LimiterReport, State
 from netlimit.rules import Rule
+from netlimit.store import Store
 from tests.controller.conftest import Site
 from tests.databases import DATABASES
+from tests.forcing import make_rule
 
 OVER = DATABASES
 PATIENCE = 60.0
@@ -585,3 +587,27 @@ def test_what_could_not_be_taken_back_is_taken_back_later(
     assert site.store.assigned("gw").rules == {}
     assert layer_of(site, rule) == ("applied", "iptables")
     until(lambda: limiter.rules.find_limits("10.0.0.1") == FREE)
+
+
+def test_a_limiter_goes_by_no_other_database_until_its_gateway_does(sqlite_site: Site, tmp_path: Path) -> None:
+    site = sqlite_site
+    lose(site)
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    limiter = Assignments(site.store, "gw", now=site.clock)
+    site.controller.sync()
+    limiter.refresh()
+    assert set(limiter._known) == {1}
+    other = Store(f"sqlite:///{tmp_path}/other.db")
+    other.upgrade()
+    limiter._store = other  # as if the file had been exchanged
+    for _ in range(2):
+        with pytest.raises(StoreError, match="another database"):
+            limiter.refresh()
+        assert set(limiter._known) == {1}
+        other.report(HostStatus("gw", "fake", refused="It is another one."))
+        rule = make_rule({"target": f"10.0.0.{9 + other.revision()}", "action": "block"}, site.clock())
+        other.add([rule], "test", site.clock())
+    other.report(HostStatus("gw", "fake"))
+    limiter.refresh()
+    assert not limiter._known
+    other.close()

@@ -18,6 +18,7 @@ from netlimit.errors import LimitError, StoreError
 from netlimit.l7 import files
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.sources import Sources
+from netlimit.origins import Origin
 from netlimit.store import LimitDocument, Store
 from tests.store.examples import NOW
 
@@ -42,15 +43,19 @@ class Table:
     revision: int = 0
     away: bool = False
     read: int = 0
+    name: str | None = None
 
     def put(self, domain: str, document: str, content_type: str = "application/yaml") -> None:
         self.revision += 1
         self.documents[domain] = LimitDocument(domain, document, content_type, self.revision, NOW, NOW, "ann")
 
-    def limits_identity(self) -> int:
+    def origin(self) -> Origin:
+        return Origin(self.name, 0, self.revision)
+
+    def limits_identity(self) -> tuple[str | None, int]:
         if self.away:
             raise StoreError("The database does not answer.")
-        return self.revision
+        return self.name, self.revision
 
     def limits(self) -> tuple[int, list[LimitDocument]]:
         self.read += 1
@@ -453,3 +458,41 @@ def test_a_change_in_the_database_is_in_force_in_a_moment(tmp_path: Path) -> Non
     watch.close()
     other.close()
     store.close()
+
+
+@pytest.mark.parametrize(("name", "revision"), [("other", 0), ("other", 3), ("one", 0)])
+def test_another_database_in_the_place_of_the_first_takes_no_limits_away(
+    clock: Clock, name: str, revision: int
+) -> None:
+    table = Table(name="one")
+    table.put("auth", text("auth", 5))
+    sources = Sources(database=table, clock=clock)
+    sources.refresh()
+    table.documents, table.revision, table.name = {}, revision, name
+    sources.refresh()
+    assert amounts(sources) == {"auth": 5}
+    assert "another database" in " ".join(sources.troubles)
+    table.put("auth", text("auth", 6))
+    table.name = "other one"  # a backup of the first was restored into it
+    sources.refresh()
+    assert amounts(sources) == {"auth": 6}
+    assert sources.troubles == ()
+
+
+def test_who_begins_anew_goes_by_the_database_that_is_there(clock: Clock) -> None:
+    table = Table(name="other")
+    table.put("auth", text("auth", 6))
+    sources = Sources(database=table, clock=clock)
+    sources.refresh()
+    assert amounts(sources) == {"auth": 6}
+
+
+def test_the_last_document_may_be_removed(clock: Clock) -> None:
+    table = Table(name="one")
+    table.put("auth", text("auth", 6))
+    sources = Sources(database=table, clock=clock)
+    sources.refresh()
+    table.documents.clear()
+    table.revision += 1
+    sources.refresh()
+    assert amounts(sources) == {}
