@@ -59,8 +59,9 @@ class Blocks:
         now = self._now()
         rule = self._make_rule(_normalize(client), seconds, reason, now)
         hosts = self._store.hosts()
-        # By the first rule that is made in a new database a gateway lets go of all that it holds.
-        obstacle = find_told(hosts) or self._find_obstacle(rule.target, hosts) or Havens(hosts, now).refuse(rule)
+        # Where this gateway does not go by the database, nothing that is made there blocks anybody.
+        here = find_told(each for each in hosts if each.host == self._host)
+        obstacle = here or self._find_obstacle(rule.target, hosts) or Havens(hosts, now).refuse(rule)
         if obstacle is not None:
             log.warning("%s It is not blocked all the same: %s", reason, obstacle)
             return False

@@ -50,8 +50,9 @@ def find_forgotten(found: Origin, held: Held) -> str | None:
 
 
 def find_told(reports: Iterable[HostStatus]) -> str | None:
-    """What a gateway says that does not go by the database into which it reports."""
-    return next((each.refused for each in reports if each.refused and is_recent(each.silence, SILENCE)), None)
+    """What gateways say that report to a database and do not go by it, if none of those that report does."""
+    refusals = [each.refused for each in reports if is_recent(each.silence, SILENCE)]
+    return next(iter(refusals), None) if all(refusals) else None
 
 
 def word_held(held: Held) -> str:

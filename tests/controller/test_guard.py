@@ -168,6 +168,52 @@ def test_a_database_that_hangs_keeps_nothing_from_coming_back(guarded: Guarded) 
     assert guarded.site.store.revision() == 2
 
 
+class Stranger:
+    """Whether the database counts as another than the one whose rules are in force here."""
+
+    is_there = False
+
+    def refuse(self) -> None:
+        if self.is_there:
+            raise StoreError("This is another database.")
+
+
+@pytest.fixture
+def stranger(guarded: Guarded) -> Stranger:
+    stranger = Stranger()
+    guarded.guard._refuse = stranger.refuse
+    return stranger
+
+
+def test_a_window_of_another_database_brings_nothing_into_the_kernel(guarded: Guarded, stranger: Stranger) -> None:
+    """Nobody has opened it for this gateway; once that goes by the database, it is undone."""
+    stranger.is_there = True
+    guarded.site.store.open_window(LONG, "test", datetime.now(UTC))
+    guarded.site.add(target=CLIENT, action="block")
+    guarded.site.controller.sync()
+    wait(lambda: "another database" in guarded.guard._complaint)
+    time.sleep(1.0)
+    assert not guarded.guard.watches
+    assert (guarded.site.send(CLIENT), guarded.outcome) == (["drop"], None)
+    stranger.is_there = False
+    wait(lambda: guarded.guard.watches)
+    guarded.end_window()
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+
+
+def test_a_window_comes_back_from_memory_where_another_database_is_in_the_place_of_its_own(
+    guarded: Guarded, stranger: Stranger
+) -> None:
+    guarded.cut()
+    stranger.is_there = True
+    guarded.end_window()
+    assert guarded.outcome is None, "the other one has nothing to do with it"
+    with guarded.copy() as copy:
+        assert copy.revision() == 0
+    stranger.is_there = False
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+
+
 def test_what_only_looks_for_who_hangs_keeps_nothing_from_coming_back(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

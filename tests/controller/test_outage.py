@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -252,6 +252,8 @@ def test_an_empty_database_in_the_place_of_the_one_with_the_rules_is_not_gone_by
     assert not limiter.block("10.0.0.99", 600, "It was refused too often."), "nobody has decided for this database"
     assert "it would bring back nothing" in str(refuse_window(away.site.store.hosts()))
     assert find_report(away).refused == said
+    neighbour = HostStatus("gw2", "fake", silence=timedelta(0))
+    assert refuse_window([*away.site.store.hosts(), neighbour]) is None, "others may go by it"
     assert find_report(away).applied_revision == 0
     away.site.add(target="10.0.0.2", action="block")
     look(away)
