@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, repeat
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -168,7 +168,7 @@ class Limiter:
         if rules is not self._counted:
             self._counted = rules
             self.usage.forget_gone(rules)
-        matches = [rules.find_for(domain, descriptor) for descriptor in descriptors]
+        matches = [*map(rules.find_for, repeat(domain), descriptors)]
         asks: list[Ask] = []
         owners: list[int] = []
         for index, match in enumerate(choose_counting(descriptors, matches)):
@@ -176,7 +176,8 @@ class Limiter:
                 continue
             weight = descriptors[index].hits
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
-            owners += [index] * (len(asks) - len(owners))
+            while len(owners) < len(asks):
+                owners.append(index)
         decisions = await self._store.decide(asks) if asks else []
         if len(matches) == len(asks) == 1:
             verdict = self._conclude_one(asks[0], decisions[0])

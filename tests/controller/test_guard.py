@@ -191,7 +191,7 @@ def test_a_window_of_another_database_brings_nothing_into_the_kernel(guarded: Gu
     guarded.site.store.open_window(LONG, "test", datetime.now(UTC))
     guarded.site.add(target=CLIENT, action="block")
     guarded.site.controller.sync()
-    wait(lambda: "another database" in guarded.guard._complaint)
+    wait(lambda: "another database" in guarded.guard._said.get("window", ""))
     time.sleep(1.0)
     assert not guarded.guard.watches
     assert (guarded.site.send(CLIENT), guarded.outcome) == (["drop"], None)

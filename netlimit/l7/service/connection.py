@@ -12,7 +12,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -227,15 +227,13 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         """Answer the next request."""
         self._current = self._pipeline.popleft()
-        self._pace.begin(partial(self._start, self._current))
+        self._pace.begin(self._start, self._current)
 
     def _start(self, exchange: Exchange) -> None:
         if exchange.gone:  # before its turn
             self._current = None
             return
-        task = self._loop.create_task(self._answer(exchange))
-        self._state.tasks.add(task)
-        task.add_done_callback(self._state.tasks.discard)
+        self._state.tasks.add(self._loop.create_task(self._answer(exchange)))
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
@@ -246,6 +244,8 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("An answer could not be sent; this is a fault of netlimit's own.")
             self._transport.abort()
+        finally:  # a callback would take a round of the event loop
+            self._state.tasks.discard(cast(asyncio.Task[None], asyncio.current_task(self._loop)))
 
     async def _wait_until_taken(self) -> None:
         """Wait until the other end has taken what it was answered before, or has gone."""

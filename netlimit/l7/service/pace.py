@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 IN_A_ROUND = 32
 """Requests that begin in a round of the event loop: some milliseconds."""
+T = TypeVar("T")
 
 
 class Pace:
@@ -16,17 +19,17 @@ class Pace:
 
     def __init__(self) -> None:
         self._begun = 0
-        self._coming = deque[Callable[[], None]]()
+        self._coming = deque[Callable[[], object]]()
 
-    def begin(self, start: Callable[[], None]) -> None:
+    def begin(self, start: Callable[[T], object], request: T) -> None:
         """Have a request begin: now, or in one of the next rounds."""
         if self._begun >= IN_A_ROUND:
-            self._coming.append(start)
+            self._coming.append(partial(start, request))
             return
         if not self._begun:
             asyncio.get_running_loop().call_soon(self._go_on)
         self._begun += 1
-        start()
+        start(request)
 
     def _go_on(self) -> None:
         self._begun = min(len(self._coming), IN_A_ROUND)

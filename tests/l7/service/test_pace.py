@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from netlimit.l7.service.pace import IN_A_ROUND, Pace
 
@@ -20,7 +19,7 @@ def test_a_crowd_begins_in_order_and_leaves_room_between() -> None:
                 loop.call_soon(look)
 
         for number in range(3 * IN_A_ROUND):
-            pace.begin(partial(begun.append, number))
+            pace.begin(begun.append, number)
         assert begun == [*range(IN_A_ROUND)], "the first need not wait"
         look()
         while len(begun) < 3 * IN_A_ROUND:
@@ -29,7 +28,7 @@ def test_a_crowd_begins_in_order_and_leaves_room_between() -> None:
         assert {IN_A_ROUND, 2 * IN_A_ROUND} <= {*seen}, "others had a turn in each round"
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        pace.begin(partial(begun.append, -1))
+        pace.begin(begun.append, -1)
         assert begun[-1] == -1, "a single one begins at once"
 
     asyncio.run(main())
