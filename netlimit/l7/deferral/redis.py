@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, RedisError
 
 from netlimit.l7.deferral import scripts
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
@@ -26,6 +28,11 @@ from netlimit.l7.deferral.request import Deferred, Reply, Report, State, Unreada
 _GROUP = "replay"
 _BATCH, _SCAN = 100, 1000
 _TIMEOUT = 5.0
+_PATIENCE = 3.0
+"""Seconds for which a connection is waited for while all are in use."""
+_REPLAYING, _COMING, _POLLING = 8, 24, 8
+"""Connections. Clients can have any number of requests under way: they are to use up none that the replayer needs, nor
+those who only ask what has become of a request any that new ones need."""
 _RESTORED = (
     "Redis has lost the order of deferred requests, by eviction or a failover: those that it still has (%d) are "
     "replayed in the order in which they came."
@@ -54,6 +61,20 @@ class _Waiting(NamedTuple):
         return tuple(map(int, self.entry.split("-")))
 
 
+def _connect(url: str, most: int, tries: int = 1) -> Any:
+    """A client with so many connections, which waits for one of them while all are in use. With more `tries` than one
+    what it asks must do no harm twice: then a connection that has broken meanwhile is opened anew."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=most,
+        timeout=_PATIENCE,
+        socket_timeout=_TIMEOUT,
+        socket_connect_timeout=_TIMEOUT,
+        retry=Retry(NoBackoff(), tries - 1, supported_errors=(ConnectionError,)),
+    )
+    return Redis.from_pool(pool)
+
+
 @contextmanager
 def _asking() -> Iterator[None]:
     try:
@@ -68,7 +89,8 @@ class RedisBacklog:
     def __init__(self, url: str, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self.lease = self._bounds.lease
-        self._redis: Any = Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
+        self._redis = _connect(url, _REPLAYING)
+        self._coming, self._polling = _connect(url, _COMING, tries=2), _connect(url, _POLLING, tries=2)
         self.now = open_clock()
         self._worker = secrets.token_hex(8)
         self._stream, self._keys, self._bytes, self._shares, self._lock = (
@@ -90,14 +112,14 @@ class RedisBacklog:
             bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
             told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
             shares = request.network, self._bounds.most_bytes_of_one
-            kept = await self._redis.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
+            kept = await self._coming.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
             if not kept:
                 raise BacklogFull
 
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
         with _asking():
-            waiting: bool = await self._redis.hexists(self._keys, key)
+            waiting: bool = await self._coming.hexists(self._keys, key)
             return waiting
 
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
@@ -161,7 +183,7 @@ class RedisBacklog:
         """What has become of a request."""
         with _asking():
             names = ("state", "accepted", "expires", "tries", "reply", "body", "reason")
-            values = await self._redis.hmget(self._name(identity), names)
+            values = await self._polling.hmget(self._name(identity), names)
             if values[0] is None:
                 return None
             state, accepted, expires, tries, told, body, reason = values
@@ -181,7 +203,8 @@ class RedisBacklog:
         """Leave the requests to other workers, and close the connections."""
         with suppress(RedisError, OSError):
             await self._redis.eval(scripts.RELEASE, 1, self._lock, self._worker)
-        await self._redis.aclose()
+        for client in (self._redis, self._coming, self._polling):
+            await client.aclose()
 
     def _name(self, identity: str) -> str:
         return f"nl:{{deferred}}:request:{identity}"

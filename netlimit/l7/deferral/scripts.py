@@ -12,6 +12,7 @@ local function count(keys, bytes, shares, key, network, size)
 end
 """
 PUT = f"""{_COUNT}
+if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end -- asked again: its answer was lost with a connection
 local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
 local size = #ARGV[8] + #ARGV[9]
 local free = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[1])

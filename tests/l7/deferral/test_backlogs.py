@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -159,6 +160,63 @@ async def test_while_redis_is_away_it_is_told_and_afterwards_all_goes_on(mortal:
     assert await backlog.claim(time.time() + 1000) == (request, 2)  # its lease has ended
     await backlog.finish(request, State.DONE, time.time(), None, "")
     assert not await backlog.is_waiting("alice")
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_many_requests_at_once_wait_for_a_connection(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    requests = [make_request(f"key {number}") for number in range(300)]
+    await asyncio.gather(*map(backlog.put, requests))
+    assert all(await asyncio.gather(*(backlog.is_waiting(request.key) for request in requests)))
+    assert None not in await asyncio.gather(*(backlog.find(request.id) for request in requests))
+    assert server.client.info("clients")["connected_clients"] < 100
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_who_asks_for_the_end_of_requests_holds_up_nobody_else(server: Server) -> None:
+    """Neither those that come, nor those that are replayed: whatever anybody asks, and however often."""
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    polls = [asyncio.create_task(backlog.find("unknown")) for _ in range(1000)]
+    await asyncio.sleep(0)
+    request = make_request()
+    await backlog.put(request)
+    assert await backlog.is_waiting(request.key)
+    assert await backlog.claim(time.time()) == (request, 1)
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    assert not all(poll.done() for poll in polls)
+    await asyncio.wait(polls)
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_nor_do_those_that_come_hold_up_those_that_are_replayed(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    request = make_request()
+    await backlog.put(request)
+    coming = [asyncio.create_task(backlog.is_waiting("bob")) for _ in range(1000)]
+    await asyncio.sleep(0)
+    assert await backlog.claim(time.time()) == (request, 1)
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    assert not all(task.done() for task in coming)
+    await asyncio.wait(coming)
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_who_puts_a_request_again_since_the_answer_was_lost_puts_one(server: Server) -> None:
+    server.client.flushall()
+    backlog = RedisBacklog(server.url)
+    request = make_request()
+    await put_all(backlog, request, request)
+    assert server.client.xlen("nl:{deferred}:stream") == 1
+    assert await backlog.claim(time.time()) == (request, 1)
+    await backlog.finish(request, State.DONE, time.time(), None, "")
+    assert not await backlog.is_waiting(request.key)
     await backlog.aclose()
 
 
