@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from math import inf
 from os import PathLike
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from netlimit.errors import LimitError
@@ -205,8 +205,7 @@ class RateLimit:
         if callable(limits):
             return limits
         sources = Sources(Path(limits).absolute())
-        sources.start()
-        Thread(target=sources.run, args=(self._ending,), name="limits", daemon=True).start()
+        sources.follow(self._ending)
         return lambda: sources.rules
 
 

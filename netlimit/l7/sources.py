@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 from typing import Protocol
 
@@ -145,6 +145,11 @@ class Sources:
             lacking += self._files.troubles.values()
         if lacking:
             raise LimitError("limits", " ".join(lacking))
+
+    def follow(self, ending: Event | None = None) -> None:
+        """Start, and read what changes until the end, or that of the process, in a thread. Raises as `start`."""
+        self.start()
+        Thread(target=self.run, args=(ending or Event(),), name="limits", daemon=True).start()
 
     def refresh(self) -> None:
         """Read what has changed, and put it in force. What is wrong is logged when it begins, and when it ends."""

@@ -91,6 +91,11 @@ def test_deferring_for_proxies(server: Server, tmp_path: Path, monkeypatch: pyte
         kept = await ask(app, "/v1/defer/jobs", b"one", method="POST", **proxied)
         assert kept.status == 202
         assert (await ask(app, kept.headers["location"])).json()["state"] == "waiting"
+        (tmp_path / "limits.yaml").write_text(RULES.replace("on_limit: defer", "on_limit: reject"))
+        deadline = time.monotonic() + 60
+        while (await ask(app, "/v1/defer/jobs", b"two", method="POST", **proxied)).status == 202:
+            assert time.monotonic() < deadline, "the program has not heard of the change"
+            await asyncio.sleep(0.1)
         await app._limiter._store.aclose()
         await app._deferral.stop()
 
