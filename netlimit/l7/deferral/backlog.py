@@ -22,7 +22,8 @@ class Bounds:
     most_of_one: int = 1000
     """Requests that wait, of one key."""
     most_bytes: int = 256 * 2**20
-    """Bytes of all that wait together."""
+    """Bytes of all that wait together, and of the answers that are remembered: each of `most` of these may have an
+    equal part, and the larger ones take the room of several."""
     most_bytes_of_one: int = 25 * 2**20
     """Bytes of those of one key."""
     lease: float = 120.0
@@ -107,7 +108,7 @@ class Backlog(Protocol):
         ...
 
     async def sweep(self, now: float) -> None:
-        """Forget what has ended long ago."""
+        """Forget what has ended long ago, and more than can be remembered."""
         ...
 
     async def aclose(self) -> None:

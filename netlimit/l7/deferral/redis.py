@@ -93,8 +93,8 @@ class RedisBacklog:
         self._coming, self._polling = _connect(url, _COMING, tries=2), _connect(url, _POLLING, tries=2)
         self.now = open_clock()
         self._worker = secrets.token_hex(8)
-        self._stream, self._keys, self._bytes, self._shares, self._lock = (
-            f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "shares", "lock")
+        self._stream, self._keys, self._bytes, self._shares, self._lock, self._ended = (
+            f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "shares", "lock", "ended")
         )
         self._owns = False
         """Whether the lock was ours when it was looked at last, and `_lines` are what Redis has."""
@@ -195,8 +195,8 @@ class RedisBacklog:
             return Report(State(state.decode()), float(accepted), float(expires), int(tries), reply, said)
 
     async def sweep(self, now: float) -> None:
-        """What has ended is forgotten by Redis itself. What waits is read anew with the next claim: a new master may
-        not have heard that some of it has ended."""
+        """What has ended is forgotten by Redis itself, or as more ends. What waits is read anew with the next claim: a
+        new master may not have heard that some of it has ended."""
         self._owns = False
 
     async def aclose(self) -> None:
@@ -292,9 +292,10 @@ class RedisBacklog:
     ) -> tuple[int, bytes | None]:
         """Take a request out of its line, and remember its end. Tells whether it has been in the stream, and what was
         known of it: None if it is lost."""
-        names = self._stream, self._keys, self._bytes, self._name(waiting.id), self._shares
+        names = self._stream, self._keys, self._bytes, self._name(waiting.id), self._shares, self._ended
         end = waiting.entry, key, state, told, body, reason, int(self._bounds.keep), waiting.size, waiting.network
-        present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end)
+        room = self._name(""), waiting.id, self._bounds.most, self._bounds.most_bytes
+        present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end, *room)
         line = self._lines.get(key)  # had it failed, the request would be claimed again after the lease
         if line is not None and waiting in line:  # it may have been read anew meanwhile
             line.remove(waiting)

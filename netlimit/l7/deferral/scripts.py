@@ -76,6 +76,17 @@ return {tries, head, body}
 """
 FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
 FINISH = """
+local function remember(ended, id, weight, room) -- each by what had ended before it, and '' by all: the oldest go
+    local before = tonumber(redis.call('ZSCORE', ended, '') or 0)
+    local all = before + weight
+    redis.call('ZADD', ended, string.format('%.0f', before), id, string.format('%.0f', all), '')
+    local past = string.format('(%.0f', all - room)
+    for _, old in ipairs(redis.call('ZRANGEBYSCORE', ended, '-inf', past)) do
+        if redis.call('HGET', ARGV[10] .. old, 'state') ~= 'waiting' then redis.call('DEL', ARGV[10] .. old) end
+    end
+    redis.call('ZREMRANGEBYSCORE', ended, '-inf', past)
+    redis.call('EXPIRE', ended, ARGV[7])
+end
 local function give_back(fields, name, amount)
     local left = redis.call('HINCRBY', fields, name, 0 - amount) -- which is never -0: Redis takes none
     if left <= 0 then redis.call('HDEL', fields, name) end
@@ -102,6 +113,9 @@ if state == 'waiting' then
     redis.call('HSET', KEYS[4], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
     redis.call('HDEL', KEYS[4], 'head')
     redis.call('EXPIRE', KEYS[4], ARGV[7])
+    local most, most_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
+    local length = #ARGV[2] + #ARGV[4] + #ARGV[5] + #ARGV[6]
+    remember(KEYS[6], ARGV[11], math.max(length * most, most_bytes), most * most_bytes)
 end
 return {present, state}
 """

@@ -71,10 +71,17 @@ UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, head 
 WHERE id = ? AND state = 'waiting'
 """
 _SWEEP = """
-DELETE FROM deferred WHERE state <> 'waiting' AND (ended < ? OR number IN (
-    SELECT number FROM deferred WHERE state <> 'waiting' ORDER BY ended DESC LIMIT -1 OFFSET ?
-))
+WITH answers AS (
+    SELECT number, ended, length(key) + ifnull(length(reply), 0) + length(body) + length(reason) AS bytes,
+        row_number() OVER (PARTITION BY network ORDER BY ended DESC, number DESC) AS place
+    FROM deferred WHERE state <> 'waiting'
+), weighed AS (
+    SELECT number, ended, sum(max(bytes * :most, :most_bytes)) OVER (ORDER BY place, ended DESC, number DESC) AS weight
+    FROM answers
+)
+DELETE FROM deferred WHERE number IN (SELECT number FROM weighed WHERE ended < :since OR weight > :most * :most_bytes)
 """
+"""The newest of each network stay, as many of each: one does not push out what others were answered."""
 
 
 class SqliteBacklog:
@@ -150,7 +157,8 @@ class SqliteBacklog:
 
     async def sweep(self, now: float) -> None:
         """Forget what has ended long ago, and more than can be remembered."""
-        await self._run(lambda: self._connection.execute(_SWEEP, (now - self._bounds.keep, self._bounds.most)))
+        told = {"since": now - self._bounds.keep, "most": self._bounds.most, "most_bytes": self._bounds.most_bytes}
+        await self._run(lambda: self._connection.execute(_SWEEP, told))
 
     async def aclose(self) -> None:
         """Close the file."""

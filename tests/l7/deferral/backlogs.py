@@ -37,6 +37,15 @@ def make_request(
     return Deferred(**fields | others)  # type: ignore[arg-type]
 
 
+async def end_one(backlog: Backlog, body: bytes = b"", client: str = "192.0.2.1 80") -> Deferred:
+    """Have a request answered so."""
+    request = make_request(client=client)
+    await backlog.put(request)
+    assert await backlog.claim(time.time()) == (request, 1)
+    await backlog.finish(request, State.DONE, time.time(), Reply(200, (), body), "")
+    return request
+
+
 class BacklogSuite:
     """Run by modules that have the fixtures `open_backlog` and `spoil`."""
 
@@ -230,6 +239,21 @@ class BacklogSuite:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
             await backlog.sweep(time.time())
+
+    async def test_so_many_ends_are_remembered(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(most=3)
+        waiting = make_request("bob")
+        ended = [await end_one(backlog) for _ in range(5)]
+        await backlog.put(waiting)
+        await backlog.sweep(time.time())
+        known = [await backlog.find(request.id) is not None for request in (*ended, waiting)]
+        assert known == [False, False, True, True, True, True]
+
+    async def test_so_many_bytes_of_answers_are_remembered(self, open_backlog: OpenBacklog) -> None:
+        backlog = open_backlog(most_bytes=35_000)
+        ended = [await end_one(backlog, b"x" * 10_000) for _ in range(5)]
+        await backlog.sweep(time.time())
+        assert [await backlog.find(request.id) is not None for request in ended] == [False, False, True, True, True]
 
     @pytest.mark.parametrize("garbage", [b"\xff\0", b"{}", b"[1]", b'"', b"[" * 9999])
     async def test_what_cannot_be_read_is_dropped_and_told(

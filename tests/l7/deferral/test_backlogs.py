@@ -19,7 +19,7 @@ from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.request import Deferred, State, keep_answered, keep_headers
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.rules import Descriptor, Entry
-from tests.l7.deferral.backlogs import BacklogSuite, make_request
+from tests.l7.deferral.backlogs import BacklogSuite, end_one, make_request
 from tests.l7.redis.servers import Server
 
 TOLD = (Descriptor((Entry("remote_address", "2001:db8:1:2::/64"), Entry("path", "/"))),)
@@ -139,6 +139,31 @@ def test_cookies_of_the_answer_are_for_nobody_who_has_the_url() -> None:
     assert keep_answered([(b"Set-Cookie", b"a=b"), (b"Content-Type", b"text/plain"), (b"X-A", b"1")]) == (
         ("content-type", "text/plain"),
     )
+
+
+@pytest.mark.anyio
+async def test_answers_of_one_network_push_out_none_of_others(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db", Bounds(most=10))
+    others = [await end_one(backlog, client=f"198.51.{number}.1 80") for number in range(3)]
+    crowd = [await end_one(backlog, client=f"203.0.113.{number} 80") for number in range(20)]
+    await backlog.sweep(time.time())
+    assert None not in [await backlog.find(request.id) for request in others]
+    known = [await backlog.find(request.id) is not None for request in crowd]
+    assert known == [False] * 13 + [True] * 7
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_answers_in_redis_are_bounded_without_a_sweep(server: Server) -> None:
+    """Redis is the counters', too: full of answers it would refuse them."""
+    server.client.flushall()
+    backlog = RedisBacklog(server.url, Bounds(most=10, most_bytes=100_000))
+    for number in range(30):
+        await end_one(backlog, b"x" * (500 if number < 15 else 30_000))
+    records = [*server.client.scan_iter("nl:{deferred}:request:*")]
+    assert len(records) == 3
+    assert 0 < server.client.ttl("nl:{deferred}:ended") <= 86_400
+    await backlog.aclose()
 
 
 @pytest.mark.anyio
