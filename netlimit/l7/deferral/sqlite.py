@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS deferred (
     expires REAL NOT NULL,
     due REAL NOT NULL,  -- claimed by nobody before
     tries INTEGER NOT NULL,
-    size INTEGER NOT NULL,
+    size INTEGER NOT NULL,  -- of the answer, once it has ended
     head TEXT NOT NULL,
     body BLOB NOT NULL,
     ended REAL,
@@ -41,11 +41,12 @@ CREATE TABLE IF NOT EXISTS deferred (
     reason TEXT NOT NULL DEFAULT '',
     network TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX IF NOT EXISTS deferred_ended ON deferred (ended) WHERE state <> 'waiting';
 CREATE TABLE IF NOT EXISTS clock (boot TEXT NOT NULL, origin REAL NOT NULL);  -- one row: when that boot was
 """
 _LINES = """
 DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
+DROP INDEX IF EXISTS deferred_ended;
+CREATE INDEX IF NOT EXISTS deferred_answers ON deferred (network, ended, number, size) WHERE state <> 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
 """
 _PUT = """
@@ -67,16 +68,15 @@ UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
 ) RETURNING id, CAST(head AS BLOB), CAST(body AS BLOB), tries
 """
 _FINISH = """
-UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, head = ''
+UPDATE deferred SET state = ?, ended = ?, reply = ?, body = ?, reason = ?, size = length(key) + ?, head = ''
 WHERE id = ? AND state = 'waiting'
 """
 _SWEEP = """
 WITH answers AS (
-    SELECT number, ended, length(key) + ifnull(length(reply), 0) + length(body) + length(reason) AS bytes,
-        row_number() OVER (PARTITION BY network ORDER BY ended DESC, number DESC) AS place
+    SELECT number, ended, size, row_number() OVER (PARTITION BY network ORDER BY ended DESC, number DESC) AS place
     FROM deferred WHERE state <> 'waiting'
 ), weighed AS (
-    SELECT number, ended, sum(max(bytes * :most, :most_bytes)) OVER (ORDER BY place, ended DESC, number DESC) AS weight
+    SELECT number, ended, sum(max(size * :most, :most_bytes)) OVER (ORDER BY place, ended DESC, number DESC) AS weight
     FROM answers
 )
 DELETE FROM deferred WHERE number IN (SELECT number FROM weighed WHERE ended < :since OR weight > :most * :most_bytes)
@@ -167,7 +167,8 @@ class SqliteBacklog:
 
     async def _end(self, identity: str, state: State, now: float, reply: Reply | None, reason: str) -> None:
         told = None if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
-        row = (state, now, told, b"" if reply is None else reply.body, reason, identity)
+        body = b"" if reply is None else reply.body
+        row = (state, now, told, body, reason, len(told or "") + len(body) + len(reason), identity)
         await self._run(lambda: self._connection.execute(_FINISH, row))
 
     def _add_networks(self) -> None:
