@@ -76,6 +76,17 @@ def test_retry_after_is_true_though_a_refused_request_used_up_another_limit() ->
     assert desk.decide("user", "path").allowed
 
 
+def test_who_asks_for_shared_limits_by_a_second_question_uses_up_nothing_of_them_when_refused() -> None:
+    """As docs/limits.md has it."""
+    at_once, after = Desk(rule("user", 1), rule("path", 5)), Desk(rule("user", 1), rule("path", 5))
+    for _ in range(5):
+        at_once.decide("user", "path")
+        if after.decide("user").allowed:
+            after.decide("path")
+    assert not at_once.decide("path").allowed
+    assert after.allowed("path", 5) == [True] * 4 + [False]
+
+
 def test_hits_weigh_and_nothing_is_counted_to_look() -> None:
     desk = Desk(rule("user", 10))
     assert desk.decide("user", hits=0).statuses[0].decision.remaining == 10
