@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -106,16 +107,13 @@ class Deferral:
 
     async def find_predecessors(self, rules: RuleSet, domain: str, descriptors: Sequence[Descriptor]) -> str | None:
         """The key of a request of which others wait already: then it is to wait behind them, whatever the limiter says,
-        or what came later would be served earlier. None if there are none. Where nobody can tell, some may wait."""
+        or what came later would be served earlier. None if there are none."""
         for match in rules.find_counting(domain, descriptors):
             if match is not None and match.rule.on_limit is OnLimit.DEFER:
                 key = make_key(match.rule, match.key)
-                try:
-                    waiting = await self._backlog.is_waiting(key)
-                except BacklogUnavailable:
-                    waiting = True  # it is kept behind them, or refused if not even that can be done
-                if waiting:
-                    return key
+                with suppress(BacklogUnavailable):  # then those within the limit are served all the same
+                    if await self._backlog.is_waiting(key):
+                        return key
         return None
 
     async def accept(
