@@ -8,17 +8,14 @@ to in a thread: an answer that does not come must not keep the kernel from being
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from netlimit.errors import KernelError, NetlimitError, StoreError
@@ -34,7 +31,6 @@ if TYPE_CHECKING:  # for the types alone: a guard is given its store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MEMORY = "/dev/shm"  # noqa: S108  what is made there can be read by its owner alone
 
 HEARTBEAT_SECONDS = 5.0
 LOOK_SECONDS = 0.25
@@ -351,11 +347,9 @@ class Guard:
                     self._hold(copy, snapshot, ended, still)
             except Exception as error:
                 self._complain(error, "copy")
-                with TemporaryDirectory(dir=_find_memory()) as directory:
-                    copy = Replica(Path(directory) / "base.db", self._host)
+                with closing(Replica(None, self._host)) as copy:  # no file: who may log in can fill /dev/shm, too
                     copy.upgrade()
                     self._hold(copy, snapshot, ended, still)
-                    copy.close()
         except Exception as error:
             self._complain(error, "restoring")
             return False
@@ -466,8 +460,3 @@ def _is_unanswered(undoing: Future[int | None] | None) -> bool:
 def _now() -> float:
     """Seconds since the machine started, asleep or awake: no wall clock, which may be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _find_memory() -> str | None:
-    """A directory that needs no disk, where there is one."""
-    return _MEMORY if os.access(_MEMORY, os.W_OK) else None

@@ -6,6 +6,7 @@ statements that never end of ours (a view, a trigger), so each works for so long
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,6 +59,16 @@ def connect(path: Path, patience: float, allowance: Allowance | None = None) -> 
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
     connection.place(path, disk, rights, allowance or Allowance(refuse_work))
     return connection
+
+
+def find_memory(patience: float) -> Callable[[], sqlite3.Connection]:
+    """What opens a new database in the memory of this process, each time: it is in no file system, which others could
+    fill, and gone with its last connection. Who reads, too, waits for who writes."""
+    address = f"file:/netlimit-{secrets.token_hex(8)}?vfs=memdb"  # the slash lets connections share it
+    return partial(
+        sqlite3.connect, address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False,
+        cached_statements=64,
+    )  # fmt: skip
 
 
 def _open(path: Path, patience: float, rights: Rights | None) -> DiskConnection:

@@ -22,7 +22,7 @@ from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
 from netlimit.store import files
 from netlimit.store.allowance import Allowance
-from netlimit.store.connection import READ, WRITE, DiskConnection, connect, refuse_work
+from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
 from netlimit.store.servers import Names, Reached, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
@@ -41,6 +41,9 @@ takes."""
 LEAST_WORK = 10.0
 """Seconds that SQLite may work in all, however little is allowed: to write what 100,000 rules have counted takes
 some."""
+
+MEMORY = URL.create("sqlite")
+"""A database of one process, which needs no file system: it is gone when it is closed."""
 
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
@@ -97,7 +100,7 @@ class Database:
     looks again now and then, and with many of them some would wait for ever.
 
     `wal` gives a SQLite file a write-ahead log, so that readers go on while one writes. Without it, the file can be
-    read on a disk without room.
+    read on a disk without room. `MEMORY` for its URL needs no file.
 
     With `patience`, in seconds, a lock is waited for only so long, and a server that says nothing for a few seconds is
     given up: for who has other things to do. Without it, locks are waited for as long as the longest change takes, and
@@ -110,15 +113,17 @@ class Database:
         self._patience = BUSY_SECONDS if patience is None else patience
         self.url = url if isinstance(url, URL) else _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.path = Path(self.url.database or "") if self.is_sqlite else None
+        self.path = Path(self.url.database) if self.is_sqlite and self.url.database else None
         self.allow: Callable[[float | None], None] = lambda seconds: None
         """How long the calling thread may wait for a server from now on, in seconds, for all answers together, or may
         have SQLite work (None: without end, but for SQLite's bound of each statement). Then its connection is given up,
         or what it asks broken off, and it hears Slow. Of a server's, who is not impatient is asked nothing."""
         self._allowance = Allowance(refuse_work)
         if self.path:
-            self.engine = _open_sqlite(self.path, self._patience, self._allowance)
+            self.engine = _open_sqlite(partial(connect, self.path, self._patience, self._allowance), self._patience)
             self.allow = self._allow_work
+        elif self.is_sqlite:
+            self.engine = _open_sqlite(find_memory(self._patience), self._patience)
         else:
             self.engine = _open_postgres(self.url, patience)
             if silence is not None or patience is not None:
@@ -135,11 +140,11 @@ class Database:
         self._checked = False
         self._place: files.Place | None = None
         self._turn = threading.Lock()
-        self._journal = "WAL" if wal else "DELETE"
+        self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
 
     def __str__(self) -> str:
-        if self.path:
-            return str(self.path)
+        if self.is_sqlite:
+            return str(self.path or "in memory")
         shown = {name: "***" if name in _SECRET else value for name, value in self.url.query.items()}
         return self.url.set(query=shown).render_as_string(hide_password=True)
 
@@ -385,9 +390,8 @@ def _parse_url(text: str) -> URL:
     return url
 
 
-def _open_sqlite(path: Path, patience: float, allowance: Allowance) -> Engine:
+def _open_sqlite(creator: Callable[[], sqlite3.Connection], patience: float) -> Engine:
     pool = _POOL | {"pool_size": 40, "pool_timeout": patience, "poolclass": QueuePool}  # as many as the API has threads
-    creator = partial(connect, path, patience, allowance)
     engine = create_engine("sqlite://", creator=creator, hide_parameters=True, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -412,6 +416,7 @@ def _describe_damage(found: str) -> sqlite3.DatabaseError:
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
     connection.text_factory = _read_text  # else one text that is no UTF-8 hides all rows that are asked for with it
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA temp_store=MEMORY")  # else large changes need room in /var/tmp, which anybody can fill
 
 
 def _begin_sqlite(connection: Connection) -> None:

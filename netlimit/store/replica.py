@@ -22,6 +22,7 @@ from netlimit.records import Changes, Exceptional, HostStatus, Reception, Reques
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
 from netlimit.store import clock, hosts, numbers, roots, rules, tables, windows
+from netlimit.store.engine import MEMORY
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
 from netlimit.store.rows import Kept
@@ -71,8 +72,10 @@ class Replica(Store):
 
     tells_of_others = False
 
-    def __init__(self, path: Path, host: str, patience: float | None = None) -> None:
-        super().__init__(f"sqlite:///{path}", wal=False, patience=patience)  # it must be there on a full disk
+    def __init__(self, path: Path | None, host: str, patience: float | None = None) -> None:
+        """Without a `path` it is in memory, gone when it is closed, and never said to be lost."""
+        url = f"sqlite:///{path}" if path else MEMORY
+        super().__init__(url, wal=False, patience=patience)  # it must be there on a full disk
         self._host = host
         self._path = path
         self._file: tuple[int, int] | None = None
@@ -221,6 +224,8 @@ class Replica(Store):
     def is_lost(self) -> bool:
         """Whether what is written comes to no boot: its file was found damaged, is gone, or another than at the first
         look."""
+        if self._path is None:
+            return False
         try:
             found = self._path.stat()
         except FileNotFoundError:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.engine import URL
+
 from netlimit.clientele import Client
 from netlimit.judgement import Change, Judge
 from netlimit.origins import Origin
@@ -97,7 +99,7 @@ class Store:
 
     def __init__(
         self,
-        url: str,
+        url: str | URL,
         audit_length: int = AUDIT_LENGTH,
         revisions: int = history.KEPT_REVISIONS,
         wal: bool = True,
@@ -112,7 +114,7 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """Where the file is; None for a server."""
+        """Where the file is; None for a server, and in memory."""
         return self._database.path
 
     def __repr__(self) -> str:

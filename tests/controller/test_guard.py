@@ -485,14 +485,14 @@ def test_what_is_wrong_is_told_once_where_the_kernel_refuses_what_comes_back(
     assert count_lines(caplog) <= 2, "once for each copy"
 
 
-def test_a_copy_in_memory_knows_who_is_safe(site: Site, tmp_path: Path) -> None:
+def test_a_copy_in_memory_knows_who_is_safe(site: Site) -> None:
     """For a window that ends while neither the database nor the copy can be written."""
     site.add(target="192.0.2.0/24", action="block")
     reasons = {"192.0.2.7/32": SafeReason(safety.CLIENT, site.clock().timestamp())}
     site.store.report(HostStatus("gw", "fake", safe_reasons=reasons, peers=("192.0.2.8",)))
     window = site.store.open_window(1, "test", datetime.now(UTC))
     snapshot = take_snapshot(site.store, "gw", window.base, False)
-    copy = Replica(tmp_path / "base.db", "gw")
+    copy = Replica(None, "gw")
     copy.upgrade()
     copy.hold(snapshot, window)
     Controller(copy, site.kernel, SETUP, site.clock).sync()
