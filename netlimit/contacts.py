@@ -1,12 +1,16 @@
 """Whom this host itself talks to: resolvers, next hops of routes, upstreams, whatever programs here have connected to.
 
 It is read from what any user may read, so that controller and limiter know the same. Any user can also make it long, so
-nobody waits for it but a thread.
+nobody waits for it but a thread. And any user can name whomever he likes, by a socket that he connects and never uses:
+what a person, or nobody, has begun counts once it is answered; what root or a service has, at once.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import pwd
+import re
 import socket
 import struct
 import threading
@@ -18,7 +22,7 @@ from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
 
-from netlimit.kernel.sockets import ESTABLISHED, LISTENING, OPEN, read_sockets
+from netlimit.kernel.sockets import ESTABLISHED, LISTENING, OPEN, Socket, read_sockets
 from netlimit.l7.identity import find_block
 from netlimit.rules import Target
 
@@ -46,8 +50,13 @@ _RESOLVERS = tuple(
 _NET = Path("/proc/self/net")
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_PORTS = (32768, 60999)
-_SYN_SENT, _TIME_WAIT = 2, 6
-_TALKING = frozenset({*OPEN, _SYN_SENT, _TIME_WAIT})
+_LOGINS = Path("/etc/login.defs")
+_FIRST_PERSON = re.compile(rb"^\s*UID_MIN\s+([0-9]{1,9})\s*$", re.MULTILINE)
+_USUAL_FIRST_PERSON = 1000
+_DYNAMIC = range(61_184, 65_520)
+"""Users that systemd gives to services for as long as they run (DynamicUser=)."""
+SYN_SENT, _TIME_WAIT = 2, 6
+_TALKING = frozenset({*OPEN, SYN_SENT, _TIME_WAIT})
 _LONGEST = 2**20
 UNKNOWN = "It is not known yet whom this host talks to."
 RESOLVER, HOP, PEER = "a resolver of this host", "a next hop of its routes", "somebody whom this host has connected to"
@@ -157,9 +166,46 @@ def _read_peers() -> Iterator[str]:
     or at one that no program gets by chance."""
     lowest, highest = _read_ports()
     listening = {each.near_port for each in read_sockets([LISTENING])}
-    for each in chain(read_sockets(_TALKING), read_sockets([ESTABLISHED], protocol=socket.IPPROTO_UDP)):
+    for each in chain(_read_tcp(), _read_udp()):
         if lowest <= each.near_port <= highest and each.near_port not in listening:
             yield each.far
+
+
+def _read_tcp() -> Iterator[Socket]:
+    """Connections that are answered, whoever has begun them, and what services begin."""
+    believed = _choose_believed()
+    return (each for each in read_sockets(_TALKING) if each.state != SYN_SENT or believed(each))
+
+
+def _read_udp() -> Iterator[Socket]:
+    """Sockets that services have connected: the kernel does not tell whether anything has come back by one."""
+    return filter(_choose_believed(), read_sockets([ESTABLISHED], protocol=socket.IPPROTO_UDP))
+
+
+def _choose_believed() -> Callable[[Socket], bool]:
+    """Tells whether a socket is one of root, of this process, or of a user that services run as. The kernel names root,
+    too, for one that no process has."""
+    first, own, nobody = find_first_person(), os.geteuid(), _find_nobody()
+
+    def is_believed(each: Socket) -> bool:
+        service = each.owner < first or each.owner in _DYNAMIC
+        return each.inode != 0 and (each.owner == own or (service and each.owner != nobody))
+
+    return is_believed
+
+
+def find_first_person(path: Path = _LOGINS) -> int:
+    """The lowest number of a user who is a person."""
+    found = _FIRST_PERSON.search(_read(path))
+    return int(found[1]) if found else _USUAL_FIRST_PERSON
+
+
+def _find_nobody() -> int | None:
+    """The user that is nobody's, and anybody's: on some systems his number is one of a service."""
+    try:
+        return pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        return None
 
 
 def _read_ports() -> tuple[int, int]:
@@ -171,8 +217,12 @@ def _read_ports() -> tuple[int, int]:
 
 
 def _read_lines(path: Path) -> list[str]:
+    return _read(path).decode("utf-8", "replace").splitlines()
+
+
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(_LONGEST).decode("utf-8", "replace").splitlines()
+            return file.read(_LONGEST)
     except OSError:
-        return []
+        return b""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
@@ -15,10 +17,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netlimit.contacts import HOP, PEER, REMEMBERED_SECONDS, RESOLVER, UNKNOWN, Contacts, find_contact, read_contacts
+from netlimit.contacts import (
+    HOP,
+    PEER,
+    REMEMBERED_SECONDS,
+    RESOLVER,
+    SYN_SENT,
+    UNKNOWN,
+    Contacts,
+    find_contact,
+    find_first_person,
+    read_contacts,
+)
 from netlimit.controller import Controller
 from netlimit.errors import RuleError
 from netlimit.escalating import LABEL, Blocks
+from netlimit.kernel.sockets import Socket
 from netlimit.l7 import escalation
 from netlimit.l7.counters import open_counters
 from netlimit.l7.escalation import MOST_BLOCKS, Askers, Escalator, Refusals
@@ -535,6 +549,59 @@ def test_whom_the_host_talks_to_is_found_and_remembered() -> None:
     there.append([])
     now[0] += REMEMBERED_SECONDS
     assert not find_contact(ip_network("192.0.2.5"), contacts.look())
+
+
+PERSON, NOBODY = 54_321, 65_534
+
+
+@contextmanager
+def acting_as(user: int) -> Iterator[None]:
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(("user", "counts"), [(0, True), (101, True), (61_184, True), (PERSON, False), (NOBODY, False)])
+def test_whom_a_user_names_without_an_answer_is_no_contact(root: None, user: int, counts: bool) -> None:
+    """To connect() by UDP takes no rights, and sends no packet."""
+    with ExitStack() as stack:
+        with acting_as(user):
+            asking, asking6 = (
+                stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+                for family in (socket.AF_INET, socket.AF_INET6)
+            )
+        asking.connect(("127.5.6.1", 53))
+        asking6.connect(("::ffff:127.5.6.2", 53))
+        found = dict(read_contacts())
+    assert ("127.5.6.1" in found, "127.5.6.2" in found) == (counts, counts)
+
+
+def test_who_has_answered_a_user_is_a_contact(root: None) -> None:
+    with ExitStack() as stack:
+        with acting_as(PERSON):
+            server = stack.enter_context(socket.create_server(("127.5.6.5", free_port())))
+            stack.enter_context(socket.create_connection(server.getsockname(), source_address=("127.5.6.6", 0)))
+        assert "127.5.6.5" in dict(read_contacts())
+
+
+def test_whom_a_user_only_begins_to_connect_to_is_no_contact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(state: int, owner: int, inode: int = 7) -> Socket:
+        return Socket(state, "192.0.2.1", 40_000, f"198.51.100.{owner % 200}", 80, owner, inode)
+
+    tcp = [tell(SYN_SENT, PERSON), tell(SYN_SENT, NOBODY), tell(SYN_SENT, 0), tell(SYN_SENT, 55, 0), tell(6, 9, 0)]
+    monkeypatch.setattr("netlimit.contacts.read_sockets", lambda states, protocol=6: tcp if SYN_SENT in states else [])
+    peers = {far for far, what in read_contacts() if what == PEER}
+    assert peers == {"198.51.100.0", "198.51.100.9"}
+
+
+def test_who_is_a_person_is_as_the_host_says(tmp_path: Path) -> None:
+    said = tmp_path / "login.defs"
+    said.write_text("# UID_MIN 7\nUID_MIN\t\t 500 \nUID_MAX 60000\n")
+    assert (find_first_person(said), find_first_person(tmp_path / "missing")) == (500, 1000)
+    said.write_text("UID_MIN many\n")
+    assert find_first_person(said) == 1000
 
 
 ADDRESSES = st.integers(0, 1023).map(lambda n: f"10.0.{n // 256}.{n % 256}") | st.integers(0, 1023).map(
