@@ -20,6 +20,7 @@ Network = IPv4Network | IPv6Network
 MAPPED = IPv6Network("::ffff:0:0/96")
 """IPv4 addresses written as those of IPv6."""
 _COMPATIBLE = IPv6Network("::/96")
+_LONGEST = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255/128")
 _SHORTEST = 10
 """Prefixes of ::/9 and shorter hold addresses in use besides (64:ff9b::, of translators)."""
 
@@ -33,6 +34,18 @@ def read_address(text: str) -> Address:
 def read_network(text: str, strict: bool = True) -> Network:
     """An address or CIDR, IPv4 as such. Raises ValueError; if `strict`, also for host bits."""
     return unmap(ip_network(text.strip(), strict=strict))
+
+
+def read_plain(text: object) -> str | None:
+    """An address or CIDR that somebody has kept, in the form in which every tool of the kernel takes it: without a
+    zone, host bits and blanks, IPv4 as such. None for all else, whatever it is."""
+    if not isinstance(text, str) or len(text) > _LONGEST or "%" in text:
+        return None
+    try:
+        network = unmap(ip_network(text))
+    except ValueError:
+        return None
+    return str(network) if "/" in text else str(network.network_address)
 
 
 def unmap(network: Network) -> Network:

@@ -16,7 +16,7 @@ from netlimit.liveness import is_recent
 from netlimit.openings import find_lost
 from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
-from netlimit.rules import Action, Direction, Rule, Target, format_target, is_network
+from netlimit.rules import Action, Direction, Rule, Target, format_target
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
 from netlimit.sites import find_closed
 from netlimit.tunnels import FAR_END
@@ -220,7 +220,7 @@ def _read(host: HostStatus) -> Iterator[Haven]:
 
 
 def _read_site(host: HostStatus) -> Site:
-    own = frozenset(read_network(text) for text in host.own if is_network(text))
+    own = frozenset(read_network(text) for text in host.own)
     networks = {read_network(prefix, strict=False): devices for prefix, devices in host.networks.items()}
     # That no sshd has been seen may mean that it is about to start, or that systemd listens for it.
     return Site(host.host, tuple(sorted({*host.management, *MANAGED_BY})), own, networks)

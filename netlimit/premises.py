@@ -9,6 +9,7 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from netlimit.addresses import read_plain
 from netlimit.conflicts import Finding, Spoiled, find_conflicts, is_told
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
@@ -366,8 +367,9 @@ def _read_peers(told: Iterable[str]) -> frozenset[str]:
 
 
 def _read_peer(text: str) -> str | None:
-    try:
-        address = ip_address(text)
-    except ValueError:
+    plain = read_plain(text)
+    if plain is None or "/" in plain:
         return None
-    return None if address.is_loopback or address.is_link_local else str(address)
+    address = ip_address(plain)
+    nobody = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
+    return None if nobody else plain

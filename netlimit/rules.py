@@ -256,15 +256,6 @@ def parse_target(value: object) -> Target:
     return unmap(network)
 
 
-def is_network(text: str) -> bool:
-    """Whether a text is an address or a CIDR."""
-    try:
-        ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True
-
-
 def format_target(target: Target) -> str:
     """Write a target as one would: an address, or a CIDR."""
     return str(target.network_address) if target.prefixlen == target.max_prefixlen else str(target)

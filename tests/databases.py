@@ -77,7 +77,7 @@ class Postgres:
             "WHERE datname = current_database() AND pid <> pg_backend_pid()",
             "SET session_replication_role = replica",  # the audit lets nobody truncate it
             f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY",
-            "INSERT INTO clock (id, revision, last_rule, pruned) VALUES (1, 0, 0, 0)",
+            "INSERT INTO clock (id, revision, last_rule, pruned, identity) VALUES (1, 0, 0, 0, md5(random()::text))",
         )
 
     def run(self, database: str, *statements: str) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Reading
 from netlimit.kernel.ipset_headers import SetHeader, read_headers
-from netlimit.kernel.tools import run
+from netlimit.kernel.tools import is_word, run
 from netlimit.plan import WriteSets
 from netlimit.state import (
     LONGEST_TIMEOUT,
@@ -147,7 +147,7 @@ def _render(step: WriteSets, held: dict[str, IpSet], busy: frozenset[str], now: 
                 yield from _add(name, key, entry, now)
     for name, keys in step.remove.items():
         if name in held:
-            yield from (f"del {name} {key}" for key in keys)
+            yield from (f"del {name} {key}" for key in keys if is_word(key, name))
 
 
 def _replace(ipset: IpSet, held: dict[str, IpSet], step: WriteSets, now: int) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _create(ipset: IpSet, expected: int) -> str:
 
 def _add(name: str, key: str, entry: Entry, now: int) -> Iterator[str]:
     left = entry.expires - now
-    if entry.expires and left <= 0:
+    if (entry.expires and left <= 0) or not is_word(key, name):
         return
     mark = f" skbmark {entry.mark:#x}/{entry.mask:#x}" if entry.mask else ""
     prio = f" skbprio {entry.prio >> 16:x}:{entry.prio & 0xFFFF:x}" if entry.prio else ""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 from netlimit.errors import KernelError
@@ -30,7 +33,10 @@ _PROTOCOL = re.compile(r"\A((?:-[sdio] \S+ )*(?:! )?-p )(\S+)")
 _HASHLIMIT = re.compile(r"--hashlimit-name (\S+)(?:.* --hashlimit-htable-max (\d+))?")
 _MARKING = frozenset(("mark", "connmark", "socket", "MARK", "CONNMARK", "TPROXY", "HMARK", "SET"))
 """The matches and targets that ask for marks, or write them."""
+_SHOWN = 200
 _ELSEWHERE = ChainRule("(not ours)")
+
+log = logging.getLogger(__name__)
 
 
 def read_tables(family: int, only: Table | None = None) -> tuple[Chains, Chains]:
@@ -177,7 +183,29 @@ def switch_table(step: SwitchTable, writer: Writer = libiptc) -> None:
     """Give a table its new contents in one commit, then read back and compare. Raises KernelError."""
     # libiptc does not take the lock that iptables itself takes.
     with locked(LOCK, f"write to the table {step.table}"):
-        _switch(step, writer)
+        _switch(_leave_out_unspeakable(step), writer)
+
+
+def _leave_out_unspeakable(step: SwitchTable) -> SwitchTable:
+    """The step without rules that no tool can be told: what ends a line. Nothing of that gets here; if it did, it must
+    neither be obeyed nor keep the table from holding all others."""
+    if all(map(_is_speakable, chain.from_iterable([*step.chains.values(), *step.hooks.values()]))):
+        return step
+    return replace(step, chains=_choose_speakable(step.chains), hooks=_choose_speakable(step.hooks))
+
+
+def _choose_speakable(places: Mapping[str, tuple[ChainRule, ...]]) -> dict[str, tuple[ChainRule, ...]]:
+    for name, rules in places.items():
+        for rule in rules:
+            if not _is_speakable(rule):
+                log.error(
+                    "Not written, for no tool can be told it: the rule %s, to %s.", ascii(rule.text)[:_SHOWN], name
+                )
+    return {name: tuple(filter(_is_speakable, rules)) for name, rules in places.items()}
+
+
+def _is_speakable(rule: ChainRule) -> bool:
+    return rule.text.isprintable()
 
 
 def _switch(step: SwitchTable, writer: Writer) -> None:

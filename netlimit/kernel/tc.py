@@ -18,6 +18,7 @@ from netlimit.kernel import bpf, queues, rtnetlink
 from netlimit.kernel.assembly import Assembly
 from netlimit.kernel.rtnetlink import TcMessage
 from netlimit.kernel.tools import ToolMissing, run
+from netlimit.plain import show_line
 from netlimit.plan import WriteTree
 from netlimit.tree import (
     BESIDE,
@@ -320,6 +321,9 @@ def _run(lines: Sequence[str]) -> _Refusal | None:
     """Run them up to the first that is refused."""
     if not lines:
         return None
+    strange = next((line for line in lines if not line.isprintable()), None)
+    if strange is not None:
+        return _Refusal(f"tc {show_line(strange)}", "it has letters that would end the line; rename the device")
     try:
         done = run("tc", "-batch", "-", script="\n".join(lines) + "\n")
     except ToolMissing as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
+import logging
 import os
 import re
 import signal
@@ -51,6 +52,10 @@ def own_module(name: str) -> tuple[str, ...]:
     """The command that runs a module of ours in a process of its own, with what this one has found to import and never
     with what lies in the working directory: that may be anybody's, and `python -m` looks there first."""
     return sys.executable, "-P", "-m", name
+
+
+_WORD, _SHOWN = re.compile("[!-~]+"), 200
+log = logging.getLogger(__name__)
 
 
 class Done(NamedTuple):
@@ -250,6 +255,15 @@ class Dialogue:
 
     def _late(self) -> NoAnswer:
         return NoAnswer(" ".join(self._command), f"it did not answer within {self._patience:g} seconds")
+
+
+def is_word(text: str, where: str) -> bool:
+    """Whether a text is one word of a script, and ends no line of it. Nothing else gets there: this is the last to
+    look, and leaves out one element rather than having the tool obey it, or refuse all others with it."""
+    if _WORD.fullmatch(text):
+        return True
+    log.error("Not written, for it is no word that a tool can be told: %s, to %s.", ascii(text)[:_SHOWN], where)
+    return False
 
 
 def name_package(tool: str) -> str:

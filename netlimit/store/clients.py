@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Row, delete, or_, select
 
 from netlimit.clientele import Client, choose
 from netlimit.roles import Role
-from netlimit.rules import is_network
 from netlimit.safety import REMEMBERED_SECONDS
 from netlimit.store.tables import clients, hosts
+from netlimit.store.unread import read_address
 from netlimit.store.upsert import upsert
 
 _REMEMBERED = timedelta(seconds=REMEMBERED_SECONDS)
@@ -21,7 +21,7 @@ def saw(connection: Connection, host: str, client: Client) -> None:
     """Keep that a client was seen, if there is room for it; forget those of its gateway for which there is none any
     more, and who has not been seen for long."""
     rows = connection.execute(select(clients).where(clients.c.host == host)).all()
-    known = {row.address: _read(row) for row in rows if is_network(row.address)}
+    known = {row.address: _read(row) for row in rows if _is_plain(row)}
     lately = {address: each for address, each in known.items() if abs(client.seen - each.seen) < _REMEMBERED}
     lately[client.address] = new = client.meet(lately.get(client.address))
     kept = {each.address for each in choose(lately.values())}
@@ -39,7 +39,7 @@ def since(connection: Connection, host: str, moment: datetime) -> list[str]:
     own address, from which somebody speaks to itself, is nobody's who comes to another."""
     here, administers = clients.c.host == host, clients.c.role == Role.ADMIN
     wanted = select(clients).where(or_(here, administers), clients.c.seen_at >= moment).order_by(here)
-    rows = [row for row in connection.execute(wanted) if is_network(row.address)]
+    rows = [row for row in connection.execute(wanted) if _is_plain(row)]
     theirs = _read_own(connection, host) if any(row.host != host for row in rows) else set()
     found = {row.address: _read(row) for row in rows if row.host == host or row.address not in theirs}
     return [each.address for each in choose(found.values())]
@@ -49,6 +49,12 @@ def _read_own(connection: Connection, host: str) -> set[str]:
     """The own addresses of the other gateways."""
     told = connection.execute(select(hosts.c.own).where(hosts.c.host != host)).scalars()
     return {address for own in told if isinstance(own, list) for address in own if isinstance(address, str)}
+
+
+def _is_plain(row: Row[Any]) -> bool:
+    """Whether a client stands there as netlimit writes him."""
+    found = read_address(row.address, "among the clients of the API")
+    return found is not None and found == row.address
 
 
 def _read(row: Row[Any]) -> Client:

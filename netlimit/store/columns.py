@@ -4,6 +4,7 @@ end nobody. What cannot be read comes back as something that is easily told, and
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -74,14 +75,14 @@ class Small(TypeDecorator[int]):
 
 
 class Amount(TypeDecorator[float]):
-    """A number; 0 where there is none."""
+    """A number; 0 where there is none, or none that one can reckon with."""
 
     impl = Float
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
         """Take nothing but numbers."""
-        return value if value is None or isinstance(value, int | float) else 0.0
+        return value if value is None or (isinstance(value, int | float) and math.isfinite(value)) else 0.0
 
 
 class Words(TypeDecorator[str]):

@@ -10,13 +10,14 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from netlimit.liveness import SILENCE
 from netlimit.records import HostStatus, Reception, SafeReason
-from netlimit.rules import is_network
 from netlimit.store import changes, moments
 from netlimit.store.tables import hosts, pauses
+from netlimit.store.unread import read_address, read_prefix
 from netlimit.store.upsert import upsert
 
 _NOTHING = {"applied_revision": 0, "enforced": 0, "degraded": 0, "lifted": 0}
 """What is in force on a gateway that a teardown has paused."""
+_LAST_PORT, _ENDLESS = 65535, 2**63
 
 
 def report(connection: Connection, status: HostStatus, at: datetime | None = None) -> Reception:
@@ -106,26 +107,26 @@ def _read_report(row: Row[Any]) -> HostStatus:
         paused=row.pause is not None,
         hz=row.hz,
         capabilities=_read_map(row.capabilities, str | None),
-        own=tuple(each for each in _read_prefixes(row.own) if "/" not in each),
-        safe=_read_prefixes(row.safe),
+        own=read_own(row.own, row.host),
+        safe=read_prefixes(row.safe, row.host),
         notes=_read_list(row.notes, str),
         drift=row.drift,
         last_error=row.last_error,
         seen_at=row.seen_at,
-        repairs=_read_map(row.repairs, int),
-        applying=_read_map(row.applying, int | float),
+        repairs=_read_numbers(row.repairs),
+        applying=_read_numbers(row.applying),
         desired=row.desired,
         enforced=row.enforced,
         degraded=row.degraded,
         drifted=row.drifted,
         lifted=row.lifted,
-        safe_reasons=_read_reasons(row.safe_reasons),
-        management=_read_list(row.management, int),
+        safe_reasons=_read_reasons(row.safe_reasons, row.host),
+        management=tuple(each for each in _read_list(row.management, int) if 0 < each <= _LAST_PORT),
         faults=row.faults,
-        networks=_read_networks(row.networks),
+        networks=_read_networks(row.networks, row.host),
         reporter=row.reporter,
-        peers=_read_prefixes(row.peers),
-        local=_read_prefixes(row.local),
+        peers=read_prefixes(row.peers, row.host),
+        local=read_prefixes(row.local, row.host),
         refused=row.refused,
         silence=row.now - row.seen_at,
     )
@@ -135,27 +136,51 @@ def _read_list(value: Any, kind: Any) -> tuple[Any, ...]:
     return tuple(each for each in value if isinstance(each, kind)) if isinstance(value, list) else ()
 
 
-def _read_prefixes(value: Any) -> tuple[str, ...]:
-    return tuple(each for each in _read_list(value, str) if is_network(each))
+def read_prefixes(value: Any, host: str) -> tuple[str, ...]:
+    """The addresses and networks that a gateway's report names, as the kernel takes them."""
+    found = (read_prefix(each, _name(host)) for each in _read_list(value, str))
+    return tuple(each for each in found if each is not None)
+
+
+def read_own(value: Any, host: str) -> tuple[str, ...]:
+    """A gateway's own addresses: the same, and no networks."""
+    found = (read_address(each, _name(host)) for each in _read_list(value, str))
+    return tuple(each for each in found if each is not None)
+
+
+def _name(host: str) -> str:
+    return f"in the report of the gateway {host!r}"
 
 
 def _read_map(value: Any, kind: Any) -> dict[str, Any]:
     return {key: each for key, each in value.items() if isinstance(each, kind)} if isinstance(value, dict) else {}
 
 
-def _read_reasons(value: Any) -> dict[str, SafeReason]:
+def _read_numbers(value: Any) -> dict[str, Any]:
+    return {key: each for key, each in _read_map(value, int | float).items() if _is_number(each)}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that can be reckoned with: JSON holds also NaN, and whole ones that no float can be."""
+    return isinstance(value, int | float) and abs(value) < _ENDLESS
+
+
+def _read_reasons(value: Any, host: str) -> dict[str, SafeReason]:
     found = {}
-    for network, why in _read_map(value, list).items():
+    for key, why in _read_map(value, list).items():
         match why:
-            case [str() as text, int() | float() as seen] if is_network(network):
+            case [str() as text, seen] if _is_number(seen) and (network := read_prefix(key, _name(host))):
                 found[network] = SafeReason(text, seen)
     return found
 
 
-def _read_networks(value: Any) -> dict[str, tuple[str, ...]]:
-    return {
-        prefix: _read_list(devices, str) for prefix, devices in _read_map(value, list).items() if is_network(prefix)
-    }
+def _read_networks(value: Any, host: str) -> dict[str, tuple[str, ...]]:
+    """Devices by prefix; of several texts for one prefix the devices of all."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, devices in _read_map(value, list).items():
+        if (prefix := read_prefix(key, _name(host))) is not None:
+            found[prefix] = (*found.get(prefix, ()), *_read_list(devices, str))
+    return found
 
 
 def pause(connection: Connection, host: str, paused: bool) -> bool:

@@ -62,7 +62,7 @@ def _find_duties(connection: Connection, host: str, since: int, known: int, stam
     if (given is not None and not given.rules) or (given is None and since < 0):
         return Duties(given)
     row = connection.execute(select(host_rows.c.own, host_rows.c.safe).where(host_rows.c.host == host)).first()
-    where = (tuple(row.own), tuple(row.safe)) if row else ((), ())
+    where = (hosts.read_own(row.own, host), hosts.read_prefixes(row.safe, host)) if row else ((), ())
     changed = changes.changes(connection, since, host, stamp) if since >= 0 else None
     if changed is not None:
         return Duties(given, changed.revision, changed.rules, changed.removed, *where, changed.stamp)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select
+import re
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, select
 
 from netlimit.store.tables import saved_roots
 from netlimit.store.upsert import upsert
 from netlimit.tree import SavedRoot
+
+_KIND = re.compile(r"[a-z0-9_]{1,15}")
+_OPTIONS = re.compile(r"(?:[0-9a-fA-F]{2}){0,16000}")
+_LAST_HANDLE = 0xFFFF
+"""The major number of a qdisc (`SavedRoot`)."""
 
 
 def save(connection: Connection, host: str, device: str, root: SavedRoot) -> None:
@@ -23,13 +31,10 @@ def forget(connection: Connection, host: str, device: str) -> None:
 def saved(connection: Connection, host: str) -> dict[str, SavedRoot]:
     """What is kept of a gateway, by device."""
     rows = connection.execute(select(saved_roots).where(saved_roots.c.host == host))
-    return {row.device: SavedRoot(row.handle, row.kind, row.options) for row in rows if _is_hex(row.options)}
+    return {row.device: SavedRoot(row.handle, row.kind, row.options) for row in rows if _is_root(row)}
 
 
-def _is_hex(text: str) -> bool:
-    """A root of which the options cannot be read could not be put back."""
-    try:
-        bytes.fromhex(text)
-    except ValueError:
-        return False
-    return True
+def _is_root(row: Row[Any]) -> bool:
+    """Whether it is one that the kernel may have: another could not be put back."""
+    said = _KIND.fullmatch(row.kind) and _OPTIONS.fullmatch(row.options)
+    return said is not None and 0 <= row.handle <= _LAST_HANDLE

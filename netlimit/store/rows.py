@@ -234,4 +234,7 @@ def read_hosts(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _read_labels(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple((key, value) for key, value in json.loads(text))
+    labels = tuple((key, value) for key, value in json.loads(text))
+    if not all(isinstance(word, str) for label in labels for word in label):
+        raise RuleError("labels", "its labels are no texts")
+    return labels

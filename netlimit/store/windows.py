@@ -29,6 +29,8 @@ _ONLY = 1
 _FORCES = "forces"
 """Whether who has opened the window may force: `{"forces": true}` or `false` stands among the names of the gateways
 that are paused again. Where there is none, a version has opened it that brought everything back."""
+_LONGEST, _LAST_YEAR = 86_400, 9999
+"""No window is longer, in seconds, and none is opened in the year after which there is no time."""
 log = logging.getLogger(__name__)
 
 
@@ -74,13 +76,15 @@ def last(connection: Connection) -> Window | None:
         outcome = Outcome.ABANDONED
     listed = row.paused if isinstance(row.paused, list) else []
     paused = tuple(each for each in listed if isinstance(each, str))
-    if not isinstance(row.base, int) or row.opened_at == EPOCH:
+    opened_at = EPOCH if row.opened_at.year >= _LAST_YEAR else row.opened_at
+    if not isinstance(row.base, int) or opened_at == EPOCH:
         base, outcome = 0, outcome or Outcome.ABANDONED  # nobody can say what it would bring back, or when
     else:
         base = row.base
     marks = [each for each in listed if not isinstance(each, str)]
     forces = isinstance(row.paused, list) and all(each == {_FORCES: True} for each in marks)
-    return Window(base, row.opened_at, row.seconds, row.actor, paused, outcome, row.ended_at, row.revision, forces)
+    seconds = min(max(row.seconds, 0), _LONGEST)
+    return Window(base, opened_at, seconds, row.actor, paused, outcome, row.ended_at, row.revision, forces)
 
 
 def release(connection: Connection, host: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,21 @@ from netlimit.kernel import libiptc, restore
 from netlimit.kernel.base import observe
 from netlimit.kernel.capabilities import LIBRARY, WRITER
 from netlimit.kernel.iptables import choose_writer
-from netlimit.plan import SwitchTable, WriteSets, diff
-from netlimit.state import ChainId, InSet, IpSet, Jump, MapMark, Reject, State, Structure, Verdict, chain_rule
+from netlimit.plan import SwitchTable, WriteSets, WriteTree, diff
+from netlimit.state import (
+    ChainId,
+    Entry,
+    Has,
+    InSet,
+    IpSet,
+    Jump,
+    MapMark,
+    Reject,
+    State,
+    Structure,
+    Verdict,
+    chain_rule,
+)
 from tests.kernel.conftest import wipe
 from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
 from tests.kernel.worker import RemoteKernel
@@ -284,3 +298,23 @@ def test_a_step_of_many_rules_goes_in_through_the_tool(rules: int, writer: objec
     """The library takes milliseconds for each: thousands of them would take a minute."""
     step = SwitchTable(4, "mangle", {"NL-T": (chain_rule(Verdict("DROP")),) * rules}, (), {})
     assert choose_writer(step, libiptc) is writer
+
+
+EVIL = "2001:db8::1%x\n-A FORWARD -j DROP\nadd nl-words 2001:db8::66"
+
+
+def test_what_would_end_a_line_is_left_out_alone(writing: RemoteKernel) -> None:
+    """Nothing of that gets so far; it must be neither obeyed, nor keep others from being written."""
+    ipset, here = IpSet("nl-words", 6), "2001:db8::9"
+    writing.apply(WriteSets(create=(ipset,), add={ipset.name: {EVIL: Entry(), "a b": Entry(), here: Entry()}}))
+    assert list(writing.readings([ipset.name])[ipset.name]) == [here]
+    writing.apply(WriteSets(remove={ipset.name: (EVIL, here)}))
+    assert writing.readings([ipset.name]) == {ipset.name: {}}
+    rules = tuple(chain_rule(Verdict("DROP"), Has("src", key)) for key in (here, EVIL))
+    writing.apply(SwitchTable(6, "mangle", {"NL-T": rules}, (), {}))
+    assert [line for line in writing.run("ip6tables-legacy-save").splitlines() if line.startswith("-A")] == [
+        f"-A NL-T -s {here}/128 -j DROP"
+    ]
+    with suppress(KernelError):
+        writing.apply(WriteTree("near\nqdisc add dev lo root pfifo", 0x6E00, gone=(0x6E000001,)))
+    assert "pfifo" not in writing.run("tc", "qdisc", "show", "dev", "lo")
