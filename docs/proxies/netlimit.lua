@@ -29,12 +29,16 @@ end
 
 -- Not by core.httpclient(), which goes on to ask for a client that has hung up, and keeps its place in the line.
 local function ask(txn)
+    local target = txn.sf:pathq() -- the path that goes on: what `:authority` says is no part of it, whatever is in it
+    if target == "" then
+        target = txn.sf:url()
+    end
     local lines = {
         "GET " .. question .. " HTTP/1.1",
         "host: netlimit",
         "connection: close",
         "x-forwarded-for: " .. txn.sf:src(),
-        "x-forwarded-uri: " .. txn.sf:url(),
+        "x-forwarded-uri: " .. target,
         "x-forwarded-method: " .. txn.sf:method(),
         "x-forwarded-host: " .. (txn.sf:req_fhdr("host") or ""),
     }

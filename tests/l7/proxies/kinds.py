@@ -131,6 +131,10 @@ _HOSTS = [
         ("`a,b`", b"a,b", False),
         ("`/`", b"/", False),
         ("`..`", b"..", False),
+        ("`host.example?x`", b"host.example?x", False),
+        ("`host.example#x`", b"host.example#x", False),
+        ("`host.example/x`", b"host.example/x", False),
+        ("`?`", b"?", False),
     )
 ]
 _METHODS = [
