@@ -35,6 +35,8 @@ MOST_OF_ONE = 100
 """Requests in one line."""
 GLANCE = 0.2
 """Seconds after which whoever waits for another request to end looks again, if none has ended here meanwhile."""
+RULES_SECONDS = 1.0
+"""How soon those who wait hear of other rules."""
 
 Patience = Callable[[Awaitable[Verdict]], Awaitable[Verdict]]
 """How somebody waits: it awaits what it is given, or gives it up when waiting has lost its sense."""
@@ -143,6 +145,7 @@ class Queues:
         self._most_of_one = most_of_one
         self._crowds: Counter[str] = Counter()  # how many wait of each network
         self._lines: dict[_Place, _Line] = {}
+        self._heeded: RuleSet | None = None  # the rules of which the lines tell when they open
         self._numbers = count()
 
     def decide(
@@ -196,7 +199,10 @@ class Queues:
     ) -> Verdict:
         verdict, until = None, inf if longest == inf else _now() + longest
         number = next(self._numbers)  # before it is asked: answers may come in another order
-        lines = self._find_lines(domain, descriptors, hits) if self._lines else {}
+        lines = {}
+        if self._lines:
+            self._heed_rules()
+            lines = self._find_lines(domain, descriptors, hits)
         if not lines:
             left = until if until == inf else max(0.0, until - _now())
             if not self._has_room(client, descriptors):
@@ -236,6 +242,7 @@ class Queues:
 
     async def _wait(self, waiter: _Waiter) -> Verdict:
         while True:
+            self._heed_rules()
             self._return(waiter)
             now, opens = _now(), waiter.opens
             if opens <= now:
@@ -259,10 +266,22 @@ class Queues:
                 return await self._refuse(waiter, max(line.turn for line in waiter.lines.values()))
             else:
                 alarm = min(opens, waiter.deadline, *map(waiter.find_return, waiter.aside))
+                if opens < inf:  # others are stirred
+                    alarm = min(alarm, now + RULES_SECONDS)
                 waiter.stirred.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(alarm):
                         await waiter.stirred.wait()
+
+    def _heed_rules(self) -> None:
+        """Where the rules have become others, whoever is first in a line is decided about anew, by those."""
+        rules = self._rules()
+        if rules is not self._heeded:
+            self._heeded = rules
+            for line in self._lines.values():
+                line.opens = 0.0
+                for waiter in line.waiters:
+                    waiter.stirred.set()
 
     async def _refuse(self, waiter: _Waiter, turn: float, verdict: Verdict | None = None) -> Verdict:
         """The verdict for a request whose turn comes too late: if it comes again then, it gets in."""
@@ -336,6 +355,8 @@ class Queues:
 
     def _open_lines(self, verdict: Verdict) -> dict[_Place, _Line]:
         """The lines at the counters that refuse, new ones where there are none."""
+        if not self._lines:
+            self._heeded = self._rules()
         lines = {}
         for allowed, rule, limit, _, key in verdict.statuses:
             if not allowed and rule is not None and limit is not None:
@@ -349,9 +370,9 @@ class Queues:
         now = _now()
         for _, rule, limit, decision, key in verdict.statuses:
             line = self._lines.get(_find_place(rule, key)) if rule is not None else None
-            if line is not None and limit is not None and decision is not None:
+            if line is not None and rule is not None and limit is not None and decision is not None:
                 wait = decision.retry_after
-                line.limit = limit
+                line.rule, line.limit = rule, limit
                 if wait == inf or isinstance(decision, Unanswered):
                     continue  # it is too heavy, and others are not; or nobody knows when they get in
                 line.opens = now + (min(wait, GLANCE) if limit.algorithm is Algorithm.CONCURRENCY else wait)

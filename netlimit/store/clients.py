@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, or_, select
 
+from netlimit.addresses import read_plain
 from netlimit.clientele import Client, choose
 from netlimit.roles import Role
 from netlimit.safety import REMEMBERED_SECONDS
@@ -21,11 +22,13 @@ def saw(connection: Connection, host: str, client: Client) -> None:
     """Keep that a client was seen, if there is room for it; forget those of its gateway for which there is none any
     more, and who has not been seen for long."""
     rows = connection.execute(select(clients).where(clients.c.host == host)).all()
-    known = {row.address: _read(row) for row in rows if _is_plain(row)}
+    client = client._replace(address=read_plain(client.address) or client.address)
+    names = {row.address: _read_address(row) for row in rows}
+    known = {name: _read(row, name) for row in rows if (name := names[row.address]) is not None}
     lately = {address: each for address, each in known.items() if abs(client.seen - each.seen) < _REMEMBERED}
     lately[client.address] = new = client.meet(lately.get(client.address))
     kept = {each.address for each in choose(lately.values())}
-    gone = [row.address for row in rows if row.address not in kept]
+    gone = [written for written, name in names.items() if name not in kept]
     if gone:
         connection.execute(delete(clients).where(clients.c.host == host, clients.c.address.in_(gone)))
     if new.address in kept:
@@ -39,9 +42,9 @@ def since(connection: Connection, host: str, moment: datetime) -> list[str]:
     own address, from which somebody speaks to itself, is nobody's who comes to another."""
     here, administers = clients.c.host == host, clients.c.role == Role.ADMIN
     wanted = select(clients).where(or_(here, administers), clients.c.seen_at >= moment).order_by(here)
-    rows = [row for row in connection.execute(wanted) if _is_plain(row)]
-    theirs = _read_own(connection, host) if any(row.host != host for row in rows) else set()
-    found = {row.address: _read(row) for row in rows if row.host == host or row.address not in theirs}
+    rows = [(row, name) for row in connection.execute(wanted) if (name := _read_address(row)) is not None]
+    theirs = _read_own(connection, host) if any(row.host != host for row, _ in rows) else set()
+    found = {name: _read(row, name) for row, name in rows if row.host == host or name not in theirs}
     return [each.address for each in choose(found.values())]
 
 
@@ -51,13 +54,11 @@ def _read_own(connection: Connection, host: str) -> set[str]:
     return {address for own in told if isinstance(own, list) for address in own if isinstance(address, str)}
 
 
-def _is_plain(row: Row[Any]) -> bool:
-    """Whether a client stands there as netlimit writes him."""
-    found = read_address(row.address, "among the clients of the API")
-    return found is not None and found == row.address
+def _read_address(row: Row[Any]) -> str | None:
+    return read_address(row.address, "among the clients of the API")
 
 
-def _read(row: Row[Any]) -> Client:
-    """A client as it is kept; what of it cannot be read is as if it were not known."""
+def _read(row: Row[Any], address: str) -> Client:
+    """A client as it is kept, by its address as it is read; what of it cannot be read is as if it were not known."""
     role = Role(row.role) if row.role in {*Role} else None
-    return Client(row.address, min(row.since or row.seen_at, row.seen_at), row.seen_at, row.token, role)
+    return Client(address, min(row.since or row.seen_at, row.seen_at), row.seen_at, row.token, role)

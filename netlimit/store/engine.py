@@ -299,6 +299,9 @@ class Database:
                 f"The database {self} is at schema {found}, but this netlimit needs {SCHEMA}; "
                 "run `netlimit db upgrade`."
             )
+        if self.find_place() != place:  # it came or went while it was looked at: it is not known which one was read
+            self.close()
+            raise StoreError(f"The file of the database {self} has been moved just now; try again.")
         self._place, self._checked = place, True
 
     def _refuse_encoding(self, connection: Connection) -> None:

@@ -362,7 +362,8 @@ def test_by_another_name_than_that_of_the_controller_nothing_is_touched(gateway:
     assert gateway.do("teardown").endswith("The kernel holds nothing of netlimit's any more.\n")
     server.end()
     assert gateway.run("apply", NETLIMIT_HOST="gw2").stdout.endswith("1 rule in force here.\n"), "nobody is there"
-    gateway.do("teardown")
+    torn = gateway.run("teardown")
+    assert (torn.returncode, "applied by the name gw2" in torn.stderr) == (0, True)
 
 
 def test_by_another_database_than_that_of_the_controller_nothing_is_touched(

@@ -81,7 +81,7 @@ class Guarded:
         self.stopping = threading.Event()
         self.alive = True
         self.guard = self.make_guard()
-        self.thread = threading.Thread(target=self.guard.run, args=[self.stopping.is_set])
+        self.thread = threading.Thread(target=self.guard.run, args=[self.stopping.is_set], daemon=True)
 
     def make_guard(self, failure_seconds: float | None = None) -> Watcher:
         def make(source: Store, kernel: FakeKernel) -> Controller:
@@ -385,7 +385,7 @@ def test_rules_that_fail_open_are_out_of_force_once_no_controller_has_run_for_lo
     guarded = Guarded(site, tmp_path, elapsed)
     monkeypatch.setattr(site.kernel, "controlled", lambda: guarded.alive)
     guard = guarded.make_guard(failure_seconds=0.3)
-    thread = threading.Thread(target=guard.run, args=[guarded.stopping.is_set])
+    thread = threading.Thread(target=guard.run, args=[guarded.stopping.is_set], daemon=True)
     lifted = site.add(target=CLIENT, action="block", on_failure="open")
     site.add(target="10.0.0.2", action="block")
     site.controller.sync()
@@ -512,7 +512,7 @@ def test_one_that_was_started_for_a_window_waits_for_a_database_that_is_away(
     site.store.close()
     file, hidden = tmp_path / "netlimit.db", tmp_path / "hidden.db"
     file.rename(hidden)
-    thread = threading.Thread(target=guard.run, args=[lambda: False, True])
+    thread = threading.Thread(target=guard.run, args=[lambda: False, True], daemon=True)
     thread.start()
     time.sleep(0.3)
     assert thread.is_alive()
@@ -572,7 +572,7 @@ def test_one_that_has_made_up_while_another_window_was_open_ends_with_that(
     site.store.expire(before, "another guard", datetime.now(UTC))
     going_on = threading.Event()
     monkeypatch.setattr(guarded.guard, "_make_up", lambda window: going_on.wait(PATIENCE))
-    thread = threading.Thread(target=guarded.guard.run, args=[guarded.stopping.is_set, True])
+    thread = threading.Thread(target=guarded.guard.run, args=[guarded.stopping.is_set, True], daemon=True)
     thread.start()
     try:
         wait(lambda: guarded.guard._making_up is not None)

@@ -187,6 +187,15 @@ class TestChanges:
         assert counters.hits(replace(limit, amount=2), 1) == [False]
 
     @every
+    def test_a_limit_that_goes_down_and_up_gives_nothing_anew(self, limit: Limit) -> None:
+        counters, long = Counters(), replace(limit, seconds=86_400)
+        admitted = 0
+        for turn in range(10):
+            admitted += sum(counters.hits(replace(long, amount=3 if turn % 2 else 6), 9))
+            counters.now += SECOND
+        assert admitted == 6
+
+    @every
     def test_the_same_limit_read_again_goes_on(self, limit: Limit) -> None:
         counters = Counters()
         assert counters.hits(limit, 3) == [True] * 3

@@ -58,11 +58,11 @@ class Door:
     """Queues before rules, and a record of who got in when."""
 
     def __init__(self, *rules: Rule, most: int = 1000, most_of_one: int = 100) -> None:
-        ruleset = make_rules(*rules)
+        self.rules = make_rules(*rules)
         self.addresses = AddressRules()
         store = MemoryStore(leaping_clock())
-        self.limiter = Limiter(lambda: ruleset, store, gate=Gate(lambda: self.addresses, store))
-        self.queues = Queues(self.limiter, lambda: ruleset, most, most_of_one)
+        self.limiter = Limiter(lambda: self.rules, store, gate=Gate(lambda: self.addresses, store))
+        self.queues = Queues(self.limiter, lambda: self.rules, most, most_of_one)
         self.names = [rule.name for rule in rules]
         self.entered: list[tuple[float, object]] = []
         self.refused: list[tuple[float, object]] = []
@@ -380,7 +380,7 @@ class TestBounds:
 
     def test_windows_let_in_as_many_at_once_as_they_hold(self) -> None:
         async def main() -> None:
-            door = Door(queue("user", parse_limit("3/minute"), 60))
+            door = Door(queue("user", parse_limit("3/minute"), 61))
             await asyncio.gather(*door.start(*range(8)))
             assert door.refused == [(0, 6), (0, 7)]
             assert [time for time, _ in door.entered] == [0, 0, 0, 60, 60, 60]
@@ -528,6 +528,37 @@ class TestRequestsInFlight:
             assert now() == pytest.approx(0.1)
 
         run(main())
+
+
+@pytest.mark.parametrize("rules", [(queue("user", Limit(1000, 1, Algorithm.GCRA)),), ()], ids=["another", "none"])
+def test_who_waits_hears_of_other_rules_and_so_does_who_comes(rules: tuple[Rule, ...]) -> None:
+    async def main() -> None:
+        door = Door(queue("user", Limit(2, 60, Algorithm.GCRA, burst=1), 300.0))
+        waiting = door.start(*range(6))
+        await asyncio.sleep(3)
+        assert door.entered == [(0.0, 0)]
+        door.rules = make_rules(*rules)
+        waiting += door.start("newcomer")
+        await asyncio.gather(*waiting)
+        assert {label for _, label in door.entered} == {*range(6), "newcomer"}
+        assert max(when for when, _ in door.entered) <= 4.1
+        assert door.has_forgotten_all()
+
+    run(main())
+
+
+def test_who_waits_hears_of_other_rules_though_nobody_comes() -> None:
+    async def main() -> None:
+        door = Door(queue("user", Limit(2, 60, Algorithm.GCRA, burst=1), 300.0))
+        waiting = door.start(*range(6))
+        await asyncio.sleep(3)
+        door.rules = make_rules(queue("user", Limit(2, 60, Algorithm.GCRA, burst=1), 1.0))
+        await asyncio.gather(*waiting)
+        assert [label for _, label in door.entered] == [0]
+        assert max(when for when, _ in door.refused) <= 4.1
+        assert door.has_forgotten_all()
+
+    run(main())
 
 
 def test_who_is_too_heavy_is_refused_at_once_and_keeps_nobody_out() -> None:

