@@ -646,8 +646,8 @@ class Controller:
         its host what the copy tells, and must not write less over it. False if it does, but is not to be gone by: then
         it is told how this gateway stands, for who asks there. In a thread of its own."""
         self._forgotten = self._find_forgotten(self._database.origin())
-        said = {"refused": self._forgotten, "last_error": self._forgotten or self._status.last_error}
-        self._database.try_host(replace(self._status, **said))  # type: ignore[arg-type]  # both are texts
+        error = self._forgotten or self._status.last_error
+        self._database.try_host(replace(self._status, refused=self._forgotten, last_error=error))
         return self._forgotten is None
 
     def _find_forgotten(self, origin: Origin) -> str | None:
