@@ -1228,7 +1228,10 @@ class Controller:
             if self._copying.is_behind:
                 # It takes many answers.
                 self._allow(2 * WAIT_SECONDS if self._copying.lacks is not None else self._find_load_wait())
-            self._copying.follow(self._database)
+            try:
+                self._copying.follow(self._database)
+            except Busy as error:  # telling that now would only wait once more
+                self._telling.rest(error)
             if not self._copying.is_behind:
                 self._newer.clear()
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from netlimit.errors import Slow, StoreError
+from netlimit.errors import Busy, Slow, StoreError
 from netlimit.forgotten import find_told
 from netlimit.liveness import SILENCE, is_recent
 from netlimit.records import Changes, HostStatus
@@ -82,7 +82,8 @@ class Copying:
 
     def follow(self, source: Store) -> None:
         """Bring the copy up to date, if it is behind, but not while a window of confirmation is open: a machine that
-        starts again then returns to what was before. Without a copy, the rules are no less in force."""
+        starts again then returns to what was before. Without a copy, the rules are no less in force. Raises Slow, or
+        Busy once it is noted, if that is the source."""
         self._look_after()
         if self.replica is None or not self._behind:
             return
@@ -92,6 +93,8 @@ class Copying:
             if isinstance(error, Slow) and error.name != self.replica.name:  # that is none of the copy's faults
                 raise
             self._rules_fault = self._tell(error, self._rules_fault)
+            if isinstance(error, Busy) and error.name != self.replica.name:
+                raise
         else:
             self._note_kept()
 

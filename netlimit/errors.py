@@ -83,7 +83,12 @@ class StoreError(NetlimitError):
 
 
 class Busy(StoreError):
-    """Somebody else holds a lock on the database for longer than it was waited for; it can be tried again."""
+    """Somebody else holds a lock on the database of this name for longer than it was waited for; it can be tried
+    again."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class Slow(StoreError):

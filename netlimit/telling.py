@@ -71,9 +71,7 @@ class Telling:
         try:
             self._tell_all(store)
         except Busy as error:
-            if not self._rests_until:
-                log.warning("%s What is to be told waits; limits are kept in force meanwhile.", error)
-            self._rests_until = time.monotonic() + REST_SECONDS
+            self.rest(error)
         except StoreError:
             raise
         except Exception:
@@ -81,6 +79,12 @@ class Telling:
             raise
         else:
             self._rests_until = 0.0
+
+    def rest(self, error: Busy) -> None:
+        """The database was found busy: let it alone for a while."""
+        if not self._rests_until:
+            log.warning("%s What is to be told waits; limits are kept in force meanwhile.", error)
+        self._rests_until = time.monotonic() + REST_SECONDS
 
     def _forget(self) -> None:
         self._repairs.clear()

@@ -329,7 +329,7 @@ class Database:
             yield
             return
         if not self._turn.acquire(timeout=self._patience):
-            raise Busy(f"The database {self} was busy for {self._patience:g} seconds; try again.")
+            raise Busy(f"The database {self} was busy for {self._patience:g} seconds; try again.", str(self))
         try:
             yield
         finally:

@@ -68,5 +68,5 @@ def explain_fault(error: BaseException, name: str, patience: float = BUSY_SECOND
     if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
         return Damaged(sentence + _RESCUE)
     if kind in _BUSY:
-        return Busy(sentence)
+        return Busy(sentence, name)
     return Undone(sentence) if kind.startswith("40") else StoreError(sentence)
