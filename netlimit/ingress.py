@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from netlimit.packet import Side
 
-REVISION = 7
+REVISION = 8
 """Counts how often what programs do for the same lanes has changed: one of before must give way to one of now."""
 
 
@@ -57,18 +57,24 @@ class Ingress:
 
     In the families of `translated` somebody may translate, and what comes for an own address be an answer to somebody
     behind it, whom a lane of side "dst" does not mean: of such a lane passes what has no ports, and what only a socket
-    that listens has been found for."""
+    that listens has been found for.
+
+    `stacked` are the indices of those among the devices on which a packet comes by that has come by on the one below
+    for the same address: there it goes through no lane once more."""
 
     devices: tuple[str, ...]
     own: tuple[str, ...]
     lanes: tuple[IngressLane, ...]
     translated: tuple[int, ...] = ()
+    stacked: tuple[int, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """A line for each part, as a golden text has it."""
         yield f"on {' '.join(self.devices)} for {' '.join(self.own)}"
         if self.translated:
             yield f"translated {' '.join(f'ipv{family}' for family in self.translated)}"
+        if self.stacked:
+            yield f"stacked {' '.join(map(str, self.stacked))}"
         for lane in self.lanes:
             ports = "".join(
                 f" {name} {ranges}" for name, ranges in zip(("ports", "from"), lane[4:6], strict=True) if ranges
@@ -79,4 +85,4 @@ class Ingress:
     @property
     def digest(self) -> str:
         """Ten letters that stand for what the program does, wherever it is."""
-        return sha256(repr((REVISION, self.own, self.lanes, self.translated)).encode()).hexdigest()[:10]
+        return sha256(repr((REVISION, self.own, self.lanes, self.translated, self.stacked)).encode()).hexdigest()[:10]

@@ -130,6 +130,12 @@ def _find_entered(devices: Mapping[str, Device]) -> set[str]:
     return {name for name, each in devices.items() if each.up and each.master not in masters}
 
 
+def find_stacked(topology: Topology) -> tuple[int, ...]:
+    """The indices of the devices whose packets have come by on the device below for the same MAC address (ipvlan).
+    Others stack, too: but of those the device below tells that a packet is for another, or has taken off no tag yet."""
+    return tuple(sorted(each.index for each in topology.devices.values() if each.kind in ("ipvlan", "ipvtap")))
+
+
 def find_entries(direction: Direction, interface: str | None, topology: Topology) -> tuple[int, ...] | None:
     """The indices of the devices by which packets for this host come in that a rule with an interface speaks of; none
     of them: of what comes in by any. None if it speaks of no such packet: it is about what leaves by the interface, or

@@ -18,7 +18,7 @@ from netlimit.management import find_lack
 from netlimit.misses import find_missing
 from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
-from netlimit.routing import find_entrances, find_home, find_way, leads_towards
+from netlimit.routing import find_entrances, find_home, find_stacked, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
@@ -508,7 +508,8 @@ class Shaping:
         if not lanes:
             return None
         ending, translated = tuple(sorted(self.facts.ending)), tuple(sorted(self.facts.translated))
-        return Ingress(find_entrances(self.facts.topology), ending, tuple(lanes), translated)
+        topology = self.facts.topology
+        return Ingress(find_entrances(topology), ending, tuple(lanes), translated, find_stacked(topology))
 
     def classes(self) -> dict[int, list[tuple[str, int]]]:
         """The classes that count each rule's traffic: device and classid."""

@@ -26,7 +26,7 @@ _VLAN, _OUTER_VLAN = 0x0081, 0xA888
 _VLAN_ID, _NEXT_VLAN_ID = 0x0FFF, 0xFF0F
 """Kinds of tags, as skb->protocol has them, and the bits that tell the VLAN: in the order of the host, as the tag that
 the kernel has taken off is kept, and in that of the network, as the next one stands in the packet."""
-_FOR_SOMEBODY_ELSE = 3
+FOR_SOMEBODY_ELSE = 3
 """PACKET_OTHERHOST: what IP and ARP throw away (linux/if_packet.h)."""
 NO_PORT, NO_PROTOCOL = 1 << 16, 1 << 17
 """Where a port would be: there is none, or nobody knows it; of a protocol that nobody knows either."""
@@ -119,7 +119,7 @@ def put_aside_tagged(text: Assembly, kind: int) -> None:
     text.load(2, STACK, HEADER, 2)
     text.jump_if(2, "&", _NEXT_VLAN_ID, UNTOUCHED)
     text.copy(1, PACKET)
-    text.set(2, _FOR_SOMEBODY_ELSE)
+    text.set(2, FOR_SOMEBODY_ELSE)
     text.call(_SET_TYPE)
 
 

@@ -20,6 +20,7 @@ from netlimit.kernel.assembly import STACK, Assembly
 from netlimit.kernel.headers import (
     BYTES,
     ENDS,
+    FOR_SOMEBODY_ELSE,
     HEADER,
     ICMP,
     NO_PORT,
@@ -55,7 +56,7 @@ _THIS_NAMESPACE = 0xFFFFFFFF
 _STATE, _LISTENS = 72, 10
 """Where struct bpf_sock has the state (linux/bpf.h), and that of a socket of TCP that listens (TCP_LISTEN): neither TCP
 nor UDP has that number as a protocol."""
-_PROTOCOL, _PRIORITY, _DEVICE, _TC_INDEX = 16, 32, 40, 44
+_TYPE, _PROTOCOL, _PRIORITY, _DEVICE, _TC_INDEX = 4, 16, 32, 40, 44
 """Helpers of the kernel, and places in struct __sk_buff (linux/bpf.h)."""
 _FOUND_BY, _FOUND, _CLASS = 7, 8, 9
 """Registers once a lane has decided: the address with its tag, the entry, its class."""
@@ -96,7 +97,7 @@ def write_program(ingress: Ingress, target: int, entries: Map, seen: Map) -> byt
             _hold(text, entries, seen)
         text.jump(UNTOUCHED)
     if found:
-        _decide(text, found, target, seen, ingress.translated)
+        _decide(text, found, ingress, target, seen)
     return text.finish()
 
 
@@ -227,17 +228,21 @@ def _name_found(family: int, side: str) -> str:
     return f"found ipv{family} {side}"
 
 
-def _decide(text: Assembly, found: set[tuple[int, str]], target: int, seen: Map, translated: tuple[int, ...]) -> None:
+def _decide(text: Assembly, found: set[tuple[int, str]], ingress: Ingress, target: int, seen: Map) -> None:
     """An entry has been found (r0)."""
     for family, side in sorted(found):
         text.place(_name_found(family, side))
         text.copy(_FOUND, 0)
-        _pass_without_socket(text, family, sure=side == "dst" and family in translated)
+        _pass_without_socket(text, family, sure=side == "dst" and family in ingress.translated)
         text.point(_FOUND_BY, _KEYS[side] + _TAG_AT)
         text.jump("found")
     text.place("found")
+    text.load(1, PACKET, _TYPE)
+    # It comes by again on a device above (macvlan), or nobody gets it.
+    text.jump_if(1, "==", FOR_SOMEBODY_ELSE, UNTOUCHED)
     text.load(_CLASS, _FOUND, 0)
-    _pass_if_done(text)
+    if ingress.stacked:
+        _pass_if_done(text, ingress.stacked)
     _count(text)
     _remember(text, seen)
     text.place("classify")
@@ -282,11 +287,11 @@ def _pass_without_socket(text: Assembly, family: int, *, sure: bool) -> None:
     text.place(ends_here)
 
 
-def _pass_if_done(text: Assembly) -> None:
-    """A packet for an address on a VLAN or a bridge comes by on the device below, and once more on the upper one. The
-    tc_index that it keeps meanwhile tells what has been done with it; not only that, for what a tunnel carries is
-    another packet."""
-    some = text.new_label()
+def _pass_if_done(text: Assembly, stacked: tuple[int, ...]) -> None:
+    """What comes by on these devices has come by on the one below. The tc_index that it keeps meanwhile tells what has
+    been done with it; not only that, for what a tunnel carries is another packet. On any other device nobody goes by
+    it: who sends from a namespace of his own, across a veth, may have set it."""
+    some, stacks, new = (text.new_label() for _ in range(3))
     text.copy(1, _CLASS)
     text.copy(2, _CLASS)
     text.change(2, ">>", 16)
@@ -295,8 +300,14 @@ def _pass_if_done(text: Assembly) -> None:
     text.jump_if(1, "!=", 0, some)  # 0 is what every packet has at first
     text.set(1, 0xFFFF)
     text.place(some)
+    text.load(2, PACKET, _DEVICE)
+    for index in stacked:
+        text.jump_if(2, "==", index, stacks)
+    text.jump(new)
+    text.place(stacks)
     text.load(2, PACKET, _TC_INDEX)
     text.jump_if_same(1, 2, UNTOUCHED)
+    text.place(new)
     text.store(PACKET, _TC_INDEX, 1)
 
 

@@ -195,8 +195,9 @@ class Network:
         own: tuple[str, ...] = OWN,
         devices: tuple[str, ...] = ("g0", "g1"),
         translated: tuple[int, ...] = (),
+        stacked: tuple[int, ...] = (),
     ) -> Ingress:
-        ingress = Ingress(devices, own, lanes, translated)
+        ingress = Ingress(devices, own, lanes, translated, stacked)
         self.apply(WriteIngress(ingress, entries))
         return ingress
 
@@ -486,7 +487,8 @@ def test_priority_tags_lead_past_nothing_on_a_bridge_and_between_its_ports_nobod
     network.gateway.run("ip", "link", "set", "b0", "master", "br0", "up")
     network.client("ip", "link", "set", "b1", "up")
     try:
-        network.shape({"all": {"10.3.0.77": to(ONE)}}, IngressLane("all", 4, "src"), devices=("g2", "br0"))
+        lane, stacked = IngressLane("all", 4, "src"), (network.index("br0"),)
+        network.shape({"all": {"10.3.0.77": to(ONE)}}, lane, devices=("g2", "br0"), stacked=stacked)
         count = ("cat", "/sys/class/net/b1/statistics/rx_packets")
         arrived, flooded = network.count_datagrams(), int(network.client(*count))
         frames, tags = datagrams("10.3.0.77", "10.3.0.1", 50), ((TAG, 0), (TAG, 0))
@@ -544,13 +546,67 @@ def test_headers_outside_the_first_buffer_are_found(network: Network) -> None:
 @pytest.mark.parametrize(("host", "source"), [("10.3.0.1", "10.3.0.2"), ("fd00:3::1", "fd00:3::2")])
 @pytest.mark.parametrize("devices", [("g2",), ("br0",), ("g2", "br0")])
 @pytest.mark.parametrize("prio", [ONE, 0])
-def test_a_packet_for_a_bridge_counts_once(
+def test_a_packet_for_a_stacked_device_counts_once(
     network: Network, host: str, source: str, devices: tuple[str, ...], prio: int
 ) -> None:
     lane = IngressLane("all", 6 if ":" in host else 4, "src", "udp")
-    network.shape({"all": {source: to(prio)}}, lane, devices=devices)
+    network.shape({"all": {source: to(prio)}}, lane, devices=devices, stacked=(network.index("br0"),))
     assert network.passing(ONE, lambda: network.talk("udp", host, count=7)) == (7 if prio else 0)
     assert network.readings("all")[source][0] == 7
+
+
+@pytest.fixture
+def claims(network: Network) -> Iterator[Callable[[int], None]]:
+    """Have the client claim, in the tc_index of all that it sends, that this has been done with its packets: a veth
+    keeps that, also across namespaces."""
+
+    def claim(prio: int) -> None:
+        done = (prio >> 16 ^ prio) & 0xFFFF or 0xFFFF
+        for device in ("c0", "c1"):
+            network.client("tc", "qdisc", "replace", "dev", device, "clsact")
+            flow = ("u32", "match", "u32", "0", "0", "flowid", f"1:{done:x}")
+            network.client("tc", "filter", "add", "dev", device, "egress", "protocol", "all", *flow)
+
+    yield claim
+    for device in ("c0", "c1"):
+        network.client("tc", "qdisc", "del", "dev", device, "clsact")
+
+
+@pytest.mark.parametrize("host", ["10.1.0.1", "10.3.0.1", "fd00:1::1", "fd00:3::1"])
+@pytest.mark.parametrize("prio", [ONE, 0])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_no_sender_claims_that_his_packet_has_been_seen(
+    network: Network, claims: Callable[[int], None], host: str, prio: int, stacked: bool
+) -> None:
+    claims(prio)
+    family = 6 if ":" in host else 4
+    lane = IngressLane("all", family, "src", "udp")
+    everybody = {4: "0.0.0.0/0", 6: "::/0"}[family]
+    others = (network.index("g1"),) if stacked else ()
+    network.shape({"all": {everybody: to(prio)}}, lane, devices=("g0", "g1", "br0"), stacked=others)
+    assert network.passing(ONE, lambda: network.talk("udp", host, count=7)) == (7 if prio else 0)
+    assert network.readings("all")[everybody][0] == 7
+
+
+@pytest.mark.parametrize(("host", "source"), [("10.4.0.1", "10.4.0.2"), ("fd00:4::1", "fd00:4::2")])
+def test_a_packet_for_a_device_with_an_address_of_its_own_counts_once(
+    network: Network, claims: Callable[[int], None], host: str, source: str
+) -> None:
+    """The device below sees it first; it is not for that."""
+    length, nodad = ("/64", ["nodad"]) if ":" in host else ("/24", [])
+    network.gateway.run("ip", "link", "add", "m0", "link", "g0", "type", "macvlan", "mode", "bridge")
+    try:
+        for line in ("link set m0 up", "addr add 10.4.0.1/24 dev m0", "addr add fd00:4::1/64 dev m0 nodad"):
+            network.gateway.run("ip", *line.split())
+        network.client("ip", "addr", "add", source + length, "dev", "c0", *nodad)
+        claims(ONE)
+        lane = IngressLane("all", 6 if ":" in host else 4, "src", "udp")
+        network.shape({"all": {source: to(ONE)}}, lane, own=(*OWN, host), devices=("g0", "m0"))
+        assert network.passing(ONE, lambda: network.talk("udp", host, count=7)) == 7
+        assert network.readings("all")[source][0] == 7
+    finally:
+        network.gateway.run("ip", "link", "del", "m0")
+        network.client("ip", "addr", "del", source + length, "dev", "c0")
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -25,6 +25,7 @@ WRITTEN = {
     5: "ef43c6437fbda0b4",
     6: "709027bafab4abae",
     7: "b749e788cdfa994b",
+    8: "39fb855fb858e06a",
 }
 """By revision, what is written for the same lanes. Another program needs another revision."""
 
@@ -32,6 +33,7 @@ WRITTEN = {
 def test_another_program_has_another_revision() -> None:
     entries, seen = SimpleNamespace(fd=3), SimpleNamespace(fd=4)
     maps: Any = entries, seen
-    written = (write_program(Ingress(("lan",), OWN, LANES, translated), 7, *maps) for translated in ((), (4, 6)))
+    ingresses = Ingress(("lan",), OWN, LANES), Ingress(("lan",), OWN, LANES, (4, 6), (9,))
+    written = (write_program(each, 7, *maps) for each in ingresses)
     text = b"".join(written)
     assert sha256(text).hexdigest()[:16] == WRITTEN[REVISION]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from netlimit.compile import Compilation
 from netlimit.conflicts import Finding, Severity, Spoiled
 from netlimit.limits import MOST_ENDING, Facts, own_addresses
-from netlimit.routing import Way, find_entrances, find_home, find_towards, find_way, leads_towards
+from netlimit.routing import Way, find_entrances, find_home, find_stacked, find_towards, find_way, leads_towards
 from netlimit.rules import parse_rule
 from netlimit.tree import INGRESS_DEVICE, Device, Lookup, Route, Topology
 from netlimit.untouched import spare
@@ -331,3 +331,9 @@ def test_no_rule_spares_the_vrfs_whose_names_begin_like_that_of_one() -> None:
     assert any("red" in text for text in told)
     assert not any("blue" in text for text in told)
     assert facts.vrfs == {"red", "blue+"}
+
+
+def test_what_comes_by_twice_is_known_by_its_device() -> None:
+    kinds = {"lan": "", "veth": "veth", "br": "bridge", "vmac": "macvlan", "tag": "vlan", "ip": "ipvlan"}
+    devices = {name: replace(CARD, kind=kind, index=number) for number, (name, kind) in enumerate(kinds.items(), 1)}
+    assert find_stacked(Topology(devices, ())) == (6,)
