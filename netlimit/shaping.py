@@ -80,6 +80,13 @@ def _judge(facts: Facts, device: str) -> tuple[str | None, str]:
     return facts.foreign.get(device), found.master if found else ""
 
 
+def _name_foreign(device: str, root: str) -> str:
+    return (
+        f"{device} has a qdisc that is not ours ({root}), which netlimit leaves alone. Remove it with `tc qdisc del dev "
+        f"{device} root`, or let netlimit put it aside until a teardown: `netlimit apply --take-over {device}`."
+    )
+
+
 class Shaping:
     """The shaping rules of a host, kept up to date rule by rule; all but `problems` is as it should be after `settle`.
 
@@ -175,8 +182,10 @@ class Shaping:
         if problem:
             return problem
         devices, missing = self._without_ingress(way.devices)
+        devices, taken = self._without_foreign(devices)
+        lost = " ".join(filter(None, (missing, taken, way.missing)))
         if not devices:
-            return missing
+            return lost
         rivals = [(rival, name) for name in devices for rival in self._find_rivals(rule, name)]
         for rival, name in rivals:
             if rival.id < rule.id:
@@ -187,7 +196,6 @@ class Shaping:
             problem = self._move_in(rule, name)
             if problem:
                 return problem
-        lost = " ".join(filter(None, (missing, way.missing)))
         told = " ".join(filter(None, (lost, way.note)))
         if told:
             self._notes[rule.id] = Note(told, degraded=bool(lost))
@@ -231,13 +239,15 @@ class Shaping:
             miss = find_missing(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
             if miss is not None and not is_cap(rule, device):
                 return miss.text  # what the port itself sends can be capped, but nobody can be told apart there
-            if device in self.facts.foreign:
-                return (
-                    f"{device} has a qdisc that is not ours ({self.facts.foreign[device]}), which netlimit leaves "
-                    f"alone. Remove it with `tc qdisc del dev {device} root`, or let netlimit put it aside until a "
-                    f"teardown: `netlimit apply --take-over {device}`."
-                )
         return None
+
+    def _without_foreign(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+        """Leave out the devices on which a qdisc of somebody else stands, and say so: what the others hold stays."""
+        taken = [device for device in devices if device in self.facts.foreign]
+        left = tuple(device for device in devices if device not in taken)
+        told = [f"What leaves by {device} is not shaped." for device in taken if left]
+        told += [_name_foreign(device, self.facts.foreign[device]) for device in taken]
+        return left, " ".join(told) or None
 
     def _without_ingress(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
         """Leave out the IFB device where the host has none, and say why."""

@@ -668,6 +668,18 @@ def test_without_an_ifb_device_the_rest_is_shaped_and_the_operator_hears() -> No
     assert INGRESS_DEVICE not in made.kernel.trees
 
 
+def test_a_qdisc_of_somebody_else_on_one_device_lifts_nothing_on_others() -> None:
+    from_here = shape(1, "10.1.0.2", direction="from")
+    free = gateway(from_here)
+    made = change(gateway(from_here, facts=replace(gateway_facts, foreign={"wan": "pfifo 1:"})))
+    assert {*free.kernel.trees} - {*made.kernel.trees} == {"wan"}
+    assert INGRESS_DEVICE in made.kernel.trees
+    assert made.compilation.problems == {}
+    note = made.compilation.shaping.notes[1]
+    assert note.degraded
+    assert "What leaves by wan is not shaped. wan has a qdisc that is not ours (pfifo 1:)" in note.text
+
+
 def test_a_device_with_the_qdisc_of_somebody_else_is_left_alone() -> None:
     made = gateway(shape(1, "10.1.0.2"), shape(2, "192.0.2.7"), facts=replace(gateway_facts, foreign={"lan": "htb 1:"}))
     assert "lan has a qdisc that is not ours (htb 1:)" in problem(made, 1)
