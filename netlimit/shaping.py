@@ -82,8 +82,8 @@ def _judge(facts: Facts, device: str) -> tuple[str | None, str]:
 
 def _name_foreign(device: str, root: str) -> str:
     return (
-        f"{device} has a qdisc that is not ours ({root}), which netlimit leaves alone. Remove it with `tc qdisc del dev "
-        f"{device} root`, or let netlimit put it aside until a teardown: `netlimit apply --take-over {device}`."
+        f"{device} has a qdisc that is not ours ({root}), which netlimit leaves alone. Remove it with `tc qdisc del "
+        f"dev {device} root`, or let netlimit put it aside until a teardown: `netlimit apply --take-over {device}`."
     )
 
 
