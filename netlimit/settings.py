@@ -11,6 +11,7 @@ from enum import StrEnum
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -184,9 +185,14 @@ def _parse_seconds(value: object) -> float:
 
 
 def _parse_url(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/]+.*", value):
+    try:
+        parts = urlsplit(value if isinstance(value, str) and value.isprintable() and " " not in value else "")
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        known = False
+    if not known:
         raise ValueError(f'{value!r} is no address of an API; write for example "http://127.0.0.1:8750".')
-    return value.rstrip("/")
+    return str(value).rstrip("/")
 
 
 def _parse_families(value: object) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -44,7 +44,6 @@ class Client:
         self._token = find_token(settings)
         self._watch = watch(settings)
         self._http = httpx.Client(
-            base_url=f"{settings.url}/api/v1",
             headers={**PLAIN, **({"Authorization": f"Bearer {self._token}"} if self._token else {})},
             verify=trust(settings),
             trust_env=not _is_loopback(settings.url),
@@ -95,7 +94,15 @@ class Client:
         headers = {**arguments.pop("headers", {}), **({} if wait is None else {"Prefer": f"wait={wait}"})}
         seconds = arguments.pop("timeout", ANSWER_SECONDS) + (wait or 0)
         try:
-            return ask(self._http, method, path, seconds, headers=headers, extensions={**self._watch}, **arguments)
+            return ask(
+                self._http,
+                method,
+                f"{self._url}/api/v1{path}",
+                seconds,
+                headers=headers,
+                extensions={**self._watch},
+                **arguments,
+            )
         except httpx.TimeoutException:
             raise CommandError(f"The API at {self._url} did not answer in {seconds:g} seconds.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
@@ -206,6 +213,4 @@ def _is_loopback(url: str) -> bool:
 
 
 def _find_host(url: str) -> str:
-    import httpx
-
-    return httpx.URL(url).host
+    return urlsplit(url).hostname or ""

@@ -128,6 +128,12 @@ def test_secrets_do_not_print(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SET_SIZE", "many", "no size of a set"),
         ("SET_SIZE", "0", "no size of a set"),
         ("URL", "gw1:8750", "no address of an API"),
+        ("URL", "http://[::1", "no address of an API"),
+        ("URL", "http://[::1]:99999", "no address of an API"),
+        ("URL", "http://x:y:z", "no address of an API"),
+        ("URL", "http://[zz]", "no address of an API"),
+        ("URL", "http://gw1 :8750", "no address of an API"),
+        ("URL", "https://", "no address of an API"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_work(
