@@ -28,8 +28,11 @@ each class of what else stands beside it a quarter of that."""
 PART_SERVICES = 40
 """What else this host sends to those who are safe is guaranteed this part of the device's cap."""
 _LARGEST_BURST = 2**32 - 1
-_FEWEST_PACKETS, _MOST_PACKETS = 32, 10_000
-_FEWEST_FQ_PACKETS = 1024
+_FEWEST_BYTES = 80_000
+"""A packet merged by GSO or GRO: 64 kB, and the headers of all that it will be cut into, which the kernel counts. One
+that never fits into a queue would be lost each time."""
+_FEWEST_PACKETS, _MOST_PACKETS = 1024, 10_000
+"""An fq_codel keeps delays short by itself, and needs room for many flows."""
 
 
 def check_rate(field: str, rate: Rate) -> None:
@@ -73,9 +76,10 @@ def size_class(
 
 
 def size_leaf(kind: LeafKind, ceil: int) -> Leaf:
-    """A queue for a rate in bytes a second; fq_codel keeps delays short by itself and needs room for many flows."""
-    packets = min(max(int(ceil * LONGEST_QUEUE) // MTU, _FEWEST_PACKETS), _MOST_PACKETS)
-    return Leaf(kind, max(packets, _FEWEST_FQ_PACKETS) if kind == "fq_codel" else packets)
+    """A queue for a rate in bytes a second. What waits in a single line is counted in bytes: a number of packets that
+    is right for most holds forty times as long when they come merged."""
+    waiting = min(int(ceil * LONGEST_QUEUE), _MOST_PACKETS * MTU)
+    return Leaf(kind, max(waiting, _FEWEST_BYTES) if kind == "bfifo" else max(waiting // MTU, _FEWEST_PACKETS))
 
 
 def size_beside(root: int, cap: int, hz: int, leaf: LeafKind) -> dict[int, QueueClass]:

@@ -372,7 +372,7 @@ class Shaping:
 
     @property
     def _leaf(self) -> LeafKind:
-        return "pfifo" if self.facts.capabilities.get("fq_codel") else "fq_codel"
+        return "bfifo" if self.facts.capabilities.get("fq_codel") else "fq_codel"
 
     # -- who comes and goes
 

@@ -50,11 +50,11 @@ _COARSE_NS = 1_128
 """By how much the time of a burst can differ: tc cuts it to microseconds, the kernel to ticks of 64 ns."""
 
 
-LeafKind = Literal["fq_codel", "pfifo"]
+LeafKind = Literal["fq_codel", "bfifo"]
 
 
 class Leaf(NamedTuple):
-    """The queue of a class: its kind, and the most packets that it holds."""
+    """The queue of a class: its kind, and the most that it holds: packets in an fq_codel, bytes in a bfifo."""
 
     kind: LeafKind
     limit: int

@@ -69,7 +69,7 @@ QUEUES = {
     "htb": "htb default 1",
     "fq_codel": "fq_codel limit 100 flows 64",
 }
-"""A queue for every capability, as tc is told. Without fq_codel a pfifo does."""
+"""A queue for every capability, as tc is told. Without fq_codel a bfifo does."""
 
 WRITER = "NETLIMIT_TABLE_WRITER"
 """For tests: with "restore" in it, python-iptables is not asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.errors import LabError
-from scripts.testbed.namespaces import SERVER, WAN, Lab
+from scripts.testbed.namespaces import OFFLOADS, SERVER, WAN, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import megabits, offer, passed, shape
 
@@ -94,6 +95,74 @@ def test_a_cap_holds_the_queues_of_hosts_that_join(gateway: Gateway, lab: Lab) -
     assert megabits(report, HOST, after=joined + 0.3, during=1.8).is_about(1)
     assert megabits(report, OTHER, after=joined + 0.3, during=1.8).is_about(2)
     assert megabits(report, *both, after=left + 0.5, during=1.5).is_about(3)
+
+
+MERGED = f"""
+import socket, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("{HOST}", 0))
+sock.setsockopt(socket.SOL_UDP, 103, 1400)  # UDP_SEGMENT
+began, sent = time.monotonic(), 0
+while time.monotonic() - began < 8:
+    while sent < (time.monotonic() - began) * 12e6 / 8:
+        sent += sock.sendto(bytes(1400 * 44), ("{SERVER}", 9))
+    time.sleep(0.002)
+"""
+STREAMS = f"""
+import contextlib, socket, time
+peers = [socket.create_connection(("{SERVER}", 9001), source_address=("{HOST}", 0)) for _ in range(20)]
+for peer in peers:
+    peer.setblocking(False)
+began = time.monotonic()
+while time.monotonic() - began < 8:
+    for peer in peers:
+        with contextlib.suppress(BlockingIOError):
+            peer.send(bytes(65_536))
+    time.sleep(0.002)
+"""
+SINK = """
+import selectors, socket
+server = socket.create_server(("", 9001), backlog=64)
+print("up", flush=True)
+found = selectors.DefaultSelector()
+for _ in range(20):
+    found.register(server.accept()[0], selectors.EVENT_READ)
+while True:
+    for key, _ in found.select():
+        key.fileobj.recv(1 << 20)
+"""
+
+
+@contextmanager
+def merging(lab: Lab) -> Iterator[None]:
+    """Packets go through the gateway merged, as senders make them and cards deliver them."""
+    ends = ((lab.client, "eth0"), (lab.gateway, "lan"), (lab.gateway, "wan"), (lab.server, "eth0"))
+
+    def switch(way: str) -> None:
+        for namespace, device in ends:
+            namespace.run("ethtool", "-K", device, *(word for name in OFFLOADS for word in (name, way)))
+
+    switch("on")
+    try:
+        yield
+    finally:
+        switch("off")
+
+
+@pytest.mark.parametrize("script", [MERGED, STREAMS], ids=["datagrams", "streams"])
+def test_nobody_under_a_cap_waits_long_for_what_another_sends_merged(gateway: Gateway, lab: Lab, script: str) -> None:
+    gateway.put(shape("0.0.0.0/0", "8 Mbit/s", direction="to", per="target", interface="wan"))
+    sink = lab.server.popen("python3", "-c", SINK, stdout=subprocess.PIPE)
+    with merging(lab), sink:
+        assert sink.stdout is not None
+        sink.stdout.readline()
+        with lab.client.popen("python3", "-c", script) as sender:
+            time.sleep(3)
+            taken = streams.round_trips(lab.client, SERVER, count=30, interval=0.1, source=OTHER)
+            sender.kill()
+        sink.kill()
+    assert len(taken) > 15
+    assert max(taken) < 400
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["from", "to"])

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from netlimit.errors import KernelError
-from netlimit.htb import size_beside
+from netlimit.htb import LONGEST_QUEUE, size_beside, size_leaf
 from netlimit.kernel import queues, rtnetlink, tc
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import WriteTree, diff, drifted
@@ -40,6 +40,7 @@ from netlimit.tree import (
     Usage,
     alike,
     classid,
+    format_classid,
 )
 from tests.kernel.worker import RemoteKernel
 
@@ -47,7 +48,7 @@ ROOT, OTHER = 0x6E01, 0x6E02
 HERE, THERE = "10.3.0.1", "10.3.0.2"
 RATES = [1_000, 12_345, 125_000, 123_456_789, 2**32 - 1, 2**32 + 5, LINE]
 HOLDER = QueueClass(classid(ROOT, TOP), 10**6, LINE, 100_000, 10**6, 60_000)
-HOST = QueueClass(classid(FIRST_CHILD, TOP), 10**6, 10**6, 10_000, 10_000, 1_514, Leaf("pfifo", 100))
+HOST = QueueClass(classid(FIRST_CHILD, TOP), 10**6, 10**6, 10_000, 10_000, 1_514, Leaf("bfifo", 100_000))
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_tree(kernel: RemoteKernel) -> None:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("burst", [1_600, 12_345, 250_000])
 def test_every_rate_of_a_class(kernel: RemoteKernel, rate: int, burst: int) -> None:
-    top = QueueClass(classid(ROOT, 0), rate, min(2 * rate, LINE), burst, burst, 60_000, Leaf("pfifo", 1))
+    top = QueueClass(classid(ROOT, 0), rate, min(2 * rate, LINE), burst, burst, 60_000, Leaf("bfifo", 1))
     tree = Tree(ROOT, classes={classid(ROOT, TOP): top})
     kernel.apply(plant(tree))
     assert_alike(kernel.queues().trees["near"], tree)
@@ -135,13 +136,26 @@ def test_what_is_done_already_is_no_error(kernel: RemoteKernel) -> None:
 def test_a_class_changes_and_others_come_and_go(kernel: RemoteKernel) -> None:
     kernel.apply(plant(grow()))
     changed, new, gone = classid(FIRST_CHILD, 1), classid(FIRST_CHILD, 3), classid(FIRST_CHILD, 2)
-    classes = {changed: HOST._replace(rate=500_000, leaf=Leaf("pfifo", 50)), new: HOST}
+    classes = {changed: HOST._replace(rate=500_000, leaf=Leaf("bfifo", 50_000)), new: HOST}
     step = WriteTree("near", ROOT, classes=classes, gone=(gone,))
     for _ in range(2):
         kernel.apply(step)
         wanted = {**grow().classes, **classes}
         del wanted[gone]
         assert_alike(kernel.queues().trees["near"], replace(grow(), classes=wanted))
+
+
+def test_a_queue_of_packets_by_an_earlier_version_is_drift_and_becomes_one_of_bytes(kernel: RemoteKernel) -> None:
+    host = classid(FIRST_CHILD, 1)
+    kernel.apply(plant(grow()))
+    send(kernel, 3, host)
+    kernel.run("tc", "qdisc", "replace", "dev", "near", "parent", format_classid(host), "pfifo", "limit", "100")
+    found = kernel.queues().trees["near"].classes
+    assert {name for name, each in grow().classes.items() if not alike(each, found[name])} == {host}
+    kernel.apply(WriteTree("near", ROOT, classes={host: HOST}))
+    assert_alike(kernel.queues().trees["near"], grow())
+    # The class itself has stayed.
+    assert kernel.usages("near")[host].packets == 3
 
 
 def test_the_quantum_of_a_class_that_others_lie_in_cannot_be_changed_and_is_no_drift(kernel: RemoteKernel) -> None:
@@ -396,6 +410,29 @@ def waiting_and_lost(usage: Usage) -> tuple[int, int, int]:
     return usage.dropped, usage.queued_packets, usage.queued_bytes
 
 
+MERGED = f"""
+import contextlib, socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, 12, int(sys.argv[1]))  # SO_PRIORITY
+sock.setsockopt(socket.SOL_SOCKET, 32, 100_000_000)  # SO_SNDBUFFORCE
+sock.setsockopt(socket.SOL_UDP, 103, 1400)  # UDP_SEGMENT
+for _ in range(60):
+    with contextlib.suppress(OSError):
+        sock.sendto(bytes(1400 * 44), ("{THERE}", 9))
+"""
+
+
+def test_a_queue_holds_no_longer_when_packets_come_merged(kernel: RemoteKernel) -> None:
+    host, rate = classid(FIRST_CHILD, 1), 1_000_000
+    kernel.apply(plant(grow()))
+    slow = HOST._replace(rate=rate, ceil=rate, burst=5_000, cburst=5_000, leaf=size_leaf("bfifo", rate))
+    kernel.apply(WriteTree("near", ROOT, classes={host: slow}))
+    kernel.run(sys.executable, "-c", MERGED, str(host))
+    usage = kernel.usages("near")[host]
+    assert usage.dropped > 0
+    assert rate * LONGEST_QUEUE / 2 < usage.queued_bytes <= rate * LONGEST_QUEUE
+
+
 def test_what_waits_and_is_lost_below_a_class_is_added_up(kernel: RemoteKernel) -> None:
     kernel.apply(plant(grow()))
     slow = HOST._replace(rate=1_000, ceil=1_000, burst=1_000, cburst=1_000)
@@ -454,7 +491,7 @@ def test_a_new_root_comes_with_the_class_for_what_nothing_claims() -> None:
         "tc qdisc replace dev near root handle 6e01: htb default fffe",
         "tc class replace dev near parent 6e01: classid 6e01:ffff htb",
         "tc class replace dev near parent 6e01:ffff classid 6e01:fffe htb",
-        "tc qdisc replace dev near parent 6e01:fffe pfifo limit 100",
+        "tc qdisc replace dev near parent 6e01:fffe bfifo limit 100000",
     ]
     lines = list(rest.lines())
     assert sorted([*base.lines(), *lines]) == sorted(plant(grow()).lines())
@@ -552,7 +589,7 @@ def capped(kernel: RemoteKernel) -> RemoteKernel:
         kernel.run("ip", "link", "set", device, "up")
     kernel.run("ip", "link", "set", "in", "master", "bridge0")
     top = HOLDER._replace(parent=classid(ROOT, 0), rate=10**6, ceil=10**6)
-    beside = {classid(ROOT, minor): each for minor, each in size_beside(classid(ROOT, 0), 10**6, 250, "pfifo").items()}
+    beside = {classid(ROOT, minor): each for minor, each in size_beside(classid(ROOT, 0), 10**6, 250, "bfifo").items()}
     under = {classid(ROOT, minor): HOST._replace(parent=classid(ROOT, TOP)) for minor in (REST, SERVICES)}
     kernel.apply(plant(Tree(ROOT, classes={classid(ROOT, TOP): top, **under, **beside})))
     return kernel

@@ -43,7 +43,7 @@ from tests.unit.shapes import HOME, Gateway, gateway_facts, histories, shape
 ROOT = 0x6E02
 CLIENTS = ("10.1.0.2", "10.1.0.3", "10.1.0.9", "10.1.1.2", "10.1.9.9", "fd00:1::2", "fd00:1::3")
 SERVERS = ("10.2.0.2", "fd00:2::2")
-HOST = QueueClass(classid(FIRST_CHILD, TOP), 125_000, 125_000, 3_528, 3_528, 1_514, Leaf("pfifo", 32))
+HOST = QueueClass(classid(FIRST_CHILD, TOP), 125_000, 125_000, 3_528, 3_528, 1_514, Leaf("bfifo", 80_000))
 FACTS = replace(gateway_facts, capabilities={"fq_codel": "not every kernel has it."})
 
 
@@ -181,7 +181,9 @@ def test_classes_come_change_and_go_and_doing_it_twice_is_no_error(kernel: Kerne
     kernel.apply(plant(gateway))
     new, gone = classid(FIRST_CHILD, 7), classid(FIRST_CHILD, 0x10)
     changed = classid(FIRST_CHILD, 0x20)
-    step = WriteTree("lan", ROOT, classes={new: HOST, changed: HOST._replace(leaf=Leaf("pfifo", 64))}, gone=(gone,))
+    step = WriteTree(
+        "lan", ROOT, classes={new: HOST, changed: HOST._replace(leaf=Leaf("bfifo", 100_000))}, gone=(gone,)
+    )
     tree = gateway.kernel.trees["lan"]
     wanted = {**tree.classes, **step.classes}
     del wanted[gone]

@@ -657,7 +657,7 @@ def test_what_the_host_lacks_is_the_reason(need: str) -> None:
 
 def test_without_fq_codel_there_is_still_a_queue() -> None:
     made = gateway(shape(1, "10.1.0.2"), facts=without("fq_codel"))
-    assert str(queue(made, "10.1.0.2").leaf) == "pfifo limit 32"
+    assert str(queue(made, "10.1.0.2").leaf) == "bfifo limit 80000"
 
 
 def test_without_an_ifb_device_the_rest_is_shaped_and_the_operator_hears() -> None:
