@@ -5,8 +5,9 @@ Speaks of rules, not of chains: it says what `chains` makes the kernel do, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from ipaddress import ip_network
 
 from netlimit.adverts import find_advert
@@ -19,9 +20,6 @@ from netlimit.rules import HOST, PEER, Action, Direction, PortRange, Protocol, R
 from netlimit.sequence import Sequence, find_longest_exemption
 from netlimit.tree import INGRESS_DEVICE, Topology
 from netlimit.untouched import NEIGHBOUR_DISCOVERY, NEVER_FORWARDED
-
-_LineUp = Callable[[Collection[Group]], list[Group]]
-"""What puts groups into the order in which they are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,55 @@ class Step:
             return self.reason
         name = self.rule.name or f"rule {self.rule.id}"
         return f"{'hits' if self.hits else '    '} {name} ({self.rule}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a packet goes through this host: the order in which it meets limits and blocks depends on whoever is allowed,
+    and of connections at once on what rejects, whether that speaks of the packet or not. `others` are looked at only
+    where that makes a difference."""
+
+    packet: Packet
+    facts: Facts
+    rules: Iterable[Rule]
+    others: Iterable[Rule]
+
+    def line_up(self, groups: Collection[Group]) -> list[Group]:
+        """Limits in the order in which the packet meets them."""
+        depends = any(group.scope == PEER or group.kind is Kind.CONCURRENT for group in groups)
+        rejects = (rule for rule in self._around if rule.action is Action.REJECT) if depends else ()
+        rejecting = {_find_group(rule, self.facts) for rule in rejects}
+        waits = depends and (self._waits >= 0 or any(group.marked for group in rejecting))
+        sequence = Sequence(self.facts, waits, rejecting)
+        return sorted(groups, key=lambda group: sequence.rank(group, self._sent_here))
+
+    def find_first(self, blocks: Collection[Rule]) -> Rule:
+        """The block that the packet meets first: as it comes in only some `from` are asked."""
+        depends = not self._sent_here and len({rule.direction for rule in blocks}) > 1
+        waits = self._waits if depends else 0
+
+        def rank(rule: Rule) -> tuple[object, ...]:
+            purpose = compile_rule(rule, self.facts).purpose
+            assert isinstance(purpose, VerdictGroup)
+            late = rule.direction is Direction.TO or _length(rule) <= waits
+            return depends and late, not purpose.exact, -_length(rule), purpose.key
+
+        return min(blocks, key=rank)
+
+    @cached_property
+    def _around(self) -> list[Rule]:
+        return [rule for rule in (*self.rules, *self.others) if rule.family == self.packet.src.version]
+
+    @cached_property
+    def _waits(self) -> int:
+        """The longest prefix of an `allow` of which nobody knows as a packet comes in whether it applies."""
+        allowed = (compile_rule(rule, self.facts).purpose for rule in self._around if rule.action is Action.ALLOW)
+        verdicts = (purpose for purpose in allowed if isinstance(purpose, VerdictGroup))
+        return find_longest_exemption(verdicts, answered=self.packet.src.version in self.facts.translated)
+
+    @property
+    def _sent_here(self) -> bool:
+        return self.packet.in_interface is None and str(self.packet.src) in self.facts.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +149,7 @@ def explain(
         misses = [Step(None, False, f"It is {advert}, which keeps gateways alive towards each other: never touched.")]
         verdict, steps = "passes", list[Step]()
     else:
-        verdict, steps = _judge(concerned, device, facts, lambda groups: _line_up(groups, packet, facts, rules, others))
+        verdict, steps = _judge(concerned, device, facts, _Way(packet, facts, rules, others))
     # Who has a class of his own on the device waits there, and so under the cap.
     queued = any(step.hits and step.rule is not None and step.rule.action is Action.SHAPE for step in steps)
     beside = None if queued else find_place(packet, facts)
@@ -126,14 +173,15 @@ def _ask_caps(caps: list[Rule], device: str | None, verdict: str, beside: str | 
     return [Step(*finding) for finding in ask_caps(caps, device)]
 
 
-def _judge(rules: list[Rule], device: str | None, facts: Facts, line_up: _LineUp) -> tuple[str, list[Step]]:
+def _judge(rules: list[Rule], device: str | None, facts: Facts, way: _Way) -> tuple[str, list[Step]]:
     """Allow and block by the longest prefix, then the limits, then the queues."""
     allows = sorted((rule for rule in rules if rule.action is Action.ALLOW), key=_length, reverse=True)
     blocks = sorted((rule for rule in rules if rule.action is Action.BLOCK), key=_length, reverse=True)
     limits = [rule for rule in rules if rule.action.limits and rule.action is not Action.SHAPE]
     queues = [rule for rule in rules if rule.action is Action.SHAPE]
     if blocks and (not allows or _length(blocks[0]) > _length(allows[0])):
-        first, others = blocks[0], [*blocks[1:], *allows, *limits, *queues]
+        first = way.find_first([rule for rule in blocks if not allows or _length(rule) > _length(allows[0])])
+        others = [*(rule for rule in blocks if rule is not first), *allows, *limits, *queues]
         steps = [Step(first, True, "blocked: no allow is as specific")]
         return "blocked", steps + [Step(rule, False, f"blocked already by rule {first.id}") for rule in others]
     if allows:
@@ -143,7 +191,7 @@ def _judge(rules: list[Rule], device: str | None, facts: Facts, line_up: _LineUp
         steps = [Step(first, True, "allowed: limited and blocked by nothing")]
         steps += [Step(rule, False, f"allowed by rule {first.id}") for rule in others]
         return "allowed", [*steps, *(Step(*finding) for finding in ask_queues(named, device, facts))]
-    steps = list(_ask_limits(limits, facts, line_up))
+    steps = list(_ask_limits(limits, facts, way))
     limited = any(step.hits and step.rule is not None and step.rule.action is not Action.OBSERVE for step in steps)
     return "limited" if limited else "passes", [
         *steps,
@@ -151,11 +199,11 @@ def _judge(rules: list[Rule], device: str | None, facts: Facts, line_up: _LineUp
     ]
 
 
-def _ask_limits(rules: list[Rule], facts: Facts, line_up: _LineUp) -> Iterator[Step]:
+def _ask_limits(rules: list[Rule], facts: Facts, way: _Way) -> Iterator[Step]:
     groups: dict[Group, list[Rule]] = {}
     for rule in rules:
         groups.setdefault(_find_group(rule, facts), []).append(rule)
-    for group in line_up(groups):
+    for group in way.line_up(groups):
         if group.counts_each:
             yield from (Step(rule, True, _describe(rule)) for rule in groups[group])
             continue
@@ -169,22 +217,6 @@ def _ask_limits(rules: list[Rule], facts: Facts, line_up: _LineUp) -> Iterator[S
             yield Step(
                 rule, False, f"rule {first.id} of the same kind is more specific ({format_target(first.target)})"
             )
-
-
-def _line_up(
-    groups: Collection[Group], packet: Packet, facts: Facts, rules: Iterable[Rule], others: Iterable[Rule]
-) -> list[Group]:
-    """In the order in which the packet meets them. Of peers it depends on whoever is allowed, and of connections at
-    once on what rejects, whether that speaks of the packet or not."""
-    depends = any(group.scope == PEER or group.kind is Kind.CONCURRENT for group in groups)
-    around = [rule for rule in (*rules, *others) if rule.family == packet.src.version] if depends else []
-    allowed = (compile_rule(rule, facts).purpose for rule in around if rule.action is Action.ALLOW)
-    verdicts = (purpose for purpose in allowed if isinstance(purpose, VerdictGroup))
-    waits = find_longest_exemption(verdicts, answered=packet.src.version in facts.translated) >= 0
-    rejecting = {_find_group(rule, facts) for rule in around if rule.action is Action.REJECT}
-    sequence = Sequence(facts, waits or any(group.marked for group in rejecting), rejecting)
-    sent_here = packet.in_interface is None and str(packet.src) in facts.own
-    return sorted(groups, key=lambda group: sequence.rank(group, sent_here))
 
 
 def _find_group(rule: Rule, facts: Facts) -> Group:

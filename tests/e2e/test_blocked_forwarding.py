@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import pytest
 
+from netlimit.explain import explain
+from netlimit.packet import Packet
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, SERVER, WAN, WAN_MAC, Lab
 from tests.e2e import frames
@@ -47,6 +50,22 @@ def test_multicast_that_is_spared_where_it_comes_in_is_asked_for_where_it_is_for
     gateway.put(BLOCKED)
     saved = lab.gateway.run("iptables-legacy-save", "-t", "mangle").stdout
     assert "-A NL-FORWARD -d 224.0.0.0/4 -m set --match-set nl-blocked4-from src -g NL-FORWARD-CLOSE" in saved
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "behind an allow"])
+def test_of_two_blocks_the_one_that_is_explained_counts(gateway: Gateway, lab: Lab, waits: bool) -> None:
+    allowed = [{"target": "192.0.2.0/24", "direction": "to", "action": "allow"}] if waits else []
+    rules = gateway.put(
+        {"target": "10.1.0.0/18", "action": "block"},
+        {"target": "10.2.0.0/16", "direction": "to", "action": "block"},
+        *allowed,
+    )
+    assert count_arriving(lab) == 0
+    packet = Packet(ip_address(CLIENT), ip_address(SERVER), "udp", PORT, 20000, "lan", "wan")
+    (hit,) = [step.rule for step in explain(rules, packet, own=[WAN]).steps if step.hits]
+    assert hit is not None
+    gateway.wait(lambda: gateway.count(hit).matched_packets >= SENT, "the counters")
+    assert [gateway.count(rule).matched_packets for rule in rules if rule.id != hit.id] == [0] * len(rules[1:])
 
 
 def test_nothing_passes_while_a_block_moves_and_back(gateway: Gateway, lab: Lab) -> None:

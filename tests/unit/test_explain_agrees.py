@@ -70,6 +70,7 @@ def counts_now(rule: Rule, packet: Packet) -> bool:
 
 EXEMPT = Packet(ip_address("10.1.0.2"), ip_address("10.2.0.2"), in_interface="lan", out_interface="wan", length=1500)
 """From a limited address to one that is allowed where it leaves, which only routing tells."""
+TO_SERVER_NETWORK = {"target": "10.2.0.0/16", "direction": "to"}
 EXEMPTION = keep(
     [
         parse_rule({"target": "10.1.0.2", "rate": "1 packets/min"}, NOW),
@@ -87,10 +88,29 @@ ALLOWED_BESIDE = keep(
 )
 
 
+BLOCK_FROM, BLOCK_TO = {"target": "10.0.0.0/9", "action": "block"}, {**TO_SERVER_NETWORK, "action": "block"}
+BLOCKED_TWICE = keep([parse_rule(fields, NOW) for fields in (BLOCK_FROM, BLOCK_TO)])
+BLOCKED_LATER = keep(
+    [
+        *BLOCKED_TWICE,
+        parse_rule({"target": "192.0.2.0/24", "direction": "to", "action": "allow"}, NOW),
+    ]
+)
+"""Who is blocked waits for what nobody knows before routing: whether the packet is for somebody who is allowed."""
+SENT_HERE = replace(EXEMPT, src=ip_address("10.2.0.1"), in_interface=None)
+BLOCKED_BY_FORCE = [
+    replace(rule, forced_by="root")
+    for rule in keep([parse_rule({"target": "10.2.0.1", "action": "block"}, NOW), BLOCKED_TWICE[1]])
+]
+
+
 @settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
 @example((OPEN, ALLOWED_BESIDE))
+@example((EXEMPT, BLOCKED_TWICE))
+@example((EXEMPT, BLOCKED_LATER))
+@example((SENT_HERE, BLOCKED_BY_FORCE))
 def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]) -> None:
     packet, rules = case
     compilation = compile_all(rules)
@@ -105,7 +125,7 @@ def test_the_rules_that_hit_are_those_that_count(case: tuple[Packet, list[Rule]]
     if explanation.verdict == "blocked":
         assert verdict == "drop"
         # Of two blocks the one that the packet meets first counts it: `from` dies before `to` is asked.
-        assert any(by_id[rule_id].action is Action.BLOCK for rule_id in moved)
+        assert {rule_id for rule_id in moved if by_id[rule_id].action is Action.BLOCK} == hits
         return
     assert verdict == "accept", "no bucket is empty at first"
     assert not counted(compilation, kernel, -1) - {i for i in moved if by_id[i].action is Action.ALLOW}
