@@ -1048,7 +1048,8 @@ class Controller:
         """See whether the kernel can enforce now what it could not, or whether it tells now what it can."""
         if self._compilation is None or self._outage is not None:
             return
-        if not (self._compiled.problems or self._premises.unanswered):
+        # What the kernel refuses just now may be for something that came since it was probed.
+        if self._in_step and not (self._compiled.problems or self._premises.unanswered):
             return
         if self._is_due("probe", PROBE_SECONDS):
             before = _spent()

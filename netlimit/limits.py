@@ -68,6 +68,11 @@ class Facts:
         return self.mark_mask >> self.shift
 
     @cached_property
+    def any_occupied(self) -> bool:
+        """Whether somebody else has a set with a name of ours, which a rule may need: then it is no capability."""
+        return any(name.startswith(SET_PREFIX) for name in self.capabilities)
+
+    @cached_property
     def vrfs(self) -> frozenset[str]:
         """The devices that stand for a VRF. What comes in by one of its ports passes PREROUTING twice, first by the
         port, then by the VRF; what this host sends passes OUTPUT twice, the other way round."""
@@ -444,7 +449,10 @@ def purpose_sets(purpose: Purpose, facts: Facts) -> tuple[IpSet, ...]:
 
 def find_problem(purpose: Purpose, facts: Facts) -> str | None:
     """Why the host cannot enforce it; None if it can."""
-    for name in _requirements(purpose):
+    needs = _requirements(purpose)
+    if facts.any_occupied:
+        needs += tuple(ipset.name for ipset in purpose_sets(purpose, facts))
+    for name in needs:
         reason = facts.capabilities.get(name)
         if reason is not None:
             return reason

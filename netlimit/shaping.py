@@ -236,6 +236,9 @@ class Shaping:
             if reason is not None:
                 return reason
         for device in devices:
+            reason = self.facts.capabilities.get(find_lane(rule, device, self.facts).name)
+            if reason is not None:
+                return reason
             miss = find_missing(device, Direction.TO, self.facts.topology) if rule.selector.interface else None
             if miss is not None and not is_cap(rule, device):
                 return miss.text  # what the port itself sends can be capped, but nobody can be told apart there

@@ -3,6 +3,7 @@ the kernel says."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -27,6 +28,8 @@ from netlimit.state import (
 )
 
 _TEMPORARY = SET_PREFIX + "swap{}"
+_SHARED = re.compile(rf"{SET_PREFIX}(?:safe|exempt|blocked|off|seen|peer|open)([46])(?:-.*)?")
+_OWN = re.compile(rf"{SET_PREFIX}[abdlq][46]-.*")
 _BUSY = "in use by a kernel component"
 _MISSING = "set with the given name does not exist"
 _KINDS: dict[str, Literal["net", "ip", "ip,port,ip"]] = {"hash:net": "net", "hash:ip,port,ip": "ip,port,ip"}
@@ -43,7 +46,36 @@ nothing at once."""
 
 def read_sets() -> dict[str, IpSet]:
     """Every set of ours, without its entries."""
-    return {header.name: _describe(header) for header in _list_headers()}
+    return part_sets()[0]
+
+
+def part_sets() -> tuple[dict[str, IpSet], dict[str, str]]:
+    """Every set of ours, without its entries; and those of somebody else that have names of ours, with a sentence for
+    the operator. Nothing is done to these."""
+    headers = _list_headers()
+    ours = {header.name: _describe(header) for header in headers if not header.is_foreign}
+    return ours, {header.name: _tell_foreign(header) for header in headers if header.is_foreign}
+
+
+def _tell_foreign(header: SetHeader) -> str:
+    return (
+        f"There is a set {header.name} that is none of netlimit's ({header.kind}, IPv{header.family}), which is left "
+        f"alone. Names that begin with {SET_PREFIX} are netlimit's: give it another (`ipset rename {header.name} …`), "
+        "or remove it."
+    )
+
+
+def find_occupied() -> dict[str, str]:
+    """What cannot be done for sets of somebody else, by capability: one for each name, which a rule may need; and all
+    of a family, where the name is that of a set that its rules share. Raises KernelError."""
+    found = {}
+    for name, reason in part_sets()[1].items():
+        shared = _SHARED.fullmatch(name)
+        if shared:
+            found["iptables" if shared[1] == "4" else "ip6tables"] = reason
+        elif _OWN.fullmatch(name):
+            found[name] = reason
+    return found
 
 
 def count_entries(names: Iterable[str]) -> dict[str, int]:
@@ -102,13 +134,15 @@ def write_sets(step: WriteSets, busy: frozenset[str] = frozenset()) -> frozenset
 
 def find_unused() -> frozenset[str]:
     """The sets of ours that no rule uses, and no other set."""
-    return frozenset(header.name for header in _list_headers() if not header.users)
+    return frozenset(header.name for header in _list_headers() if not header.users and not header.is_foreign)
 
 
 def find_fills() -> Iterator[tuple[str, int, int]]:
     """Our sets that refuse more when they are full: what they hold, and for how many they have room. Those that forget
     some then are not among them."""
     for header in _list_headers():
+        if header.is_foreign:
+            continue
         if header.name.startswith(PEER_PREFIX):
             yield header.name, header.entries, header.slots * SLOT_ROOM
         elif not header.name.startswith(_ROLLING):

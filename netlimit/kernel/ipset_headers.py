@@ -26,6 +26,13 @@ _HEADERS_ONLY = 1 << 2
 _TIMEOUT, _SET_FLAGS, _SLOTS, _SIZE, _NETMASK, _ENTRIES, _USERS = 6, 8, 18, 19, 20, 24, 25
 _COMMENT, _MARKS = 1 << 4, 1 << 6
 _OURS = re.compile(rf"{SET_PREFIX}[\w.-]+", re.ASCII)
+_TYPES = {
+    "a|b|d|l|q|safe|exempt|blocked": "hash:net",
+    "off|seen|peer": "hash:ip",
+    "open": "hash:ip,port,ip",
+}
+_TOLD = {re.compile(rf"{SET_PREFIX}(?:{names})([46])(?:-.*)?"): kind for names, kind in _TYPES.items()}
+"""What the name of a set of ours tells of its type, and of its family."""
 
 
 class SetHeader(NamedTuple):
@@ -44,6 +51,15 @@ class SetHeader(NamedTuple):
     slots: int
     entries: int
     users: int
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is of a type, or of a family, that no set of ours with this name has."""
+        for name, kind in _TOLD.items():
+            told = name.fullmatch(self.name)
+            if told:
+                return (self.kind, self.family) != (kind, int(told[1]))
+        return self.kind not in _TYPES.values()
 
 
 def read_headers() -> list[SetHeader]:

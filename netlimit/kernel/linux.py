@@ -53,6 +53,7 @@ class LinuxKernel:
         self._nftables = Listing(*NFTABLES, longest=_LONGEST)
         self._twins = {table: Listing(*command, longest=_LONGEST) for table, command in TWINS.items()}
         self._busy: frozenset[str] = frozenset()
+        self._foreign: dict[str, str] = {}
         self._writers = HolderWatch(Claim.WRITER)
         self._ingress = Watched(LINKS | QUEUES, ingress.read_ingress)
 
@@ -62,6 +63,7 @@ class LinuxKernel:
             found = capabilities.probe()
             if found.capabilities["ifb"] is None:
                 found = found._replace(capabilities={**found.capabilities, "ifb": tc.find_foreign_device()})
+            found = found._replace(capabilities={**found.capabilities, **_occupied(found.capabilities)})
         lacking = found.capabilities.get(capabilities.LIBRARY)
         if self._writer is None or not isinstance(lacking, Unanswered):
             self._writer = iptables.find_writer(lacking)
@@ -147,7 +149,7 @@ class LinuxKernel:
     def structure(self) -> Structure:
         """Read sets (without entries), chains and hooks."""
         with _translated("read the structure"):
-            sets = ipset.read_sets()
+            sets, self._foreign = ipset.part_sets()
             if self._busy:
                 # What is left for others who use it is none of ours, until they do no more.
                 self._busy = (self._busy & sets.keys()) - ipset.find_unused()
@@ -157,10 +159,12 @@ class LinuxKernel:
             return Structure(sets, {**chains4, **chains6}, {**hooks4, **hooks6})
 
     def leftovers(self) -> tuple[str, ...]:
-        """What of ours could not be taken away, for somebody else uses it."""
+        """What of ours could not be taken away, for somebody else uses it; and what has our names, and is none of
+        ours."""
         chains = (chain for held in self._tables.held.values() for chain in held)
         found = [*(f"The set {name}" for name in sorted(self._busy)), *(f"The chain {each}" for each in sorted(chains))]
-        return tuple(f"{each} is used by a rule of somebody else, and cannot go as long as it is." for each in found)
+        used = (f"{each} is used by a rule of somebody else, and cannot go as long as it is." for each in found)
+        return (*used, *(self._foreign[name] for name in sorted(self._foreign)))
 
     def readings(self, names: Iterable[str]) -> dict[str, dict[str, Reading]]:
         """Read the entries of some sets with their counters."""
@@ -247,6 +251,13 @@ class LinuxKernel:
             if ours:
                 self._busy -= set(ours)
                 raise KernelError(str(step), f"the set {ours[0]} cannot be destroyed: it is in use by a chain of ours")
+
+
+def _occupied(found: Mapping[str, str | None]) -> Mapping[str, str]:
+    """What sets of somebody else keep from being done, of what the host can do."""
+    if found["ipset"] is not None:
+        return {}
+    return {name: reason for name, reason in ipset.find_occupied().items() if found.get(name) is None}
 
 
 @contextmanager

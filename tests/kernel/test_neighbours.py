@@ -6,17 +6,22 @@ import fcntl
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from netlimit.compile import Compilation
 from netlimit.errors import KernelError
 from netlimit.kernel.base import observe
+from netlimit.limits import Facts
 from netlimit.plan import SwitchTable, WriteSets, diff
+from netlimit.rules import parse_rule
 from netlimit.state import ChainId, Entry, IpSet, Jump, State, Verdict, chain_rule
 from tests.kernel.conftest import HERE, HERE6
 from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
 from tests.kernel.worker import RemoteKernel
+from tests.unit.strategies import NOW
 
 FOREIGN = """
 *raw
@@ -137,7 +142,7 @@ def test_a_foreign_set_under_our_name_without_counters(linux: RemoteKernel) -> N
     """Somebody restored an old dump: the set can be read, and is replaced."""
     compilation = compiled({"target": "10.1.0.0/24", "action": "block"})
     name = compilation.sets_of(1)[0]
-    linux.run("ipset", "create", name, "hash:ip")
+    linux.run("ipset", "create", name, "hash:net")
     linux.run("ipset", "add", name, "10.9.9.9")
     enforce(linux, compilation)
     assert observe(linux) == compilation.state
@@ -149,9 +154,52 @@ def test_a_swap_that_was_cut_off_is_no_obstacle(linux: RemoteKernel) -> None:
     linux.run("ipset", "add", "nl-swap", "10.8.8.8")
     compilation = compiled({"target": "10.1.0.0/24", "action": "block"})
     name = compilation.sets_of(1)[0]
-    linux.run("ipset", "create", name, "hash:ip")
+    linux.run("ipset", "create", name, "hash:net")
     enforce(linux, compilation)
     assert observe(linux) == compilation.state
+
+
+BLOCK, LIMIT = {"target": "10.1.0.0/24", "action": "block"}, {"target": "10.1.1.1", "rate": "9 packets/s"}
+KINDS = ["hash:ip", "hash:net family inet6", "bitmap:port range 1-99", "list:set"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_of_somebody_else_under_our_name_stays_and_keeps_no_other_rule(linux: RemoteKernel, kind: str) -> None:
+    name = compiled(BLOCK).sets_of(1)[0]
+    linux.run("ipset", "create", name, *kind.split())
+    compilation = Compilation(Facts(capabilities=linux.probe().capabilities))
+    for number, fields in enumerate((BLOCK, LIMIT), 1):
+        compilation.put(replace(parse_rule(fields, NOW), id=number))
+    said = f"There is a set {name} that is none of netlimit's ({kind.split()[0]}"
+    assert compilation.problems.keys() == {1}
+    assert said in compilation.problems[1]
+    enforce(linux, compilation)
+    assert observe(linux) == compilation.state
+    assert any(said in each for each in linux.leftovers())
+    for step in diff(State(), observe(linux)).steps:
+        linux.apply(step)
+    assert linux.run("ipset", "list", "-n").split() == [name]
+    linux.run("ipset", "rename", name, "theirs")
+    assert linux.probe().capabilities.get(name) is None
+    assert observe(linux) == State()
+    assert linux.leftovers() == ()
+
+
+@pytest.mark.parametrize("name", ["nl-safe4", "nl-exempt4-from", "nl-off4"])
+def test_where_it_has_the_name_of_what_all_rules_share_those_of_the_family_are_told(
+    linux: RemoteKernel, name: str
+) -> None:
+    linux.run("ipset", "create", name, "list:set")
+    found = linux.probe().capabilities
+    assert f"There is a set {name} that is none" in (found["iptables"] or "")
+    assert found["ip6tables"] is None
+
+
+def test_a_set_of_a_type_that_none_of_ours_has_is_left_alone(linux: RemoteKernel) -> None:
+    linux.run("ipset", "create", "nl-zzz", "list:set")
+    enforce(linux, compiled(LIMIT))
+    assert "nl-zzz" in linux.run("ipset", "list", "-n").split()
+    assert any("There is a set nl-zzz that is none" in each for each in linux.leftovers())
 
 
 def test_rules_for_ipv6_are_not_looked_for_in_ipv4(linux: RemoteKernel) -> None:
