@@ -69,3 +69,19 @@ def test_what_is_written_by_library_is_what_iptables_would_have_written(linux: R
     for step in diff(compilation.state, observe(linux)).steps:
         linux.apply(step)
     assert observe(linux) == compilation.state
+
+
+def test_the_slowest_rates_let_their_burst_through_and_no_more(linux: RemoteKernel) -> None:
+    """The kernel's credits for a day still fit into its 64 bits."""
+    linux.run("ip", "link", "set", "lo", "up")
+    wanted = {1: "1 packets/day", 2: "2 packets/day", 3: "1 packets/h", 4: "1 connections/day"}
+    for port, text in wanted.items():
+        bucket = fit_bucket(parse_rate(text), None)
+        words = f"-p udp --dport {port} -m hashlimit --hashlimit-above {bucket.above} --hashlimit-burst {bucket.burst}"
+        table = f"--hashlimit-mode srcip --hashlimit-htable-expire {bucket.expire_ms} --hashlimit-name nl-t{port}"
+        linux.run("iptables-legacy", "-t", "mangle", "-A", "PREROUTING", *words.split(), *table.split(), "-j", "DROP")
+    script = "import socket\nsock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+    script += f"for port in {list(wanted)} * 9:\n    sock.sendto(b'x', ('127.0.0.1', port))\n"
+    linux.run("python3", "-c", script)
+    counted = linux.run("iptables-legacy", "-t", "mangle", "-vnxL", "PREROUTING").splitlines()[2:]
+    assert [int(line.split()[0]) for line in counted] == [8, 7, 8, 8]
