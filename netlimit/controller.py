@@ -360,7 +360,7 @@ class Controller:
         self._heed_clock()
         if self._is_due("survey", SURVEY_SECONDS):
             self._survey()
-        if self._is_due("window", WINDOW_SECONDS) or self._begins:
+        if self._is_due("window", WINDOW_SECONDS) or self._begins or self._is_forbidden():
             self._look_at_window()
             self._look_between()
         try:
@@ -394,7 +394,7 @@ class Controller:
             return False
         if time.monotonic() < min(self._due["structure"], self._due["sweep"]):
             return False
-        return not self._compilation.changed and not self._overdue.forbids(self._revision)
+        return not self._compilation.changed and not self._is_forbidden()
 
     def _allow(self, seconds: float = WAIT_SECONDS) -> None:
         """Bound how long the database is waited for until the kernel is looked at again; not where there is nothing to
@@ -438,17 +438,23 @@ class Controller:
         self._mishaps.survive(self._follow_marks, _GOES_ON)
 
     def _leaves_it_to_guard(self) -> bool:
-        """Without the database, what is known may be from a window that is over: the guard brings back what was before,
-        and must not be undone. So nothing is written until something is known again that may hold."""
-        if self._is_forbidden():
+        """What is known may be from a window that is over, and whose end the database does not know, or cannot take for
+        want of room: the guard brings back what was before, and must not be undone. So nothing is written until
+        something is known again that may hold."""
+        if self._outage is not None and self._is_forbidden():
             self._load()
         if not self._is_forbidden():
             return False
-        self._in_step = False  # what is in the kernel is the guard's now
+        if self._outage is not None:
+            self._in_step = False  # what is in the kernel is the guard's now
         return True
 
     def _is_forbidden(self) -> bool:
-        return self._outage is not None and self._overdue.forbids(self._revision)
+        return self._overdue.forbids(self._revision, is_told=self._outage is None)
+
+    def _keeps_off(self) -> bool:
+        """Whether nothing is to be written after all, asked once nobody else writes."""
+        return self._is_forbidden() or self._is_to_keep_off()
 
     def sync(self) -> None:
         """One pass: bring the kernel to the newest revision. Raises StoreError, KernelError.
@@ -478,6 +484,8 @@ class Controller:
     def _pass(self) -> None:
         known = self._compilation
         revision = self._load()
+        if self._is_forbidden():
+            return
         # Else devices have just been looked at. Those that cannot be read keep no change waiting.
         unread = self._find_unread() if known is self._compilation else None
         self._expire()
@@ -492,7 +500,7 @@ class Controller:
             self._status = replace(self._status, stamp=self._stamp)  # who has started from the copy knew none
             return
         with self._kernel.exclusive(self._patience):
-            if self._is_to_keep_off():
+            if self._keeps_off():
                 return
             began = time.monotonic()
             devices = self._list_devices()
@@ -643,11 +651,14 @@ class Controller:
 
     def _try_database(self) -> bool:
         """See whether the database does its part, with what is told by now: a controller that has just begun knows of
-        its host what the copy tells, and must not write less over it. False if it does, but is not to be gone by: then
-        it is told how this gateway stands, for who asks there. In a thread of its own."""
+        its host what the copy tells, and must not write less over it. The end of a window is part of it. False if it
+        does, but is not to be gone by: then it is told how this gateway stands, for who asks there. In a thread of its
+        own."""
         self._forgotten = self._find_forgotten(self._database.origin())
         error = self._forgotten or self._status.last_error
         self._database.try_host(replace(self._status, refused=self._forgotten, last_error=error))
+        if self._forgotten is None:
+            self._overdue.record(self._database)
         return self._forgotten is None
 
     def _find_forgotten(self, origin: Origin) -> str | None:
@@ -722,9 +733,17 @@ class Controller:
         does not know to be back, and must not be undone meanwhile."""
         if self._outage is None:
             if self._overdue.watches or not self._quiet:
-                self._overdue.look(self._database, self._kernel, 0.0 if self._begins else OVERDUE_SECONDS)
+                self._look_in_database()
         elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel, self._hear_of_window):
             self._load_all()
+
+    def _look_in_database(self) -> None:
+        try:
+            self._overdue.look(self._database, self._kernel, 0.0 if self._begins else OVERDUE_SECONDS)
+        except StoreError:
+            if self._is_forbidden():
+                self._in_step = False  # the guard, which could not tell the database either, has put it right
+            raise
 
     def _hear_of_window(self) -> Window | None:
         """What a slow database has told of the window since the last pass, if it has."""
@@ -1358,7 +1377,7 @@ class Controller:
         self._in_step = False
         self._refused_drift = drift  # should the kernel refuse a step, the next pass repairs it
         with self._kernel.exclusive(self._patience):
-            if self._is_to_keep_off():
+            if self._keeps_off():
                 self._refused_drift = {}
                 return
             devices = self._list_devices()
@@ -1510,7 +1529,7 @@ class Controller:
         """Spare the connections that have opened since, and those that are gone no more."""
         if self._compilation is not None and self._in_step:
             with self._kernel.exclusive(self._patience):
-                if not self._is_to_keep_off():
+                if not self._keeps_off():
                     self._open.follow(self._compiled.facts, self._premises.doors)
 
     # -- pause

@@ -48,9 +48,27 @@ class Overdue:
             self._end_with(last)
         if self._window is None or not self._is_late(patience):
             return
-        window, now = self._window, store.now()
+        window = self._window
+        if not self._record(store, window, patience):
+            return
+        if self._host in window.paused and store.paused(self._host):
+            # Asked again once nobody else writes: an `apply` may have ended the pause.
+            restore_nothing(store, kernel, self._host, lambda: kernel.is_put_off() or store.paused(self._host))
+        self._window = None
+
+    def record(self, store: Store) -> None:
+        """Have a database that is away, as far as is known, undo a window that is over, if it does not know yet that it
+        has ended: one that cannot take that is not gone by, for it tells what nobody has confirmed. In a thread of its
+        own. Raises StoreError."""
+        window = self._window
+        if window is not None and window.outcome is None and self._is_late(patience=0.0):
+            self._record(store, window, patience=0.0)
+
+    def _record(self, store: Store, window: Window, patience: float) -> bool:
+        """Undo a window in the database, unless that is done; False if by the database it is not over."""
+        now = store.now()
         if not self._is_late() and window.left(now) > 0:
-            return  # its end was reckoned from an answer that took long, or the database's clock was set back
+            return False  # its end was reckoned from an answer that took long, or the database's clock was set back
         ended = store.expire(window, Actor(f"controller of {self._host}"), now)
         if ended is not None and not patience:
             log.warning("The window of confirmation that %s has opened is over: revision %d has come back as revision "
@@ -59,10 +77,7 @@ class Overdue:
             log.error("The guard has not ended the window of confirmation that %s has opened: revision %d has come "
                       "back as revision %s. Does a guard run that hangs?",
                       window.actor, window.base, ended.revision)  # fmt: skip
-        if self._host in window.paused and store.paused(self._host):
-            # Asked again once nobody else writes: an `apply` may have ended the pause.
-            restore_nothing(store, kernel, self._host, lambda: kernel.is_put_off() or store.paused(self._host))
-        self._window = None
+        return True
 
     def look_alone(self, copy: Replica, kernel: Kernel, told: Callable[[], Window | None]) -> bool:
         """The same without the database. The copy of what was applied last has not followed the window; whether it is
@@ -94,11 +109,12 @@ class Overdue:
         )
         return True
 
-    def forbids(self, revision: int) -> bool:
+    def forbids(self, revision: int, is_told: bool = False) -> bool:
         """Whether a revision must not be written to the kernel any more, as far as is known here: it came in a window
-        that is over, and nobody has told how that ended. Where this gateway is to be paused again, none may."""
+        that is over, and nobody has told how that ended. Where this gateway is to be paused again, none may; of who
+        `is_told` by the database, only as long as that does not know the end."""
         window = self._window
-        if window is None or not self._is_late(patience=0.0):
+        if window is None or not self._is_late(patience=0.0) or (is_told and window.outcome is not None):
             return False
         return revision > window.base or self._host in window.paused
 
@@ -137,7 +153,7 @@ class Overdue:
         assert self._window is not None
         undone = last is not None and last.opened_at == self._window.opened_at and last.outcome is not Outcome.CONFIRMED
         if undone and self._host in self._window.paused:
-            self._end = min(self._end, self._clock())
+            self._window, self._end = last, min(self._end, self._clock())
         else:
             self._window = None
 

@@ -361,3 +361,100 @@ def test_what_nobody_has_confirmed_is_not_gone_by_at_a_start_either(site: Site, 
     assert site.send("10.0.0.2") == ["drop"]
     assert is_open(site)
     assert "drop" not in verdicts
+
+
+@contextmanager
+def without_room_for_an_end(path: Path) -> Iterator[None]:
+    """The database can be read, and takes what is small, but not that a window has ended: its disk is full."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(
+            "CREATE TRIGGER no_room BEFORE INSERT ON audit WHEN NEW.action = 'expire-window' "
+            "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+        )
+        yield
+        connection.execute("DROP TRIGGER no_room")
+
+
+def pass_on(site: Site) -> None:
+    """What `run` does in one turn, with a look at everything."""
+    controller = site.controller
+    controller._due |= dict.fromkeys(("structure", "sweep", "heartbeat"), 0.0)
+    try:
+        tick(site)
+    except StoreError as error:
+        controller._recover(error, time.monotonic(), 0.5)
+
+
+def is_expired(site: Site) -> bool:
+    """Whether the database knows that the window has ended, and is gone by again."""
+    window = site.store.window()
+    return window is not None and window.outcome is Outcome.EXPIRED and site.controller._outage is None
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_while_the_end_cannot_be_recorded_nothing_puts_back_what_the_guard_has_undone(
+    site: Site, elapsed: Elapsed, tmp_path: Path, caplog: pytest.LogCaptureFixture, copies: bool
+) -> None:
+    write, verdicts = site.kernel.apply, set[str]()
+
+    def write_and_send(step: Step) -> None:
+        write(step)
+        verdicts.update(site.send(CLIENT))
+
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        setup = Setup("gw", "fake")
+        site.controller = Controller(site.store, site.kernel, setup, site.clock, copy if copies else None)
+        site.add(target="10.0.0.2", action="block")
+        tick(site)
+        cut(site)
+        assert site.store.path is not None
+        with without_room_for_an_end(site.store.path):
+            elapsed.pass_by(1.1)
+            restore_from_memory(site)
+            site.kernel.apply = write_and_send  # type: ignore[method-assign]
+            for _ in range(30):
+                pass_on(site)
+                elapsed.pass_by(0.5)
+                time.sleep(0.1)
+            assert is_open(site)
+            assert site.send("10.0.0.2") == ["drop"]
+            assert "answers again" not in caplog.text
+        end = time.monotonic() + PATIENCE
+        while not is_expired(site):
+            assert time.monotonic() < end
+            pass_on(site)
+            time.sleep(0.05)
+        site.add(target="10.0.0.4", action="block")
+        pass_on(site)
+        assert site.send("10.0.0.4") == ["drop"]
+        assert is_open(site)
+        assert "drop" not in verdicts
+
+
+def test_without_a_guard_the_copy_comes_back_where_the_end_cannot_be_recorded(
+    site: Site, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        site.controller = Controller(site.store, site.kernel, Setup("gw", "fake"), site.clock, copy)
+        site.add(target="10.0.0.2", action="block")
+        tick(site)
+        cut(site)
+        assert site.store.path is not None
+        with without_room_for_an_end(site.store.path):
+            elapsed.pass_by(LATE + 0.1)
+            for _ in range(3):
+                pass_on(site)
+            assert is_open(site)
+            assert site.send("10.0.0.2") == ["drop"]
+
+
+def test_a_window_that_ends_in_time_is_heard_of_at_once(site: Site, elapsed: Elapsed) -> None:
+    """From its end on nothing of it is written; whoever undoes it in the database is heard with the next pass."""
+    cut(site)
+    elapsed.pass_by(1.1)
+    site.controller._due["window"] = time.monotonic() + PATIENCE
+    site.controller.tick()
+    site.store.confirm("test", site.clock())
+    site.add(target="10.0.0.4", action="block")
+    site.controller.tick()
+    assert site.send("10.0.0.4") == ["drop"]
