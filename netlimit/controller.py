@@ -49,7 +49,7 @@ from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
 from netlimit.questions import Questions
-from netlimit.records import Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State, Window
+from netlimit.records import Actor, Changes, Exceptional, HostStatus, Repair, Request, RuleCounters, State, Window
 from netlimit.roster import Roster
 from netlimit.rules import Action, Rule
 from netlimit.safety import REMEMBERED_SECONDS
@@ -125,6 +125,11 @@ _TASKS = (
     "safe",
     "states",
     "beside",
+)
+_RESUMED = (
+    "The database has come back in an older state, in which a teardown still pauses this gateway that `netlimit apply` "
+    "has ended since, as the copy tells: limits stay in force, and the pause is ended again. To take them out, run "
+    "`netlimit teardown` anew."
 )
 _GOES_ON = "The pass goes on without that part."
 _MOST_ASKED = 500
@@ -253,6 +258,7 @@ class Controller:
         self._crowded: dict[int, str] = {}
         self._uncounted: tuple[str, ...] = ()
         self._renamed = tuple(_say_renamed(replica.owner, setup.host)) if replica is not None else ()
+        self._resumed: tuple[str, ...] = ()
         self._numbered: dict[tuple[str, str], int] = {}
         self._premises = Premises(kernel, setup)
         self._inspection = Inspection(kernel)
@@ -422,6 +428,7 @@ class Controller:
             is_paused = self._store.paused(self._setup.host)
             if is_paused and not self._is_paused_there:  # a teardown of another database means nothing here
                 self._refuse_forgotten()
+                is_paused = not self._resumes()
             self._is_paused_there = is_paused
         self._paused = is_put_off or self._is_paused_there
         if self._paused:
@@ -1534,6 +1541,22 @@ class Controller:
 
     # -- pause
 
+    def _resumes(self) -> bool:
+        """Whether the pause that is in the database is one that `netlimit apply` has ended here, which came back with
+        an older state of it: it is ended once more. Whoever tears down anew has another word; and where the copy knows
+        of a teardown, that may be one that the database has forgotten."""
+        host, replica = self._setup.host, self._replica
+        if self._outage is not None or replica is None or replica.paused(host):
+            return False
+        word = self._store.last_pause(host)
+        if word is None or not replica.has_resumed(word):
+            return False
+        if not self._store.end_pause(host, word, Actor(f"controller of {host}")):
+            return False
+        log.warning("%s", _RESUMED)
+        self._resumed = (_RESUMED,)
+        return True
+
     def _is_to_keep_off(self) -> bool:
         """Asked by who holds the kernel for himself: a teardown has it either before, and was heard, or afterwards.
         Whoever puts off ends that when the database is told, which is asked last."""
@@ -1542,6 +1565,7 @@ class Controller:
     def _pause(self) -> None:
         """Somebody tore down: keep hands off, also what he has left there, and begin anew afterwards."""
         self._compilation, self._in_step, self._paused = None, False, True
+        self._resumed = ()
         if not self._status.paused:
             log.info("Paused by teardown, until `netlimit apply`.")
             self._report(paused=True)
@@ -1731,7 +1755,7 @@ class Controller:
             warnings, left = (self._compilation.left_out, self._compilation.kinds.warning), self._kernel.leftovers()
             over = self._overdue.warn(self._revision) if self._outage is not None else ()
             told = filter(None, (*warnings, *over, self._find_closed(), *self._telling.warnings))
-            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed)
+            changes["notes"] = (*self._premises.notes, *told, *self._uncounted, *left, *self._renamed, *self._resumed)
             changes["degraded"] = sum(each.state is State.DEGRADED for each in self._exceptional.values())
         changes.setdefault("notes", tuple(note for note in self._status.notes if not note.startswith(COPY)))
         changes |= {"applying": self._passes.read(), "faults": self._mishaps.count}

@@ -18,6 +18,7 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     make_controller,
     make_kernel,
+    note_resumed,
     open_store,
     pause_copy,
     read_settings,
@@ -134,7 +135,9 @@ def apply(
         with taking_over(take_over or (), kernel, store, settings.host, actor):
             steps = controller.plan()
             if opened is None:
+                ended = store.last_pause(settings.host)
                 store.pause(settings.host, False, actor, for_good=True)
+                note_resumed(settings, ended)
             else:
                 store.resume_within(opened, settings.host, actor, store.now())
             controller.sync()

@@ -124,6 +124,15 @@ def pause_copy(settings: Settings) -> StoreError | None:
     return fault
 
 
+def note_resumed(settings: Settings, word: str | None) -> None:
+    """Say in the copy that the teardown with this word was ended here, if there is one. A copy that cannot be written
+    is told in the log: then that teardown's pause is heeded if an older database brings it back."""
+    if word is not None:
+        fault = _write_copy(settings, PAUSE_SECONDS, lambda replica: replica.note_resumed(word))
+        if fault is not None:
+            log.error("%s The copy of the applied rules does not know that the teardown was ended.", fault)
+
+
 def _write_copy(settings: Settings, allowed: float, write: Callable[[Replica], object]) -> StoreError | None:
     from netlimit.store import open_replica
     from netlimit.store.replica import FILE

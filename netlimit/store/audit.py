@@ -25,6 +25,10 @@ _SLACK = 10
 """Pruning waits until the audit is a tenth too long: it is dear, and need not be exact."""
 
 
+PAUSE, RESUME = "pause", "resume"
+"""What the audit calls a teardown's pause of a gateway, and its end. `pause` holds the word of that teardown."""
+
+
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """One change: `action` is "add", "replace" or "remove" for a rule, whose fields `before` and `after` are; for
@@ -150,6 +154,23 @@ def entries(connection: Connection, limit: int, after: int | None, which: AuditF
     if after is not None:
         wanted = wanted.where(audit.c.id < after)
     return [AuditEntry(**row) for row in connection.execute(wanted).mappings()]
+
+
+def last_pause(connection: Connection, host: str) -> str | None:
+    """The word of the last teardown that has paused a gateway; None where none is told, or an older version's is the
+    last, which has none."""
+    wanted = select(audit.c.after).where(audit.c.action == PAUSE).order_by(audit.c.id.desc())
+    for after in connection.execute(wanted).scalars():
+        if isinstance(after, Mapping) and after.get("host") == host:
+            word = after.get(PAUSE)
+            return word if isinstance(word, str) else None
+    return None
+
+
+def has_resumed(connection: Connection, word: str) -> bool:
+    """Whether it is told that the teardown with this word was ended."""
+    wanted = select(audit.c.after).where(audit.c.action == RESUME)
+    return any(isinstance(each, Mapping) and each.get(PAUSE) == word for each in connection.execute(wanted).scalars())
 
 
 def prune(connection: Connection, most: int) -> None:

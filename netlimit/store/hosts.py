@@ -197,3 +197,8 @@ def pause(connection: Connection, host: str, paused: bool) -> bool:
 def paused(connection: Connection, host: str) -> bool:
     """Whether a gateway is paused."""
     return connection.execute(select(pauses.c.host).where(pauses.c.host == host)).first() is not None
+
+
+def hold_pause(connection: Connection, host: str) -> bool:
+    """Whether a gateway is paused; until this transaction ends, no teardown puts another pause in that one's place."""
+    return connection.execute(select(pauses.c.host).where(pauses.c.host == host).with_for_update()).first() is not None

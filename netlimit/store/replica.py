@@ -18,10 +18,10 @@ from sqlalchemy import Connection, delete, func, select, update
 from netlimit.custody import acting_for
 from netlimit.errors import Slow, StoreError
 from netlimit.forgotten import NOTHING, Held, find_forgotten
-from netlimit.records import Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
+from netlimit.records import Actor, Changes, Exceptional, HostStatus, Reception, Request, RuleCounters, Window
 from netlimit.rules import Rule
 from netlimit.stalls import Stalled, find_disk
-from netlimit.store import clock, hosts, numbers, roots, rules, tables, windows
+from netlimit.store import audit, clock, hosts, numbers, roots, rules, tables, windows
 from netlimit.store.engine import MEMORY
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 5000
 FILE = "applied.db"
 """The name of the copy in its directory."""
+_MOST_RESUMED = 1000
+"""So many teardowns that were ended are known, or a few more."""
 _SHORT_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
 """How long a copy works at what others ask it of itself."""
@@ -249,6 +251,25 @@ class Replica(Store):
                 for name in names:
                     hosts.pause(connection, name, paused)
             self._paused = paused
+
+    def note_resumed(self, word: str) -> None:
+        """Keep that the teardown with this word was ended here: its pause may be there again, in a database that takes
+        this one's place and is of an older state. Raises StoreError."""
+        if self.has_resumed(word):
+            return
+        with self._database.writing() as connection:
+            said = {"host": self._host, audit.PAUSE: word}
+            audit.note_other(connection, audit.RESUME, Actor(self._host), datetime.now(UTC), after=said)
+            audit.prune(connection, _MOST_RESUMED)
+
+    def has_resumed(self, word: str) -> bool:
+        """Whether the teardown with this word is known to have been ended here; false where that cannot be read."""
+
+        def read() -> bool:
+            with self._database.reading() as connection:
+                return audit.has_resumed(connection, word)
+
+        return _try(read, False)
 
     def hold(self, snapshot: Snapshot, window: Window | None) -> None:
         """Hold what a snapshot says, instead of all else: as it is applied, or the rules from before a window that has

@@ -101,7 +101,7 @@ def resume(connection: Connection, opened_at: datetime, host: str, actor: Actor,
     get_open(connection, opened_at)
     if hosts.paused(connection, host):
         hosts.pause(connection, host, False)
-        audit.note_other(connection, "resume", actor, now, after={"host": host})
+        audit.note_other(connection, audit.RESUME, actor, now, after={"host": host})
 
 
 def get_open(connection: Connection, opened_at: datetime | None = None) -> Window:

@@ -101,18 +101,31 @@ def test_rules_stay_when_serve_ends(gateway: Netlimit) -> None:
     gateway.do("teardown")
 
 
+def is_ended(gateway: Netlimit) -> bool:
+    """Whether the gateway's copy knows that the last teardown was ended here."""
+    with (
+        closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store,
+        closing(open_replica(state_of(gateway), gateway.environment["NETLIMIT_HOST"])) as copy,
+    ):
+        word = store.last_pause(gateway.environment["NETLIMIT_HOST"])
+        assert word is not None
+        return copy.has_resumed(word)
+
+
 def test_apply_without_a_controller(gateway: Netlimit) -> None:
     server = gateway.serve()
     gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host")
     server.end()
     held = snapshot(gateway)
     gateway.do("teardown")
+    assert not is_ended(gateway)
     plan = gateway.ask("plan")
     assert plan["steps"]
     assert "Rule 1 comes into force" in plan["words"][0]
     assert gateway.do("plan").startswith(f"{plan['words'][0]}\n")
     assert gateway.ask("apply") == {"steps": plan["steps"], "in_force": 1, "errors": 0, "confirm_within": None,
                                      "warnings": []}  # fmt: skip
+    assert is_ended(gateway)
     assert snapshot(gateway) == held
     assert gateway.do("apply") == "1 rule in force here.\n"
     forget(gateway)

@@ -12,7 +12,7 @@ import pytest
 from netlimit.controller import Controller, Setup
 from netlimit.errors import KernelError
 from netlimit.kernel.base import Addresses
-from netlimit.store import Store, open_replica
+from netlimit.store import Store, hosts, open_replica
 from netlimit.teardown import tear_down
 from netlimit.tree import SavedRoot
 from tests.controller.conftest import Site
@@ -279,3 +279,86 @@ def test_a_pause_in_the_copy_is_heard_of_while_the_database_is_not_asked(sqlite_
     away.bring_back()
     away.replica.close()
     store.close()
+
+
+def bring_back_pause(store: Store) -> None:
+    """What a server does that takes the place of another, and lags: the pause is there again that had ended since."""
+    with store._database.writing() as connection:
+        hosts.pause(connection, "gw", True)
+
+
+@pytest.fixture
+def resumed(site: Site, tmp_path: Path) -> Iterator[Site]:
+    """A gateway that was torn down, and then `netlimit apply` has ended that, as its copy knows."""
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        site.controller = Controller(site.store, site.kernel, Setup("gw", "fake"), site.clock, copy)
+        site.add(target=BLOCKED, action="block")
+        site.store.pause("gw", True)
+        copy.follow_pause(True)
+        site.controller.tick()
+        word = site.store.last_pause("gw")
+        assert word is not None
+        site.store.pause("gw", False, for_good=True)
+        copy.note_resumed(word)
+        site.controller.tick()
+        assert site.send(BLOCKED) == ["drop"]
+        assert not copy.paused("gw")
+        yield site
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_pause_that_had_ended_and_comes_back_with_an_older_database_is_ended_again(
+    resumed: Site, caplog: pytest.LogCaptureFixture, begins: bool
+) -> None:
+    controller = resumed.controller
+    bring_back_pause(resumed.store)
+    if begins:
+        controller = Controller(resumed.store, resumed.kernel, controller._setup, resumed.clock, controller._replica)
+    controller.tick()
+    assert resumed.send(BLOCKED) == ["drop"]
+    assert not resumed.store.paused("gw")
+    assert caplog.text.count("older state") == 1
+    controller._due["heartbeat"] = 0.0
+    controller.tick()
+    told = resumed.store.hosts()[0]
+    assert any("older state" in note for note in told.notes)
+    assert (told.applied_revision, told.enforced) == (1, 1)
+    assert resumed.store.audit()[0].action == "resume"
+    assert resumed.store.audit()[0].actor == "controller of gw"
+    resumed.store.pause("gw", True)
+    controller.tick()
+    assert resumed.store.paused("gw")
+    assert not any("older state" in note for note in resumed.store.hosts()[0].notes)
+
+
+def test_who_tears_down_anew_is_heard_though_that_pause_is_there_already(resumed: Site) -> None:
+    bring_back_pause(resumed.store)
+    resumed.store.pause("gw", True)
+    resumed.controller.tick()
+    assert resumed.store.paused("gw")
+    assert resumed.controller._paused
+
+
+def test_a_pause_that_had_ended_does_not_hide_a_later_one_that_was_lost(resumed: Site) -> None:
+    """The copy knows of a teardown that the database has forgotten."""
+    controller = resumed.controller
+    assert controller._replica is not None
+    controller._replica.follow_pause(True)
+    bring_back_pause(resumed.store)
+    controller = Controller(resumed.store, resumed.kernel, controller._setup, resumed.clock, controller._replica)
+    controller.tick()
+    assert resumed.store.paused("gw")
+    assert resumed.send(BLOCKED) == ["accept"]
+
+
+def test_a_pause_is_ended_again_by_its_word_alone(resumed: Site) -> None:
+    word = resumed.store.last_pause("gw")
+    assert word is not None
+    assert not resumed.store.end_pause("gw", word, "test"), "there is none"
+    resumed.store.pause("gw", True)
+    assert not resumed.store.end_pause("gw", word, "test")
+    assert resumed.store.paused("gw")
+    fresh = resumed.store.last_pause("gw")
+    assert fresh is not None
+    assert resumed.store.end_pause("gw", fresh, "test")
+    assert not resumed.store.paused("gw")

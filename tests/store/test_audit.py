@@ -84,12 +84,15 @@ def test_what_is_no_rule_is_in_it_too(store: Store) -> None:
     store.pause("gw1", False, alice, NOW)
     store.save_root("gw1", "wan", SavedRoot(0x10000, "fq", b""), alice, NOW)
     store.note("apply", alice, NOW, after={"host": "gw1", "steps": 3})
+    words = [each.after["pause"] for each in store.audit(which=AuditFilter(action="pause")) if each.after]
+    assert len({*words}) == 2
     said = {"token": "ci", "role": "operator", "expires_at": "2030-05-07T07:08:09.123456+00:00"}
     assert [(each.actor, each.action, each.before, each.after) for each in store.audit()][:-1] == [
         ("alice (sudo)", "apply", None, {"host": "gw1", "steps": 3}),
         ("alice (sudo)", "take-over", {"host": "gw1", "device": "wan", "qdisc": "fq"}, None),
         ("alice (sudo)", "resume", None, {"host": "gw1"}),
-        ("alice (sudo)", "pause", None, {"host": "gw1"}),
+        ("alice (sudo)", "pause", None, {"host": "gw1", "pause": words[0]}),
+        ("alice (sudo)", "pause", None, {"host": "gw1", "pause": words[1]}),
         ("admin", "revoke-token", said, None),
         ("alice (sudo)", "create-token", None, said),
     ]
