@@ -16,6 +16,7 @@ import typer
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
+    GUARD_LOCK,
     SILENCE,
     check_backend,
     make_controller,
@@ -122,7 +123,7 @@ def ensure_guard(settings: Settings, config: Path | None) -> None:
 def _find_lock(settings: Settings) -> str:
     if not settings.state.is_dir():  # a disk that is frozen lets even that hang
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(settings.state / "guard.lock")
+    return str(settings.state / GUARD_LOCK)
 
 
 def _is_window_open(settings: Settings) -> bool:

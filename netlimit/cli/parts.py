@@ -44,6 +44,8 @@ SILENCE = 25.0
 MOST_REVISIONS, MOST_AUDITED = 100_000, 10_000_000
 """So many changes, and lines of the audit, are left by all but the API, whose settings these are: else the process with
 the smallest ones would forget what the API keeps."""
+GUARD_LOCK = "guard.lock"
+"""The name of the lock of this host's guard, in the controller's directory."""
 PAUSE_SECONDS, COPY_SECONDS = 10.0, 30.0
 """How long the copy may work at a pause that a command tells it, and at all rules; 100,000 take some three seconds."""
 

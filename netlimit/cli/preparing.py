@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from netlimit.cli.errors import CommandError
-from netlimit.cli.parts import check_backend, make_kernel, open_copy, read_settings
+from netlimit.cli.parts import GUARD_LOCK, check_backend, make_kernel, open_copy, read_settings
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
 from netlimit.custody import Rights, admit, give, give_unopened, made_directory, made_file, move_directory, opened
 from netlimit.errors import KernelError
@@ -60,7 +60,7 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
     state = settings.state
     try:
         with made_directory(state) as directory:
-            for name in sorted(os.listdir(directory)):
+            for name in _list_own():
                 with suppress(FileNotFoundError):  # a journal comes and goes
                     _give_file(directory, name, state / name, user)
             _give_state(directory, state, user)  # last, for from then on files are opened with the user's rights
@@ -68,6 +68,14 @@ def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
         _tell_kept(state, user, error)
     with open_copy(settings):  # which by now is opened with the rights of that user
         pass
+
+
+def _list_own() -> list[str]:
+    """The files that netlimit keeps in that directory, with those that SQLite has beside the copy. It is not looked
+    through: its user may have filled it, and root would not be done in time."""
+    from netlimit.store.replica import FILE
+
+    return [GUARD_LOCK, *(f"{FILE}{end}" for end in ("", "-journal", "-wal", "-shm"))]
 
 
 def _is_controlled(settings: Settings) -> bool:

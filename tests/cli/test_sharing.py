@@ -175,6 +175,19 @@ def test_so_can_the_copy_while_the_controller_s_user_gets_it(
     assert {each.stat().st_uid for each in (settings.state, *settings.state.iterdir())} == {nobody.pw_uid}
 
 
+def test_of_what_else_lies_beside_the_copy_nothing_is_looked_at(root: None, directory: Path) -> None:
+    """The controller's user could put a million files there, and root would not be done with them."""
+    settings = Settings(state_directory=directory / "state")
+    nobody = pwd.getpwnam("nobody")
+    settings.state.mkdir(mode=0o700)
+    others, own = [settings.state / f"other{number}" for number in range(3)], settings.state / "guard.lock"
+    for each in (*others, own):
+        each.touch()
+    give_state(settings, nobody)
+    assert {each.stat().st_uid for each in others} == {0}
+    assert {each.stat().st_uid for each in (settings.state, settings.state / "applied.db", own)} == {nobody.pw_uid}
+
+
 def test_a_database_in_somebody_s_own_directory_is_shared(root: None, directory: Path) -> None:
     """As when an operator starts it by sudo."""
     path = directory / "own" / "netlimit.db"
