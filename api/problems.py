@@ -75,7 +75,7 @@ EXAMPLES = {
 }
 KEPT = (
     "The kernels of the gateways keep what they hold, but for rules with `on_failure: open`, which a gateway takes out "
-    "of force when its controller has been without the database for too long."
+    "of force when its controller could read nothing of the database for too long."
 )
 """What becomes of the rules when the database cannot do its part."""
 RETRY_SECONDS = 5

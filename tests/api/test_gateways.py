@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from netlimit.records import Counts, Exceptional, HostStatus, LimiterReport, RuleCounters, State
 from netlimit.settings import Settings
 from netlimit.store import Store
-from tests.api.server import PATIENCE, Controller, connect, get, serve
+from tests.api.server import HANDLES, HASHES, PATIENCE, Controller, connect, get, serve
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 SINCE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -386,6 +388,34 @@ def test_metrics_say_how_rules_stand(url: str, client: httpx.Client, controller:
         'netlimit_host_live{host="gw1"} 1.0',
     ):
         assert line in answer.text.splitlines()
+
+
+def test_where_the_disk_is_full_what_is_said_of_rules_is_true(root: None, tmp_path: Path) -> None:
+    """Those with `on_failure: open` stay, for the database can be read (tests/controller/test_outage.py)."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "netlimit-test", disk], check=True)
+    settings = Settings(database_url=f"sqlite:///{disk}/netlimit.db")
+    store = Store(settings.database_url)
+    many = [RULE | {"target": f"10.9.{number // 250}.{number % 250}"} for number in range(5000)]
+    try:
+        store.upgrade()
+        store.add_token("admin", HASHES["admin"], "admin", SINCE, None, HANDLES["admin"])
+        with serve(settings, store) as url, connect(url, "admin") as client:
+            assert client.post("/rules", json=RULE).status_code == 201
+            with suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
+                while rest.write(bytes(4096)):
+                    pass
+            refused = client.post("/rules/bulk", json=many)
+            assert refused.status_code == 503
+            assert "make room on its disk. The kernels of the gateways keep what they hold" in refused.json()["detail"]
+            assert "could read nothing of the database for too long" in refused.json()["detail"]
+            assert client.get("/rules").json()["total"] == 1
+            (disk / "rest").unlink()
+            assert client.post("/rules", json=RULE | {"target": "10.8.0.1"}).status_code == 201
+    finally:
+        store.close()
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_without_a_database_it_lives_but_is_not_ready(tmp_path: Path) -> None:
