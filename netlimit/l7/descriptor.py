@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from netlimit.addresses import read_network
 from netlimit.errors import LimitError
 from netlimit.l7.fields import Findings, Record
-from netlimit.l7.identity import BLOCK, PLAIN
+from netlimit.l7.forms import find_misfit, find_odd_key
 from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit
-from netlimit.l7.rules import CLIENT_KEY, Entry, Escalation, Mode, OnFailure, OnLimit, Rule
-from netlimit.l7.values import QUOTED, parse_time
+from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule
+from netlimit.l7.values import parse_time
 
 PRIORITY = 50
 LEASE = 60
@@ -44,12 +43,10 @@ class Descriptor:
             return None
         if "*" in key:
             self.warn("key", "A `*` in a key is an ordinary letter; in a value it stands for any text.")
-        if key in PLAIN and value and "*" not in value:
-            plain = PLAIN[key](value.encode("utf-8", "surrogatepass"))
-            if plain != value:
-                self.warn("value", f"Each {key} is compared in its plain form, {plain[:QUOTED]!r}; write that.")
-        if key == CLIENT_KEY and "/" in value:
-            self._check_network(value)
+        if odd := find_odd_key(key):
+            self.warn("key", odd)
+        if value and (misfit := find_misfit(key, value)):
+            self.warn("value", misfit)
         if record.get("share_threshold") and "*" not in value:
             self.complain("share_threshold", "Only a value with a `*` in it has a threshold to share.")
         return Entry(key, value)
@@ -103,18 +100,6 @@ class Descriptor:
     def warn(self, field: str, sentence: str) -> None:
         """A field has no effect."""
         self.findings.warn(*self._place(field, sentence))
-
-    def _check_network(self, value: str) -> None:
-        """A client is told by the address that it is counted to, or by its block."""
-        try:
-            network = read_network(value, strict=False)
-        except ValueError:
-            return
-        if network.version == 4 or network.prefixlen != BLOCK:
-            told = f"an IPv4 client is told by its address, one of IPv6 by its /{BLOCK}"
-            self.warn("value", f"No client is told by a network such as this: {told}. A `*` stands for many: `10.1.*`.")
-        elif str(network) != value:
-            self.warn("value", f"Each {CLIENT_KEY} is compared in its plain form, {str(network)!r}; write that.")
 
     def _place(self, field: str, sentence: str) -> tuple[str, str, int | None]:
         record: object = self.record

@@ -21,6 +21,8 @@ SECONDS = 1.0
 """So often it is looked whether something has changed; a database that is watched tells at once."""
 _BREATH = 0.05
 """Seconds between two looks at least, however often the database is written."""
+_MOST_WARNINGS = 10
+"""So many of a document are logged."""
 log = logging.getLogger(__name__)
 
 
@@ -111,6 +113,18 @@ def _digest(kept: KeptDocument) -> bytes:
     return hashlib.sha256(f"{kept.content_type}\n{kept.document}".encode("utf-8", "surrogatepass")).digest()
 
 
+def _tell_warnings(document: Document) -> None:
+    """Log what is understood in a document, and hardly as it was meant."""
+    for place in document.warnings[:_MOST_WARNINGS]:
+        log.warning("The limits of the domain %r: %s", document.domain, place)
+    if more := len(document.warnings[_MOST_WARNINGS:]):
+        log.warning(
+            "The limits of the domain %r have %d more such places; `netlimit limits check` names them.",
+            document.domain,
+            more,
+        )
+
+
 class Sources:
     """The rules of a file or folder, and of a database; either may be missing.
 
@@ -166,6 +180,9 @@ class Sources:
             troubles += [*self._twice, *self._files.troubles.values()]
         if used != self._used:
             self.rules = RuleSet({domain: document.root for domain, document in used.items()})
+            for domain, document in used.items():
+                if document != self._used.get(domain):
+                    _tell_warnings(document)
             self._used = used
             log.info("The limits of these domains are in force: %s", ", ".join(sorted(used)) or "none")
         self._report(tuple(troubles))

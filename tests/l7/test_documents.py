@@ -15,8 +15,10 @@ from netlimit.errors import DocumentError, LimitError
 from netlimit.l7 import markup
 from netlimit.l7.document import Document, parse_document, write_yaml
 from netlimit.l7.fields import MOST_PLACES
+from netlimit.l7.identity import PLAIN, read_address
 from netlimit.l7.limit import Algorithm, Limit, Refill
-from netlimit.l7.rules import Escalation, Mode, OnFailure, OnLimit, Rule
+from netlimit.l7.rules import Entry, Escalation, Mode, OnFailure, OnLimit, Rule, make_pattern
+from netlimit.l7.targets import read_paths
 
 MARKETING = """\
 domain: messaging
@@ -383,7 +385,7 @@ def test_what_no_path_or_host_is_ever_compared_with_is_warned_of(key: str, value
     text = "domain: web\ndescriptors:\n- {key: %s, value: '%s', rate_limit: {unit: day, requests_per_unit: 1}}\n"
     (warning,) = parse_document(text % (key, value)).warnings
     assert repr(plain) in str(warning)
-    for other in (plain, plain + "*", "*" + value):
+    for other in (plain, plain + "*", "*" + plain):
         assert not parse_document(text % (key, other)).warnings
     assert not parse_document(text % ("user", value)).warnings
 
@@ -398,6 +400,92 @@ def test_a_network_that_no_client_is_told_by_is_warned_of(value: str) -> None:
     (warning,) = parse_document(text % ("remote_address", "2001:db8::7/64")).warnings
     assert "in its plain form, '2001:db8::/64'" in str(warning)
     assert not parse_document(text % ("network", value)).warnings
+
+
+def warn_of(key: str, value: str) -> list[str]:
+    """What is said of a descriptor."""
+    fields = {"key": key, "value": value, "rate_limit": {"unit": "day", "requests_per_unit": 1}}
+    document = parse_document(json.dumps({"domain": "web", "descriptors": [fields]}), is_json=True)
+    return [place.sentence for place in document.warnings]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "works"),
+    [
+        ("path", "//api/*", "/api/*"),
+        ("path", "/api/./*", "/api/*"),
+        ("path", "/%6Cogin*", "/login*"),
+        ("path", "login*", "/login*"),
+        ("path", "*//login", "*/login"),
+        ("path", "/login?*", "/login"),
+        ("path", "http://host.example/login*", "/login*"),
+        ("host", "*.Example.com", "*.example.com"),
+        ("host", "host.example:*", "host.example"),
+        ("host", "*.example.com.", "*.example.com"),
+        ("host", "[2001:0DB8:*", "[2001:db8:*"),
+        ("method", "get", "GET"),
+        ("method", "p*", "P*"),
+        ("remote_address", "10.01.*", "10.1.*"),
+        ("remote_address", "2001:DB8:*", "2001:db8:*"),
+        ("remote_address", "2001:0db8:*::/64", "2001:db8:*::/64"),
+    ],
+)
+def test_a_pattern_that_nothing_fits_is_warned_of_with_one_that_works(key: str, value: str, works: str) -> None:
+    (said,) = warn_of(key, value)
+    assert f"{works!r}; write that." in said
+    assert warn_of(key, works) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["10.01.2.3", "10.1.2", "192.0.2.7:80", "300.*", "10.1.2.3.*", "10.1.*/16", "2001:db8:*/48", "2001:db8:0:0:*",
+     "2001:db8:1:2:3:*", "2001:db8::1*", "2001:db8:12345:*"],
+)  # fmt: skip
+def test_what_is_as_no_clients_address_is_warned_of(value: str) -> None:
+    (said,) = warn_of("remote_address", value)
+    assert "No client's address is" in said
+    assert "`2001:db8:*`" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("path", ["*", "/*", "*/../*", "/a/*/../b", "*.php", "/api/*/users", "/*/", "/.*", "/a:b*"]),
+        ("host", ["*", "*.example.com", "example.*", "[2001:db8:*", "192.0.2.*", "*example*"]),
+        ("method", ["GET", "*", "P*", "M-SEARCH"]),
+        ("remote_address", ["*", "1*", "10.*", "10.1*", "10.*.3.*", "*.7", "10.*.*.*.*", "192.0.2.7"]),
+        ("remote_address", ["2001:db8:*", "2001:db8:0:1:*", "2001:db8:1*", "2001:db8:1:2*", "2001:db8::*", "::*"]),
+        ("remote_address", ["*::/64", "2001:db8:*::/64", "2001:db8:*/64", "64:ff9b::*", "64:ff9b::c000:2*"]),
+        ("remote_address", ["unix", "testclient", "a*"]),
+        ("user", ["//X%6C", "10.01.*"]),
+    ],
+)
+def test_what_something_fits_is_not_warned_of(key: str, values: list[str]) -> None:
+    assert {value: warned for value in values if (warned := warn_of(key, value))} == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [("Path", "path"), ("Remote_Address", "remote_address"), ("header:X-Tenant", "x-tenant"), ("X-Tenant", "x-tenant")],
+)
+def test_a_key_that_is_told_otherwise_is_warned_of(key: str, told: str) -> None:
+    (said,) = warn_of(key, "1")
+    assert f"{told!r}; write that" in said
+    assert warn_of(told, "192.0.2.7" if told == "remote_address" else "/1") == []
+
+
+@given(
+    st.sampled_from(["path", "host", "remote_address"]),
+    st.text("aB01/.:[]", max_size=12) | st.ip_addresses().map(str),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
+def test_what_fits_something_that_is_told_is_not_warned_of(key: str, told: str, start: int, end: int) -> None:
+    for plain in read_paths(told.encode()) if key == "path" else [PLAIN[key](told.encode())]:
+        pattern = f"{plain[:start]}*{plain[max(start, end) :]}"
+        assert make_pattern(key, pattern).fits(Entry(key, plain))
+        if key == "path" or read_address(plain.strip("[]").partition("/")[0]) or (key == "host" and "[" not in plain):
+            assert warn_of(key, pattern) == []
 
 
 @pytest.mark.parametrize(
