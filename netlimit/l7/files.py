@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from time import monotonic
@@ -18,7 +18,11 @@ SUFFIXES = (".yaml", ".yml", ".json")
 MOST_FILES = 1000
 REST = 0.5
 """Seconds for which nothing must change before it is read: who writes a file may not have come to its end."""
+PATIENCE = 5.0
+"""Seconds for which files wait for others that change: what is moved from one to another comes at once. Then they wait
+no longer for a file that never rests."""
 _LONGEST_TROUBLE = 1000
+_RESTLESS = "It changes again and again; it is read once it has rested for half a second."
 _EMPTY = (
     "There is no file of limits any more. What they said stays in force; "
     "for no limits at all write a file without descriptors, or start the limiter anew."
@@ -55,7 +59,10 @@ class Files:
         self._read: Marks = {}
         self._is_folder: bool | None = None
         self._seen: Marks | None = None
-        self._since = 0.0
+        self._moved: dict[Path, float] = {}
+        """When each of the files changed that have not rested since."""
+        self._unrest: float | None = None
+        """Since when there are some."""
 
     def refresh(self) -> None:
         """Read what has changed. While the folder itself cannot be read, or is empty, all stays as it was."""
@@ -68,17 +75,24 @@ class Files:
             return
         if self._path not in marks:
             self.troubles.pop(self._path, None)
-        if self._is_settled(marks):
-            if self.good and not marks:
-                self.troubles[self._path] = f"{self._path}: {_EMPTY}"
-                return
-            for gone in self.good.keys() - marks.keys():
-                del self.good[gone]
-            for gone in self.troubles.keys() - marks.keys():
-                del self.troubles[gone]
-            changed = {path: mark for path, mark in marks.items() if self._read.get(path) != mark}
-            missed = {path for path, mark in changed.items() if not self._take(path, mark)}
-            self._read = {path: mark for path, mark in marks.items() if path not in missed}
+        restless = self._find_restless(marks)
+        if restless and self._is_patient():
+            return
+        if self.good and not marks and not restless:
+            self.troubles[self._path] = f"{self._path}: {_EMPTY}"
+            return
+        self._take_all({path: mark for path, mark in marks.items() if path not in restless}, restless)
+
+    def _take_all(self, marks: Marks, restless: Collection[Path]) -> None:
+        """Read those that have changed. A restless one, though it is gone just now, keeps what it had."""
+        for known in (self.good, self.troubles):
+            for gone in [path for path in known if path not in marks and path not in restless]:
+                del known[gone]
+        changed = {path: mark for path, mark in marks.items() if self._read.get(path) != mark}
+        missed = {path for path, mark in changed.items() if not self._take(path, mark)}
+        self._read = {path: mark for path, mark in marks.items() if path not in missed}
+        for path in self._moved:
+            self.troubles[path] = self._word_trouble(path, LimitError("", _RESTLESS))
 
     def _heed_kind(self, is_folder: bool) -> None:
         """Raises LimitError for a file in the place of a folder, or the other way round."""
@@ -89,15 +103,24 @@ class Files:
             stays = "What it said before stays in force; if that is meant, start the limiter anew."
             raise LimitError("", f"It was {was}, and is {now} now. {stays}")
 
-    def _is_settled(self, marks: Marks) -> bool:
-        """Whether nobody is at work; at the very beginning there is nothing to wait with."""
+    def _find_restless(self, marks: Marks) -> Collection[Path]:
+        """The files at which somebody may be at work; at the very beginning there is nothing to wait with."""
         now = self._clock()
-        if self._seen is None:
-            self._since = now - REST
-        elif marks != self._seen:
-            self._since = now
+        if self._seen is not None:
+            for path in marks.keys() | self._seen.keys():
+                if marks.get(path) != self._seen.get(path):
+                    self._moved[path] = now
         self._seen = marks
-        return now - self._since >= REST
+        self._moved = {path: moved for path, moved in self._moved.items() if now - moved < REST}
+        if not self._moved:
+            self._unrest = None
+        elif self._unrest is None:
+            self._unrest = now
+        return self._moved
+
+    def _is_patient(self) -> bool:
+        """Whether those that rest go on waiting for the others."""
+        return self._unrest is not None and self._clock() - self._unrest < PATIENCE
 
     def _take(self, path: Path, mark: Mark | str) -> bool:
         """Read a file; whether that is done with, be it good or bad: one that cannot be opened now may be later."""
@@ -105,10 +128,13 @@ class Files:
             self.good[path] = read_file(path, mark)
             self.troubles.pop(path, None)
         except (OSError, LimitError) as error:
-            stays = " What it said before stays in force." if path in self.good else ""
-            self.troubles[path] = _word(path, error) + stays
+            self.troubles[path] = self._word_trouble(path, error)
             return not isinstance(error, OSError)
         return True
+
+    def _word_trouble(self, path: Path, error: OSError | LimitError) -> str:
+        stays = " What it said before stays in force." if path in self.good else ""
+        return _word(path, error) + stays
 
 
 def look(path: Path, known: Container[Path] = ()) -> Marks:

@@ -149,6 +149,25 @@ def test_a_bad_file_leaves_its_rules_and_says_why(folder: Path, clock: Clock, ca
     assert f"This is over: {trouble}" in caplog.messages
 
 
+def test_what_cannot_be_meant_so_is_logged_where_it_comes_into_force(
+    folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "web.yaml"
+    item = "- {key: host, value: '*%d.Example', rate_limit: {unit: day, requests_per_unit: 1}}\n"
+    path.write_text("domain: web\ndescriptors:\n" + item % 1)
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    settle(sources, clock)
+    said = "The limits of the domain 'web': line 3, descriptors[0].value: Each host is compared in its plain form, "
+    assert [each.message for each in caplog.records] == [said + "'*1.example'; write that."]
+    assert sources.troubles == ()  # it is in force
+    caplog.clear()
+    path.write_text("domain: web\ndescriptors:\n" + "".join(item % number for number in range(30)))
+    settle(sources, clock)
+    assert len(caplog.messages) == 11
+    assert "have 20 more such places" in caplog.messages[-1]
+
+
 @contextmanager
 def out_of_descriptors() -> Iterator[None]:
     """This process can open no file."""
@@ -196,6 +215,82 @@ def test_a_half_written_file_is_let_alone(folder: Path, clock: Clock) -> None:
         sources.refresh()
         assert (amounts(sources), sources.troubles) == ({"auth": 1}, ())
     path.write_text(text("auth", 2))
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 2}
+
+
+def test_a_restless_file_holds_up_the_others_for_a_while_only(
+    folder: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    restless, calm, gone = folder / "a.yaml", folder / "b.yaml", folder / "c.yaml"
+    for path, domain in ((restless, "auth"), (calm, "edge"), (gone, "shop")):
+        path.write_text(text(domain, 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    calm.write_text(text("edge", 2))
+    gone.unlink()
+    (folder / "d.yaml").write_text(text("new", 4))
+    for size in range(1, 10):
+        restless.write_text(text("auth", 2) + "#" * size)
+        clock.now += 1
+        sources.refresh()
+        if size < files.PATIENCE:
+            assert (amounts(sources), sources.troubles) == ({"auth": 1, "edge": 1, "shop": 1}, ())
+    assert amounts(sources) == {"auth": 1, "edge": 2, "new": 4}
+    assert sources.troubles == (
+        f"{restless}: It changes again and again; it is read once it has rested for half a second. "
+        "What it said before stays in force.",
+    )
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [*sources.troubles]
+    calm.write_text(text("edge", 3))
+    for size in range(10, 13):  # others have waited long enough
+        restless.write_text(text("auth", 2) + "#" * size)
+        clock.now += 1
+        sources.refresh()
+    assert amounts(sources) == {"auth": 1, "edge": 3, "new": 4}
+    settle(sources, clock)
+    assert (amounts(sources), sources.troubles) == ({"auth": 2, "edge": 3, "new": 4}, ())
+
+
+def test_a_file_that_comes_and_goes_holds_up_no_other_and_keeps_what_it_had(folder: Path, clock: Clock) -> None:
+    flighty, calm = folder / "a.yaml", folder / "b.yaml"
+    flighty.write_text(text("auth", 1))
+    calm.write_text(text("edge", 1))
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    calm.write_text(text("edge", 2))
+    for _ in range(5):
+        flighty.unlink()
+        clock.now += 1
+        sources.refresh()
+        flighty.write_text(text("auth", 2))
+        clock.now += 1
+        sources.refresh()
+    assert amounts(sources) == {"auth": 1, "edge": 2}
+    assert "It changes again and again" in sources.troubles[0]
+    flighty.write_text("domain: [")
+    settle(sources, clock)
+    assert amounts(sources) == {"auth": 1, "edge": 2}
+    (trouble,) = sources.troubles
+    assert "The YAML cannot be read" in trouble
+
+
+def test_what_belongs_together_comes_together_though_it_is_written_one_after_the_other(
+    folder: Path, clock: Clock
+) -> None:
+    one, other = folder / "a.yaml", folder / "b.yaml"
+    one.write_text(text("auth", 1))
+    other.write_text("domain: edge\ndescriptors: []\n")
+    sources = Sources(folder, clock=clock)
+    sources.refresh()
+    one.write_text("domain: edge\ndescriptors: []\n")
+    clock.now += files.REST * 0.9
+    sources.refresh()
+    other.write_text(text("auth", 2))
+    clock.now += files.REST * 0.9
+    sources.refresh()
+    assert amounts(sources) == {"auth": 1}
+    clock.now += files.REST
     settle(sources, clock)
     assert amounts(sources) == {"auth": 2}
 
