@@ -24,6 +24,7 @@ from netlimit.l7.deferral import scripts
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.clock import open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
+from netlimit.l7.redis.bounds import BoundedParser
 
 _GROUP = "replay"
 _BATCH, _SCAN = 100, 1000
@@ -70,6 +71,7 @@ def _connect(url: str, most: int, tries: int = 1) -> Any:
         timeout=_PATIENCE,
         socket_timeout=_TIMEOUT,
         socket_connect_timeout=_TIMEOUT,
+        parser_class=BoundedParser,
         retry=Retry(NoBackoff(), tries - 1, supported_errors=(ConnectionError,)),
     )
     return Redis.from_pool(pool)

@@ -6,8 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from hiredis import Reader
+from hiredis import HiredisError, Reader
 from redis.asyncio.connection import AbstractConnection
+
+from netlimit.l7.redis.bounds import Bound, TooMuch
+
+_MOST_BYTES, _MOST_ENTRIES = 2**20, 2**14
+"""Of the answers to one batch: some thousand numbers, or so many errors."""
 
 
 class Channel(asyncio.Protocol):
@@ -19,6 +24,7 @@ class Channel(asyncio.Protocol):
         self._received = received
         self._lost = lost
         self._reader = Reader()
+        self._bound = Bound(_MOST_BYTES, _MOST_ENTRIES)
         self._replies: list[Any] = []
         self._expected = 0
         self._closed = False
@@ -40,16 +46,24 @@ class Channel(asyncio.Protocol):
         """Send commands that get so many replies, which are handed over together. One after the other."""
         self._expected = replies
         self._replies = []
+        self._bound.begin()
         self._transport.write(command)
 
     def data_received(self, data: bytes) -> None:
         """What asyncio calls."""
-        self._reader.feed(data)
-        while (reply := self._reader.gets()) is not False:
-            self._replies.append(reply)
-        if self._expected and len(self._replies) >= self._expected:
-            self._expected = 0
-            self._received(self._replies)
+        try:
+            self._bound.take(data)
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._replies.append(reply)
+        except (TooMuch, HiredisError) as error:
+            return self._lost(str(error))
+        if len(self._replies) > self._expected:  # the next answer would be taken for that to another question
+            return self._lost("there are more answers than questions")
+        if self._expected and len(self._replies) == self._expected:
+            replies, self._replies, self._expected = self._replies, [], 0
+            self._received(replies)
+        return None
 
     def connection_lost(self, error: Exception | None) -> None:
         """What asyncio calls."""

@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from netlimit.errors import SettingsError
+from netlimit.l7.redis.bounds import BoundedParser
 from netlimit.l7.redis.cluster import Address
 from netlimit.l7.redis.hosts import part_url
 
@@ -48,6 +49,7 @@ class Place(NamedTuple):
         if address:
             options |= {"host": address.host, "port": address.port}
         options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout, "retry": Retry(NoBackoff(), 0)}
+        options["parser_class"] = BoundedParser
         return self.kind(**options, protocol=2)  # of which nothing is pushed between two answers
 
     def __repr__(self) -> str:
