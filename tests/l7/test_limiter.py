@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
+from itertools import product
 from math import inf
 from typing import Any, TypeVar
 
 import pytest
 
 from netlimit.l7 import usage as usage_module
+from netlimit.l7.decision import Decision, Unanswered
 from netlimit.l7.limit import Algorithm, Limit
-from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Entry, Mode, Node, OnLimit, Rule, RuleSet
+from netlimit.l7.store import Ask
 from tests.l7.counting import SECOND
 
 T = TypeVar("T")
@@ -307,3 +310,84 @@ def test_those_that_refuse_agree_on_what_becomes_of_a_request() -> None:
     assert desk.decide("user", "host").on_limit is OnLimit.QUEUE
     assert desk.decide("path", "host").on_limit is OnLimit.DEFER
     assert desk.decide("user", "path").on_limit is OnLimit.REJECT
+
+
+class Told:
+    """A store that says what it is told to say, of every counter."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.released: list[Ask] = []
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        return [self.decision] * len(asks)
+
+    async def release(self, asks: Sequence[Ask]) -> None:
+        self.released += asks
+
+    async def renew(self, asks: Sequence[Ask], anew: bool = False) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Forbidden(Limiter):
+    """One that is to conclude in one of the two ways only."""
+
+    def __init__(self, way: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._process = "here"  # by which leases are called
+        setattr(self, way, self._refuse)
+
+    def _refuse(self, *_: object) -> Verdict:
+        raise AssertionError("This way is not to be taken.")
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine that waits for nothing returns; an event loop for each would take most of the time."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("It waits.")
+
+
+DECISIONS = [
+    kind(admitted, remaining, retry_after, 60.0, delay, over)
+    for kind, admitted, remaining, retry_after, delay, over in product(
+        (Decision, Unanswered), (True, False), (0, 3), (0.0, 5.0, inf), (0.0, 2.0), (False, True)
+    )
+]
+COUNTED = ("admitted", "refused", "observed", "over", "near", "queued", "least", "keys")
+BOUNDS: list[dict[str, Any]] = [{"limit": Limit(3, 60)}, {"concurrency": Limit(3, 60, Algorithm.CONCURRENCY)}]
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=["rate", "in flight"])
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("on_limit", list(OnLimit))
+def test_one_limit_of_one_descriptor_is_concluded_as_several_are(
+    bound: dict[str, Any], mode: Mode, on_limit: OnLimit
+) -> None:
+    """A descriptor that finds nothing has the general way taken, and changes nothing else."""
+    held = Rule("api", "user", mode=mode, overshoot=50 if mode is Mode.SOFT else None, on_limit=on_limit, **bound)
+    rules = RuleSet({"api": Node(default={"user": Node(held)})})
+    calm = Pressure(read=lambda: 0.0)
+    one, nothing = Descriptor((Entry("user", "alice"),)), Descriptor((Entry("stranger", "x"),))
+    for decision, hits, judge in product(DECISIONS, (0, 2), (None, lambda _: False)):
+        stores = Told(decision), Told(decision)
+        alone = Forbidden("_conclude", lambda: rules, stores[0], calm)
+        general = Forbidden("_conclude_one", lambda: rules, stores[1], calm)
+        fast = finish(alone.decide("api", [one], hits, judge=judge))
+        slow = finish(general.decide("api", [one, nothing], hits, judge=judge))
+        assert slow.statuses[1:] == (Status(True),)
+        slow.statuses = slow.statuses[:1]
+        assert fast == slow, (decision, hits)
+        assert fast.on_limit is slow.on_limit
+        assert stores[0].released == stores[1].released
+        counted = [
+            [(name, [getattr(counts, each) for each in COUNTED]) for name, counts in limiter.usage]
+            for limiter in (alone, general)
+        ]
+        assert counted[0] == counted[1]
