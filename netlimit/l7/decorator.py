@@ -18,7 +18,7 @@ from netlimit.errors import LimitError, NetlimitError
 from netlimit.l7.counters import open_counters
 from netlimit.l7.headers import make_headers
 from netlimit.l7.holding import Holding
-from netlimit.l7.limit import Algorithm, Limit, check_weight, parse_limit
+from netlimit.l7.limit import Algorithm, Limit, parse_limit, read_weight
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
@@ -64,7 +64,7 @@ def rate_limit(
 
     Raises LimitError for what is no limit or no weight, SettingsError for what are no counters.
     """
-    check_weight(hits, "A call")
+    hits = read_weight(hits, "A call")
     store = open_counters(counters) if isinstance(counters, str) else counters
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -68,6 +68,8 @@ class Descriptor:
             self.complain("max_wait", "Nothing waits here; with `on_limit: queue` requests do.")
         if on_failure is OnFailure.CLOSED and "emergency" in record:
             self.complain("emergency", "There is no emergency limit with `on_failure: closed`; leave one of them out.")
+        if limit is None and concurrency is not None and "emergency" in record:
+            self.warn("emergency", "It has no effect: it stands in for a rate, and here `concurrency` alone limits.")
         mode = self._find_mode()
         if "escalate" in record.lines and (on_limit is not OnLimit.REJECT or mode is Mode.OBSERVE):
             said = f"mode: {mode}" if on_limit is OnLimit.REJECT else f"on_limit: {on_limit}"

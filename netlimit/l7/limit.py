@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import index
 
 from netlimit.errors import LimitError
 
@@ -128,7 +129,13 @@ def bound_debt(slack: int, capacity: int) -> int:
     return max(capacity, slack) if capacity and slack < BOUNDLESS else capacity
 
 
-def check_weight(hits: object, what: str) -> None:
-    """Raises LimitError for what is no weight: a negative one would give back what others have used."""
-    if not isinstance(hits, int) or hits < 0:
+def read_weight(hits: object, what: str) -> int:
+    """A weight as a number of Python's own, whoever else's it is (numpy's, say). Raises LimitError for what is none: a
+    negative one would give back what others have used."""
+    try:
+        weight = index(hits)  # type: ignore[arg-type]
+    except TypeError:
+        weight = -1
+    if weight < 0:
         raise LimitError("hits", f"{what} weighs {hits}; its weight is a whole number from 0, which only looks.")
+    return weight

@@ -21,7 +21,7 @@ from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
 from netlimit.l7.identity import EXTRACTORS, Extractor
-from netlimit.l7.limit import Limit, check_weight, parse_limit
+from netlimit.l7.limit import Limit, parse_limit, read_weight
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
@@ -123,8 +123,7 @@ class RateLimit:
 
     async def _limit(self, scope: Scope, listener: Listener, send: Send) -> None:
         descriptors = self._extraction(scope)
-        hits = 1 if self._hits is None else self._hits(scope)
-        check_weight(hits, "A request")
+        hits = 1 if self._hits is None else read_weight(self._hits(scope), "A request")
         deferral = self._deferral if scope["type"] == "http" else None
         if deferral is not None:
             key = await deferral.find_predecessors(self._rules(), self._domain, descriptors)

@@ -505,6 +505,14 @@ def test_an_escalation_without_refusals_is_warned_of(acting: str, said: str) -> 
     assert f"descriptors[0].escalate: It has no effect. {said}" in str(warning)
 
 
+@pytest.mark.parametrize("rate", ["", "rate_limit: {unlimited: true}, "])
+def test_an_emergency_limit_without_a_rate_is_warned_of(rate: str) -> None:
+    text = "domain: web\ndescriptors:\n- {key: user, %sconcurrency: 5, emergency: 2/minute}\n"
+    (warning,) = parse_document(text % rate).warnings
+    assert "descriptors[0].emergency: It has no effect" in str(warning)
+    assert not parse_document(text % "rate_limit: {unit: day, requests_per_unit: 9}, ").warnings
+
+
 def test_slips_without_consequence_are_warned_of() -> None:
     document = parse_document(
         "domain: d\ndescriptors:\n"

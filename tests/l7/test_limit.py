@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netlimit.errors import LimitError
-from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit
+from netlimit.l7.limit import UNITS, Algorithm, Limit, Refill, parse_limit, read_weight
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,22 @@ def test_values_that_mean_nothing_are_refused_by_their_field(field: str, values:
     with pytest.raises(LimitError) as caught:
         Limit(**{"amount": 5, "seconds": 60, **values})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+class Foreign:
+    """A whole number of somebody else's, such as numpy's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def test_a_weight_is_any_whole_number_from_0() -> None:
+    weight = read_weight(Foreign(3), "A call")
+    assert (weight, type(weight)) == (3, int)
+    assert (read_weight(0, "A call"), read_weight(True, "A call")) == (0, 1)
+    for wrong in (-1, Foreign(-1), 1.0, "1", None):
+        with pytest.raises(LimitError, match="A call weighs .* a whole number from 0"):
+            read_weight(wrong, "A call")
