@@ -63,13 +63,16 @@ def decide(settings: Settings, store: Store, listening: socket.socket, grpc_plac
         away = counters.troubles if isinstance(counters, Failover) else ()
         return [*sources.troubles, *_tell_unheard(sources, settings), *(eviction.troubles if eviction else ()), *away]
 
+    def count_lost() -> int:
+        return eviction.lost if eviction else 0
+
     with _following(sources):
         assignments.start()
         if eviction is not None:
             eviction.start()
         escalator.start()
         try:
-            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening, grpc_place, tell))
+            uvloop.run(_serve(settings, limiter, sources, counters, askers, listening, grpc_place, tell, count_lost))
         finally:
             if eviction is not None:
                 eviction.stop()
@@ -147,6 +150,7 @@ async def _serve(
     listening: socket.socket,
     grpc_place: str,
     troubles: Callable[[], Sequence[str]],
+    count_lost: Callable[[], int],
 ) -> None:
     families = [Family(word) for word in settings.limiter_headers]
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
@@ -157,6 +161,7 @@ async def _serve(
         proxies,
         troubles,
         askers,
+        count_lost,
     )
     rpc = RpcServer(limiter, families, service.answers, askers)
     place = settings.limiter_grpc_listen

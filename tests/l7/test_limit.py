@@ -69,5 +69,5 @@ def test_a_weight_is_any_whole_number_from_0() -> None:
     assert (weight, type(weight)) == (3, int)
     assert (read_weight(0, "A call"), read_weight(True, "A call")) == (0, 1)
     for wrong in (-1, Foreign(-1), 1.0, "1", None):
-        with pytest.raises(LimitError, match="A call weighs .* a whole number from 0"):
+        with pytest.raises(LimitError, match=r"A call weighs .* a whole number from 0"):
             read_weight(wrong, "A call")

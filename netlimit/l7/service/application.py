@@ -50,8 +50,10 @@ class Service:
         proxies: Collection[str] = LOOPBACK,
         troubles: Callable[[], Sequence[str]] = tuple,
         askers: Askers | None = None,
+        count_lost: Callable[[], int] = int,
     ) -> None:
-        """`troubles` are what is wrong with documents of rules, as sentences; `askers` is told who asks."""
+        """`troubles` are what is wrong with documents of rules, as sentences; `askers` is told who asks; `count_lost`
+        says how often counters were lost."""
         self.answers = Answers()
         self.askers = askers or Askers()
         self.ending = False
@@ -64,7 +66,7 @@ class Service:
         self._turns = Turns()
         authorizer = Authorizer(self._queues, families, proxies, self.askers)
         self._leases = Leases(rules, limiter.find_flight)
-        self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well)
+        self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well, count_lost)
         self._ways: dict[str, tuple[str, str, Respond]] = {
             "/v1/decide": ("decide", "POST", partial(decide, limiter, families, self._turn)),
             "/v1/auth": ("auth", "GET", authorizer.answer),

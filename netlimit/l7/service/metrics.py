@@ -25,11 +25,16 @@ _KINDS = ("over", "near", "queued", "deferred")
 
 
 def make_registry(
-    usage: Usage, answers: Answers, report: Callable[[], list[Finding]], is_up: Callable[[], bool]
+    usage: Usage,
+    answers: Answers,
+    report: Callable[[], list[Finding]],
+    is_up: Callable[[], bool],
+    count_lost: Callable[[], int] = int,
 ) -> CollectorRegistry:
-    """The metrics of one limiter; `is_up` says whether all its counters can be asked."""
+    """The metrics of one limiter; `is_up` says whether all its counters can be asked, `count_lost` how often they were
+    lost."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LimiterMetrics(usage, answers, report, is_up))
+    registry.register(LimiterMetrics(usage, answers, report, is_up, count_lost))
     ProcessCollector(registry=registry)
     return registry
 
@@ -43,8 +48,14 @@ class LimiterMetrics(Collector):
     """What the limiter has counted since its start."""
 
     def __init__(
-        self, usage: Usage, answers: Answers, report: Callable[[], list[Finding]], is_up: Callable[[], bool]
+        self,
+        usage: Usage,
+        answers: Answers,
+        report: Callable[[], list[Finding]],
+        is_up: Callable[[], bool],
+        count_lost: Callable[[], int] = int,
     ) -> None:
+        self._count_lost = count_lost
         self._usage = usage
         self._answers = answers
         self._report = report
@@ -66,6 +77,8 @@ class LimiterMetrics(Collector):
         yield answers
         up = "netlimit_limiter_counters_up", "Whether the counters can be asked; if not, each rule says what happens."
         yield GaugeMetricFamily(*up, self._is_up())
+        lost = "netlimit_limiter_counters_lost", "How often Redis has lost its counters: limits began anew."
+        yield CounterMetricFamily(*lost, self._count_lost())
 
     def _collect_hits(self) -> Iterator[Metric]:
         hits = CounterMetricFamily(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.l7.redis.policy import EvictionWatch
+from netlimit.l7.redis.url import read_url
 from tests.cli.conftest import make_directory  # noqa: F401  a fixture
 from tests.cli.running import until
 from tests.cli.test_limiter import RULES, Running
@@ -50,3 +52,22 @@ def test_it_is_told_at_the_start_and_in_health_and_by_the_doctor(limiter: Runnin
     assert SAID in done.stdout, done
     mortal.client.config_set("maxmemory-policy", "noeviction")
     assert SAID not in limiter.netlimit.run("doctor", "--json").stdout
+
+
+def test_counters_that_are_lost_are_told(mortal: Server, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = (EvictionWatch(read_url(mortal.url)) for _ in range(2))
+    for watch in (one, other, one):
+        watch._look()
+    assert (one.lost, one.troubles, caplog.messages) == (0, (), [])
+    mortal.client.flushall()
+    for watch in (one, other, one, other):
+        watch._look()
+    assert [watch.lost for watch in (one, other)] == [1, 1]
+    assert f"127.0.0.1:{mortal.port} has lost its counters" in one.troubles[0]
+    assert len(caplog.messages) == 2
+    mortal.kill()
+    one._look()
+    assert one.lost == 1  # it is away; whether it has lost anything is not known
+    mortal.start()
+    one._look()
+    assert one.lost == 2
