@@ -187,12 +187,18 @@ def _parse_seconds(value: object) -> float:
 def _parse_url(value: object) -> str:
     try:
         parts = urlsplit(value if isinstance(value, str) and value.isprintable() and " " not in value else "")
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        host = parts.hostname or ""
+        known = parts.scheme in ("http", "https") and _is_host(host) and parts.port != 0
     except ValueError:  # brackets or a port that are none
         known = False
     if not known:
         raise ValueError(f'{value!r} is no address of an API; write for example "http://127.0.0.1:8750".')
     return str(value).rstrip("/")
+
+
+def _is_host(text: str) -> bool:
+    """Whether it may be a name or an address; what is none of either is left to who looks it up."""
+    return bool(re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%[\w.-]+)?", text)) and (text.isascii() or bool(text.encode("idna")))
 
 
 def _parse_families(value: object) -> tuple[str, ...]:

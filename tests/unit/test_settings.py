@@ -134,6 +134,7 @@ def test_secrets_do_not_print(monkeypatch: pytest.MonkeyPatch) -> None:
         ("URL", "http://[zz]", "no address of an API"),
         ("URL", "http://gw1 :8750", "no address of an API"),
         ("URL", "https://", "no address of an API"),
+        ("URL", "http://ü%00x:1", "no address of an API"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_work(
