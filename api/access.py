@@ -53,9 +53,10 @@ class Access:
             "address": origin.address if origin else None,
             "actor": caller.actor.name if caller else None,
         }
+        fault = scope["state"].get("fault")
         probed = route in PROBES and status < 400
         level = logging.DEBUG if probed else logging.WARNING if status >= 500 else logging.INFO
-        log.log(level, "%s %s: %d", method, route, status, extra=said)
+        log.log(level, "%s %s: %d%s", method, route, status, f" {fault}" if fault else "", extra=said)
 
     def _find_route(self, scope: Scope) -> str:
         """The template of the path, `/api/v1/rules/{key}`: paths themselves would be endlessly many."""

@@ -110,9 +110,8 @@ class Doorkeeper:
             async with asyncio.timeout(began_at + _ANSWER_SECONDS - time.monotonic()):
                 await asyncio.shield(reading)
         except TimeoutError:
-            raise StoreError(
-                f"The database has said nothing for {_ANSWER_SECONDS:g} seconds: nobody's token can be read."
-            ) from None
+            sentence = f"The database has said nothing for {_ANSWER_SECONDS:g} seconds: nobody's token can be read."
+            raise StoreError(sentence, public=sentence) from None
 
     async def _read_active(self) -> None:
         began_at = time.monotonic()

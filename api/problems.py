@@ -78,6 +78,8 @@ KEPT = (
     "of force when its controller could read nothing of the database for too long."
 )
 """What becomes of the rules when the database cannot do its part."""
+MORE = "The log of the API says which one, and why; so does `netlimit doctor`, on its host."
+"""Where the rest stands of what nobody is told who may only ask: also who has no token can ask whether it answers."""
 RETRY_SECONDS = 5
 _LONGEST_DETAIL = 1000
 
@@ -141,7 +143,7 @@ def find_problem(error: NetlimitError) -> Problem:
         case WindowOpen() | NoWindow() | GatewayAlive():
             return Problem(409, sentence)
         case StoreError():
-            return Problem(503, f"{sentence} {KEPT}", headers={"Retry-After": str(RETRY_SECONDS)})
+            return Problem(503, f"{error.public} {MORE} {KEPT}", headers={"Retry-After": str(RETRY_SECONDS)})
     return Problem(500, sentence)
 
 
@@ -206,6 +208,8 @@ def answer_problems(app: FastAPI) -> None:
 async def _answer_problem(request: Request, error: Exception) -> Response:
     if isinstance(error, ManyErrors):
         return list_problems([(index + 1, find_problem(each)) for index, each in error.errors]).response()
+    if isinstance(error, StoreError):
+        request.state.fault = str(error)
     if isinstance(error, NetlimitError):
         return find_problem(error).response()
     assert isinstance(error, Problem)

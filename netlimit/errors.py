@@ -79,12 +79,22 @@ def say_fault(error: BaseException) -> str:
 
 
 class StoreError(NetlimitError):
-    """The database cannot do what was asked; the sentence says what would help."""
+    """The database cannot do what was asked; the sentence says what would help. It names the database, and may quote
+    its driver: `public` is what can be said to whoever asks from elsewhere, without its host, file or user."""
+
+    public = "The database cannot do this now."
+
+    def __init__(self, message: str = "", public: str | None = None) -> None:
+        super().__init__(message)
+        if public is not None:
+            self.public = public
 
 
 class Busy(StoreError):
     """Somebody else holds a lock on the database of this name for longer than it was waited for; it can be tried
     again."""
+
+    public = "The database was busy for too long; try again."
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -93,6 +103,8 @@ class Busy(StoreError):
 
 class Slow(StoreError):
     """The database of this name answers, but has kept who asks waiting for longer, in all, than he may wait."""
+
+    public = "The database answers too slowly."
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)

@@ -292,12 +292,16 @@ class Database:
             self._refuse_encoding(connection)
             found = schema(connection)
         if found is None:
-            raise StoreError(f"The database {self} has no tables yet; run `netlimit db upgrade`.")
+            raise StoreError(
+                f"The database {self} has no tables yet; run `netlimit db upgrade`.",
+                "The database has no tables yet; run `netlimit db upgrade`.",
+            )
         self._refuse_newer(found)
         if found < SCHEMA:
             raise StoreError(
                 f"The database {self} is at schema {found}, but this netlimit needs {SCHEMA}; "
-                "run `netlimit db upgrade`."
+                "run `netlimit db upgrade`.",
+                "The database is at an older schema than this netlimit needs; run `netlimit db upgrade`.",
             )
         if self.find_place() != place:  # it came or went while it was looked at: it is not known which one was read
             self.close()
@@ -319,7 +323,8 @@ class Database:
         if found > SCHEMA:
             raise TooNew(
                 f"The database {self} is at schema {found}, newer than this netlimit knows ({SCHEMA}); "
-                "install the newer netlimit here too, or go back to a backup from before the upgrade."
+                "install the newer netlimit here too, or go back to a backup from before the upgrade.",
+                "The database is at a newer schema than this netlimit knows.",
             )
 
     @contextmanager

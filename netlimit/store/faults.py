@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked
 
@@ -46,6 +48,8 @@ _SENTENCES = {
     "": "{name} refused: {reason}.",
 }
 """By how a code begins: SQLite's by name, or SQLSTATE (PostgreSQL, appendix A), which errors of connecting lack."""
+_REASON = re.compile(r" \(\{reason\}\)|:? \{reason\}")
+"""Where a sentence quotes the driver, which names hosts, files and users."""
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")
 _RESCUE = (
     " What is in the kernel stays. Stop netlimit and bring back a backup with `netlimit restore FILE`, or move the "
@@ -64,9 +68,11 @@ def explain_fault(error: BaseException, name: str, patience: float = BUSY_SECOND
     if not code and "connection" in reason:
         code = "connection"
     kind = next(kind for kind in _SENTENCES if (code or "").startswith(kind))
-    sentence = _SENTENCES[kind].format(name=f"The database {name}", reason=reason, seconds=f"{patience:g}")
+    said = {"reason": reason, "seconds": f"{patience:g}"}
+    sentence = _SENTENCES[kind].format(name=f"The database {name}", **said)
+    public = _REASON.sub("", _SENTENCES[kind]).format(name="The database", **said)
     if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-        return Damaged(sentence + _RESCUE)
+        return Damaged(sentence + _RESCUE, public)
     if kind in _BUSY:
         return Busy(sentence, name)
-    return Undone(sentence) if kind.startswith("40") else StoreError(sentence)
+    return (Undone if kind.startswith("40") else StoreError)(sentence, public)

@@ -51,7 +51,10 @@ def check_file(path: Path) -> None:
     except OSError:
         present = True  # a directory on the way is closed to us, and the next question says so
     if not present:
-        raise StoreError(f"There is no database at {path}; `netlimit db upgrade` makes one.")
+        raise StoreError(
+            f"There is no database at {path}; `netlimit db upgrade` makes one.",
+            "There is no database; `netlimit db upgrade` makes one.",
+        )
     if _is_read_only(path) and os.access(path, os.R_OK):
         return
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
