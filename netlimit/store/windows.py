@@ -116,16 +116,13 @@ def get_open(connection: Connection, opened_at: datetime | None = None) -> Windo
         )
     if window.outcome is None:
         return window
-    assert window.ended_at is not None
+    ended = f"ended at {_clock_time(window.ended_at)}" if window.ended_at is not None else "has ended"
     became = {
         Outcome.CONFIRMED: "was confirmed",
         Outcome.EXPIRED: f"was not confirmed in time, so that revision {window.base} came back",
         Outcome.ABANDONED: f"was abandoned, so that revision {window.base} came back",
     }
-    raise NoWindow(
-        f"No window of confirmation is open. The last one ended at {_clock_time(window.ended_at)}: "
-        f"it {became[window.outcome]}."
-    )
+    raise NoWindow(f"No window of confirmation is open. The last one {ended}: it {became[window.outcome]}.")
 
 
 def confirm(connection: Connection, actor: Actor, now: datetime, opened_at: datetime | None = None) -> Window:

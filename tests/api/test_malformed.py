@@ -63,3 +63,22 @@ def test_half_a_surrogate_pair_blinds_nobody(client: httpx.Client, store: Store,
     engine.dispose()
     for path in ("/rules", "/rules/1", *WATCHED[1:], str(client.base_url.join("/metrics"))):
         assert client.get(path).status_code == 200, (path, client.get(path).text)
+
+
+@pytest.mark.parametrize("ended", ["NULL", "9223372036854775807", "'x'"])
+@pytest.mark.parametrize("outcome", ["expired", "abandoned", "garbage"])
+def test_a_window_that_has_ended_at_no_time_is_told_as_ended(
+    client: httpx.Client, store: Store, outcome: str, ended: str
+) -> None:
+    store.guarded("gw1")
+    assert client.post("/confirmation", json={"seconds": 60}).status_code == 201
+    engine = create_engine(store._database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE windows SET outcome = '{outcome}', ended_at = {ended}"))  # noqa: S608
+    engine.dispose()
+    assert client.get("/confirmation").json()["open"] is False
+    for ask in (client.put, client.delete):
+        answer = ask("/confirmation")
+        assert answer.status_code == 409, answer.text
+        assert answer.json()["detail"].startswith("No window of confirmation is open. The last one ")
+    assert client.post("/confirmation", json={"seconds": 60}).status_code == 201
