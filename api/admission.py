@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .buckets import Buckets
 from .doorkeeper import Doorkeeper
 from .origin import HEADER, find_origin
-from .problems import Problem
+from .problems import Problem, say_ending
 from .turns import TURN, Kind, Rank, Turn, Turns
 from .waiting import CLIENT
 
@@ -63,9 +63,12 @@ class Admission:
         scope.setdefault("state", {})["origin"] = origin
 
         turn: Turn | None = None
+        answered = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
+                answered = True
                 if turn is not None:  # all is done: who takes his answer slowly keeps nobody's turn meanwhile
                     turn.lay_down()
                 MutableHeaders(scope=message)[HEADER] = origin.request
@@ -87,6 +90,10 @@ class Admission:
         TURN.set(turn)
         try:
             await self._app(scope, lambda: self._receive(body, turn), send_with_id)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            if answered:
+                raise
+            await say_ending().response()(scope, receive, send_with_id)
         finally:
             turn.lay_down()
             self._held -= body.size

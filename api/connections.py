@@ -131,9 +131,13 @@ class Door(socket.socket):
 class Connection(H11Protocol):
     """One connection, which is cut off when it keeps the API waiting. Bodies are timed by `api.admission`."""
 
-    def __init__(self, *arguments: Any, door: Door | None = None, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, door: Door | None = None, on_end: Callable[[], None] | None = None, **options: Any
+    ) -> None:
+        """`on_end` is called when the server is told to end while there is this connection."""
         super().__init__(*arguments, **options)
         self._door = door
+        self._on_end = on_end
         self._guest: Guest | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
@@ -159,6 +163,12 @@ class Connection(H11Protocol):
         turn = self._find_state().get("turn")
         if turn is not None:
             turn.leave()
+
+    def shutdown(self) -> None:
+        """The server is told to end: this connection does so after the answer that is under way."""
+        super().shutdown()
+        if self._on_end is not None:
+            self._on_end()
 
     def data_received(self, data: bytes) -> None:
         """Read on, but no more fields than `MOST_FIELDS`: each costs as much as a thousand bytes."""

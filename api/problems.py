@@ -116,6 +116,12 @@ class Problem(Exception):
         return Response(content, self.status, self.headers, MEDIA_TYPE)
 
 
+def say_ending() -> Problem:
+    """What is told to whose request cannot be done any more, for the API has been told to end."""
+    sentence = "The API ends just now; ask again, and look first whether what was to be changed is."
+    return Problem(503, sentence, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
 def shorten(sentence: str) -> str:
     """Cut a sentence that quotes something endless."""
     return sentence if len(sentence) <= _LONGEST_DETAIL else sentence[:_LONGEST_DETAIL] + " …"

@@ -29,7 +29,7 @@ def open_door(settings: Settings, app: FastAPI, listening: socket.socket) -> Doo
 
 def configure(settings: Settings, app: FastAPI, door: Door) -> uvicorn.Config:
     """How the API is served. `load()` reads the certificate and its key, after which nobody needs to be able to."""
-    protocol: Any = partial(Connection, door=door)
+    protocol: Any = partial(Connection, door=door, on_end=app.state.waiting.end)
     return uvicorn.Config(
         app,
         http=protocol,

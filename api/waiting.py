@@ -19,7 +19,7 @@ from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
 from netlimit.store import Store
 
-from .problems import Problem
+from .problems import Problem, say_ending
 from .standing import is_live
 from .turns import lay_down_turn, run_in_turn
 
@@ -42,6 +42,15 @@ class Waiting:
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._poller: asyncio.Task[None] | None = None
         self._asking: Counter[object] = Counter()
+        self._ending = False
+
+    def end(self) -> None:
+        """The API is about to end: who waits for a revision waits no more, and who waits for answers hears why there
+        are none."""
+        self._ending = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def applied(self, revision: int, seconds: float) -> bool:
         """Wait until every live gateway has applied `revision`, at most so long; whether they have.
@@ -49,7 +58,7 @@ class Waiting:
         A paused gateway is not waited for, for it applies nothing until an operator says so. If there is no live
         one at all, one may come.
         """
-        if seconds <= 0:
+        if seconds <= 0 or self._ending:
             return False
         lay_down_turn()
         waiter = asyncio.get_running_loop().create_future()
@@ -62,13 +71,13 @@ class Waiting:
             return False
         finally:
             self._waiters.pop(waiter, None)
-        return True
+        return not self._ending
 
     async def ask(self, hosts: Sequence[str], kind: str, argument: Mapping[str, object], seconds: float) -> Answers:
         """Ask the controllers of these gateways; what those answered that did so in time, in the order of `hosts`.
 
         Questions that have no answer by then are withdrawn: no controller works for somebody who has gone. Raises
-        Problem 429.
+        Problem 429, and 503 when the API is told to end.
         """
         client = CLIENT.get()
         if self._asking[client] >= MOST_ASKING:
@@ -95,6 +104,8 @@ class Waiting:
                 asked[host] = await run_in_threadpool(self._store.ask, host, kind, argument)
             end = asyncio.get_running_loop().time() + seconds
             while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
+                if self._ending:
+                    raise say_ending()
                 await asyncio.sleep(POLL_SECONDS)
                 for host, question in asked.items():
                     answer = None if host in answers else await run_in_threadpool(self._store.answered, question)
