@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -29,6 +30,10 @@ ANSWER_SECONDS = 30.0
 BULK_SECONDS = 300.0
 PAGE = 1000
 """So many things of a list are read at once."""
+LIST_SECONDS = 900.0
+"""How long a whole list may take to come; a hundred thousand rules take a minute on a busy machine."""
+MOST_LISTED = 2_000_000
+"""So many things a list has at most: no gateway keeps a tenth of that in its kernel."""
 _WARNING = re.compile(r'299 netlimit "([^"]*)"')
 
 
@@ -58,8 +63,9 @@ class Client:
         return self.call("GET", path, params={name: value for name, value in query.items() if value not in (None, [])})
 
     def walk(self, path: str, query: Mapping[str, object], most: int = sys.maxsize) -> Iterator[Any]:
-        """Read a list page by page, until so many things were read."""
+        """Read a list page by page, until so many things were read. Raises CommandError for one that has no end."""
         cursor, read = None, 0
+        end = time.monotonic() + LIST_SECONDS
         while True:
             page = self.get(path, **query, limit=max(1, min(most - read, PAGE)), cursor=cursor)
             yield page
@@ -69,6 +75,11 @@ class Client:
             if not page["items"]:
                 raise CommandError(
                     f"What answers at {self._url} tells of more, and shows none; it is not netlimit's API."
+                )
+            if read >= MOST_LISTED or time.monotonic() > end:
+                raise CommandError(
+                    f"What answers at {self._url} has told of {read} things and goes on; a list has {MOST_LISTED} at "
+                    f"most, and comes in {LIST_SECONDS:g} seconds. What was read is not all of it."
                 )
 
     def read_text(self, path: str, accept: str) -> str:

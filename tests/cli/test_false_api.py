@@ -8,11 +8,14 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import pytest
 
-from netlimit.cli import asking
+from netlimit.cli import asking, client
+from netlimit.cli.errors import CommandError
+from netlimit.settings import Settings
 from tests.cli.false_api import Answering, answering, make_answer
 from tests.cli.running import Netlimit
 
@@ -144,3 +147,19 @@ def test_a_list_that_has_no_end_is_left(place: Netlimit) -> None:
             done = place.run("rule", command)
             assert done.returncode == 1
             assert "tells of more, and shows none" in done.stderr
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MOST_LISTED", 1000), ("LIST_SECONDS", 0.5)])
+def test_so_is_one_that_shows_more_and_more(
+    place: Netlimit, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    monkeypatch.setattr(client, bound, value)
+    page = {"items": [{"id": number} for number in range(100)], "next": "on", "total": 10**18}
+    settings = Settings(url=place.environment["NETLIMIT_URL"], database_url=place.environment["NETLIMIT_DATABASE_URL"])
+    with answering(place, make_answer(json.dumps(page).encode())), closing(client.Client(settings)) as asking_on:
+        read = 0
+        with pytest.raises(CommandError, match="goes on; a list has"):
+            for each in asking_on.walk("/rules", {}):
+                read += len(each["items"])
+                assert read < 100_000
+    assert read >= 100
