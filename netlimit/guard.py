@@ -86,11 +86,13 @@ class Guard:
         """What is wrong and was told, by what it is about."""
         self._untold: frozenset[int] = frozenset()
         self._mishaps = Mishaps()
+        self._spare: Replica | None = None
 
     def run(self, stopped: Callable[[], bool], once: bool = False) -> None:
         """Guard until `stopped`, or with `once` until the database says that no window is open; but never end while
         one is known to be open."""
         while True:
+            self._prepare_spare()
             window = self._look()
             if window is not None:
                 self._watch_over(window)
@@ -100,6 +102,8 @@ class Guard:
                 self._look_for_controller()
                 time.sleep(LOOK_SECONDS)
         self._past.shutdown()
+        if self._spare is not None:
+            self._spare.close()
         self._try(lambda: self._store.unguarded(self._host))
         self._database.shutdown()
 
@@ -347,13 +351,24 @@ class Guard:
                     self._hold(copy, snapshot, ended, still)
             except Exception as error:
                 self._complain(error, "copy")
-                with closing(Replica(None, self._host)) as copy:  # no file: who may log in can fill /dev/shm, too
-                    copy.upgrade()
+                spare, self._spare = self._spare, None
+                with closing(spare or self._make_spare()) as copy:
                     self._hold(copy, snapshot, ended, still)
         except Exception as error:
             self._complain(error, "restoring")
             return False
         return True
+
+    def _prepare_spare(self) -> None:
+        """Have a copy in memory before it is needed: making its tables reads programs, whose disk may be gone then."""
+        if self._spare is None:
+            self._spare = self._try(self._make_spare, "spare")
+
+    def _make_spare(self) -> Replica:
+        """A copy without a file: who may log in can fill /dev/shm, too."""
+        spare = Replica(None, self._host)
+        spare.upgrade()
+        return spare
 
     def _hold(self, copy: Replica, snapshot: Snapshot, ended: Window, still: Callable[[], bool]) -> None:
         if not still():

@@ -35,7 +35,10 @@ START_SECONDS = 15.0
 """How long a guard may take to begin."""
 _PURPOSE = "be the guard of this host"
 _LOCK_SECONDS = 1.0
-_LATE = ("netlimit.controller", "netlimit.kernel.linux", "netlimit.kernel.fake")
+_LATE = (
+    "netlimit.controller", "netlimit.kernel.linux", "netlimit.kernel.fake", "netlimit.l7.redis.hosts",
+    "netlimit.store.migrate", "alembic.command",
+)  # fmt: skip
 _UMASK = 0o007
 
 log = logging.getLogger(__name__)
