@@ -185,8 +185,8 @@ def _tell_hosts(hosts: Iterable[HostStatus]) -> Iterator[Metric]:
         for kind, number in sorted(host.repairs.items()):
             repairs.add_metric([host.host, kind], number)
         counts = dict(host.applying)
+        total = counts.pop("sum", 0.0)
         if counts:
-            total = counts.pop("sum", 0.0)
             applying.add_metric([host.host], sorted(counts.items(), key=lambda item: float(item[0])), total)
     yield from (repairs, faults, applying)
 

@@ -114,5 +114,5 @@ def _is_over(now: datetime) -> ColumnElement[bool]:
 
 def _example(row: Row[Any], now: datetime) -> Rule:
     end = now if row.over else now + timedelta(days=1)
-    hosts = read_hosts(row.hosts) if row.hosts else ()
+    hosts = read_hosts(row.hosts) if row.hosts and isinstance(row.hosts, str) else ()
     return Rule(_ANY, enabled=row.enabled, expires_at=end, hosts=hosts, revision=row.revision)

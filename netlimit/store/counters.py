@@ -5,6 +5,7 @@ The two are kept apart, for who counts in the kernel writes totals, and who coun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -23,7 +24,11 @@ from sqlalchemy import (
     select,
     union_all,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+from sqlalchemy.types import NullType
 
+from netlimit.plain import decode
 from netlimit.records import Counts, RuleCounters
 from netlimit.store.tables import counters, request_counters, rules
 from netlimit.store.upsert import add_up, upsert
@@ -36,6 +41,24 @@ _COUNTED = (*_REQUESTS, "delayed")
 _SUMMED = (*_COUNTED, *(f"raw_{name}" for name in _COUNTED), "queued_packets", "queued_bytes")
 Condition = Callable[[Table], ColumnElement[bool]]
 """Which rows are wanted, of either table."""
+
+
+class _Total(FunctionElement[Any]):
+    """A sum that no number makes fail: of whole ones that come to more than it can hold, SQLite's `sum` is an error for
+    all who ask. Its `total` is exact as far as a float is, up to 2^53."""
+
+    type = NullType()
+    inherit_cache = True
+
+
+@compiles(_Total, "sqlite")
+def _total_in_sqlite(element: _Total, compiler: Any, **options: Any) -> str:
+    return f"total({compiler.process(element.clauses, **options)})"
+
+
+@compiles(_Total, "postgresql")
+def _total_in_postgres(element: _Total, compiler: Any, **options: Any) -> str:
+    return f"sum({compiler.process(element.clauses, **options)})"
 
 
 def count(connection: Connection, host: str, readings: Sequence[RuleCounters]) -> None:
@@ -84,7 +107,7 @@ def of_named(connection: Connection, most: int) -> list[tuple[str, str, RuleCoun
     summed = _sum_up(lambda table: table.c.rule_id.in_(named)).subquery()
     wanted = select(summed, rules.c.name).join(rules, rules.c.id == summed.c.rule_id)
     rows = connection.execute(wanted.order_by(summed.c.rule_id, summed.c.host).limit(most)).mappings()
-    return [(row["name"], row["host"], _from_row(row)) for row in rows]
+    return [(_read_name(row["name"]), row["host"], _from_row(row)) for row in rows]
 
 
 def totals(connection: Connection) -> dict[str, Counts]:
@@ -140,7 +163,7 @@ def _sum_up_hosts(wanted: Condition) -> Select[Any]:
 
 def _group(rows: Subquery, summed: Sequence[str], *by: str) -> Select[Any]:
     keys = [rows.c[name] for name in by]
-    sums = [func.sum(rows.c[name]).label(name) for name in summed]
+    sums = [_Total(rows.c[name]).label(name) for name in summed]
     times = (func.min(rows.c.since).label("since"), func.max(rows.c.as_of).label("as_of"))
     return select(*keys, *sums, *times).group_by(*keys)
 
@@ -177,6 +200,10 @@ def _read_counts(row: RowMapping, prefix: str = "") -> Counts:
     return Counts(**{name: _number(row[prefix + name]) for name in _COUNTED})
 
 
+def _read_name(value: Any) -> str:
+    return decode(value) if isinstance(value, bytes) else str(value)
+
+
 def _number(value: Any) -> int:
     """Sums come as decimals from PostgreSQL, and as whatever there was from SQLite."""
-    return int(value) if isinstance(value, int | float | Decimal) else 0
+    return int(value) if isinstance(value, int | float | Decimal) and math.isfinite(value) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ from netlimit.store.upsert import upsert
 _NOTHING = {"applied_revision": 0, "enforced": 0, "degraded": 0, "lifted": 0}
 """What is in force on a gateway that a teardown has paused."""
 _LAST_PORT, _ENDLESS = 65535, 2**63
+_BOUND = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|\+Inf")
 
 
 def report(connection: Connection, status: HostStatus, at: datetime | None = None) -> Reception:
@@ -114,7 +116,7 @@ def _read_report(row: Row[Any]) -> HostStatus:
         last_error=row.last_error,
         seen_at=row.seen_at,
         repairs=_read_numbers(row.repairs),
-        applying=_read_numbers(row.applying),
+        applying=_read_histogram(row.applying),
         desired=row.desired,
         enforced=row.enforced,
         degraded=row.degraded,
@@ -158,6 +160,12 @@ def _read_map(value: Any, kind: Any) -> dict[str, Any]:
 
 def _read_numbers(value: Any) -> dict[str, Any]:
     return {key: each for key, each in _read_map(value, int | float).items() if _is_number(each)}
+
+
+def _read_histogram(value: Any) -> dict[str, Any]:
+    """Counts by upper bound, and their sum: no other key means anything, and nothing was counted less than never."""
+    counts = {key: each for key, each in _read_numbers(value).items() if each >= 0}
+    return {key: each for key, each in counts.items() if key == "sum" or _BOUND.fullmatch(key)}
 
 
 def _is_number(value: Any) -> bool:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from netlimit.records import HostStatus
+from netlimit.records import Counts, HostStatus, RuleCounters
 from netlimit.store import Store
 
 HALF = r"""'{"a": "\ud800"}'"""
@@ -82,3 +82,35 @@ def test_a_window_that_has_ended_at_no_time_is_told_as_ended(
         assert answer.status_code == 409, answer.text
         assert answer.json()["detail"].startswith("No window of confirmation is open. The last one ")
     assert client.post("/confirmation", json={"seconds": 60}).status_code == 201
+
+
+HOSTILE = [
+    ("hosts", "applying", '{"garbage": 1}'),
+    ("hosts", "applying", '{"": 1, "0x1": 2, "nan": 3, "0.1": -5, "sum": -1}'),
+    ("counters", "matched_packets", 2**63 - 1),
+    ("counters", "matched_bytes", -(2**63)),
+    ("request_counters", "dropped_bytes", 2**63 - 1),
+    ("rules", "hosts", b"\xff\x00"),
+    ("rules", "name", b"\xff\x00"),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value"), HOSTILE)
+def test_one_odd_value_blinds_nobody(
+    client: httpx.Client, store: Store, table: str, column: str, value: object
+) -> None:
+    assert client.post("/rules", json={"target": "10.0.0.1", "rate": "5 packets/s", "name": "one"}).status_code == 201
+    now = store.now()
+    store.report(HostStatus("gw1", "iptables", applied_revision=1, applying={"0.1": 1, "+Inf": 2, "sum": 0.2}))
+    store.count("gw1", [RuleCounters(1, Counts(1, -2, 3, 4), Counts(), now, now)])
+    store.count_requests("gw1", {1: Counts(1, -2, 3, 4)}, now)
+    engine = create_engine(store._database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {table} SET {column} = :value"), {"value": value})  # noqa: S608
+    engine.dispose()
+    for path in ("/rules", "/rules/1/counters", "/counters?rule=1", "/status", "/gateways", "/rules?state=applied"):
+        assert client.get(path).status_code == 200, (path, client.get(path).text)
+    told = client.get(str(client.base_url.join("/metrics")))
+    assert told.status_code == 200
+    assert "netlimit_database_up 1.0" in told.text
+    assert 'netlimit_host_live{host="gw1"} 1.0' in told.text

@@ -1,4 +1,4 @@
-"""A command that tells on stderr which modules it loads once a file is there: `python -m tests.cli.importing FILE …`."""
+"""A command that tells which modules it loads once a file is there: `python -m tests.cli.importing FILE …`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AT = sys.argv[1]
 def tell(event: str, arguments: tuple[object, ...]) -> None:
     """Tell of modules that are looked for, and of those that are read though nobody asks by name."""
     loads = event == "import" or (event == "open" and str(arguments[0]).endswith((".py", ".pyc")))
-    if loads and os.path.exists(AT):  # noqa: PTH110  pathlib may import
+    if loads and os.path.exists(AT):
         sys.stderr.write(f"LOADED LATE {arguments[0]}\n")
 
 
