@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import APIRouter, Depends, FastAPI
 
 from netlimit.settings import Settings
+from netlimit.skew import Skew
 from netlimit.store import Store
 
 from . import (
@@ -59,6 +60,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
     app.state.settings = settings
     app.state.store = store
     app.state.notes = tuple(notes)
+    app.state.skew = Skew(is_api=True)
     given = settings.bootstrap_token.get_secret_value() if settings.bootstrap_token else None
     app.state.doorkeeper = Doorkeeper(store, given)
     app.state.visitors = Visitors(store, settings.host)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
 from netlimit.liveness import is_gone
 from netlimit.records import DISPENSABLE, HostStatus, Repair
+from netlimit.skew import Skew
+from netlimit.store import Store
 
 from . import schemas
 from .confirmation import write_window
@@ -33,7 +36,8 @@ REPAIRS = 5
 )
 def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
     """What the gateways can do, whether they are up to date, what went wrong, how many rules stand how."""
-    now, hosts = store.now(), store.hosts()
+    skew: Skew = request.app.state.skew
+    now, hosts = _read_clock(store, skew), store.hosts()
     window, guards = store.window(), store.guards()
     present = list_present(hosts)
     backends = {host.backend for host in present}
@@ -47,8 +51,16 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "last_error": next((_title(host, present) + host.last_error for host in present if host.last_error), None),
         "rules": count_states(store, hosts, now),
         "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS)) for host in hosts],
-        "notes": [*request.app.state.notes, *_collect_notes(hosts, present)],
+        "notes": [*request.app.state.notes, *filter(None, [skew.warning]), *_collect_notes(hosts, present)],
     }
+
+
+def _read_clock(store: Store, skew: Skew) -> datetime:
+    """The database's, beside that of this host, by which `ttl` and tokens are counted."""
+    sent = datetime.now(UTC)
+    now = store.now()
+    skew.note(sent, now, datetime.now(UTC))
+    return now
 
 
 def _merge_capabilities(hosts: Sequence[HostStatus]) -> dict[str, str | None]:

@@ -15,10 +15,16 @@ _NONE = timedelta(0)
 log = logging.getLogger(__name__)
 
 
-class Skew:
-    """How far a gateway's clock is ahead of the database's, at least, as far as its reports show."""
+OF_API = "The clock of this API is"
+_OF_GATEWAY = "rules that end do so by it, too {when} if the database is right."
+_BY_API = "`ttl` and tokens are counted by it, so that rules and tokens end at a wrong time if the database is right."
 
-    def __init__(self) -> None:
+
+class Skew:
+    """How far a clock is ahead of the database's, at least: a gateway's, as far as its reports show, or an API's."""
+
+    def __init__(self, is_api: bool = False) -> None:
+        self._words = (OF_API, _BY_API) if is_api else (PREFIX, _OF_GATEWAY)
         self.ahead = _NONE
         """Less than nothing: behind."""
 
@@ -35,7 +41,8 @@ class Skew:
         if abs(self.ahead) <= APART:
             return None
         where, when = ("ahead of", "early") if self.ahead > _NONE else ("behind", "late")
+        whose, harm = self._words
         return (
-            f"{PREFIX} {say_span(abs(self.ahead))} {where} the database's: rules that end do so by it, too {when} if "
-            "the database is right. Let chrony or systemd-timesyncd keep both."
+            f"{whose} {say_span(abs(self.ahead))} {where} the database's: {harm.format(when=when)} Let chrony or "
+            "systemd-timesyncd keep both."
         )

@@ -38,6 +38,11 @@ def test_a_rule_is_in_force_by_the_clock_of_the_database(netlimit: Netlimit, ahe
             assert rule["status"]["state"] != "expired"
             assert client.get(f"/rules/{rule['id']}").json()["status"]["state"] != "expired"
             assert client.get("/rules", params={"state": "expired"}).json()["total"] == 0
-            assert client.get("/status").json()["rules"]["expired"] == 0
+            status = client.get("/status").json()
+            assert status["rules"]["expired"] == 0
+            where = "ahead of" if ahead > 0 else "behind"
+            (note,) = (each for each in status["notes"] if each.startswith("The clock of this API is"))
+            assert f" {where} the database's" in note
+            assert api.said().count("The clock of this API is") == 1
     finally:
         api.end(signal.SIGKILL)
