@@ -10,14 +10,12 @@ from netlimit.liveness import say_span
 APART = timedelta(seconds=5)
 """So far the two may be apart without a word."""
 PREFIX = "The clock of this gateway is"
-_NONE = timedelta(0)
-
-log = logging.getLogger(__name__)
-
-
 OF_API = "The clock of this API is"
 _OF_GATEWAY = "rules that end do so by it, too {when} if the database is right."
 _BY_API = "`ttl` and tokens are counted by it, so that rules and tokens end at a wrong time if the database is right."
+_NONE = timedelta(0)
+
+log = logging.getLogger(__name__)
 
 
 class Skew:
