@@ -152,7 +152,7 @@ async def _serve(
     troubles: Callable[[], Sequence[str]],
     count_lost: Callable[[], int],
 ) -> None:
-    families = [Family(word) for word in settings.limiter_headers]
+    families = frozenset(map(Family, settings.limiter_headers))
     proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
     service = Service(
         limiter,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, inf
@@ -109,7 +110,8 @@ def _encode(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
 
-class _Words(NamedTuple):
+@dataclass(frozen=True, slots=True)  # read faster than a tuple with names
+class _Words:
     """What never changes of the fields of a limit."""
 
     rule: Rule

@@ -288,11 +288,12 @@ class Limiter:
     def _conclude_one(self, ask: Ask, decision: Decision) -> Verdict:
         """As `_conclude` does for one descriptor and one of its limits, which is what most requests ask."""
         status = self._judge(ask, decision)
+        rule, _, _, hits, _, lease, _, _, _ = ask
         admitted, _, wait, _, turn, _ = decision
-        held = (ask,) if admitted and ask.lease and ask.hits > 0 else ()
-        if admitted or ask.rule.observes:
-            return Verdict(True, (status,), 0.0, 0.0 if ask.rule.observes else turn, held)
-        return Verdict(False, (status,), wait, 0.0, held)
+        held = (ask,) if admitted and lease and hits > 0 else ()
+        if rule.observes:
+            return Verdict(True, (status,), 0.0, 0.0, held)
+        return Verdict(True, (status,), 0.0, turn, held) if admitted else Verdict(False, (status,), wait, 0.0, held)
 
     def _conclude(
         self, matches: list[Match | None], owners: list[int], asks: list[Ask], decisions: list[Decision]
@@ -320,7 +321,7 @@ class Limiter:
         return Verdict(False, tuple(statuses), retry_after, 0.0, tuple(held))
 
     def _judge(self, ask: Ask, decision: Decision) -> Status:
-        rule, limit, key, hits, _, lease, *_ = ask
+        rule, limit, key, hits, _, lease, _, _, _ = ask
         counts = self.usage.find_counts(rule, limit, lease != "")
         counts.record(key, hits, decision)
         return new(Status, (decision.admitted or rule.observes, rule, limit, decision, key))

@@ -68,6 +68,10 @@ class OnLimit(StrEnum):
     """Nothing: it is counted, and passes."""
 
 
+_OBSERVE_ALWAYS, _OBSERVE_OVER = Mode.OBSERVE, OnLimit.OBSERVE
+"""Looked up once: that of a member of an Enum takes a while."""
+
+
 class OnFailure(StrEnum):
     """What happens while the counters cannot be asked."""
 
@@ -128,7 +132,7 @@ class Rule:
     @property
     def observes(self) -> bool:
         """Whether it refuses nothing."""
-        return self.mode is Mode.OBSERVE or self.on_limit is OnLimit.OBSERVE
+        return self.mode is _OBSERVE_ALWAYS or self.on_limit is _OBSERVE_OVER
 
 
 def names_client(name: str) -> bool:
@@ -204,11 +208,12 @@ def find_match(root: Node, entries: Sequence[Entry]) -> Match | None:
     for entry in entries:
         assert node is not None
         following = node.exact.get(entry)
-        if following is None:
+        if following is None and node.wild:
             following = _find_wild(node, entry, free)
         if following is None:
-            following = node.default.get(entry.key)
-            free.append(entry.value)
+            key, value = entry
+            following = node.default.get(key)
+            free.append(value)
         if following is None:
             return None
         node = following

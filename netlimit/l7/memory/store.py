@@ -13,6 +13,7 @@ from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
 from netlimit.l7.memory.leases import Leases
 from netlimit.l7.memory.log import SlidingWindowLog
 from netlimit.l7.memory.windows import FixedWindow, SlidingWindowCounter
+from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
 
 KEYS = 2**18
@@ -90,25 +91,25 @@ class MemoryStore:
         """Nothing is open."""
 
     def _decide(self, ask: Ask) -> Decision:
-        counter = self._find_counter(ask)
-        if ask.lease:
+        rule, limit, key, hits, slack, lease, charge, longest, _ = ask
+        counter = self._find_counter(rule, limit)
+        if lease:
             assert isinstance(counter, Leases)
-            return counter.take(ask.key, ask.lease, ask.hits, ask.slack)
-        return counter.hit(ask.key, ask.hits, ask.slack, ask.charge, ask.longest)
+            return counter.take(key, lease, hits, slack)
+        return counter.hit(key, hits, slack, charge, longest)
 
     def _find_leases(self, ask: Ask) -> Leases | None:
         """Those of the rule as it is by now: a request that came before it changed brings no old limit back."""
         counter = self._counters.get((ask.rule.domain, ask.rule.name, True))
         return counter if isinstance(counter, Leases) else None
 
-    def _find_counter(self, ask: Ask) -> Counter:
-        rule = ask.rule
-        place = (rule.domain, rule.name, ask.limit is rule.concurrency)
+    def _find_counter(self, rule: Rule, limit: Limit) -> Counter:
+        place = (rule.domain, rule.name, limit is rule.concurrency)
         counter = self._counters.get(place)
-        if counter is not None and counter.limit is ask.limit:
+        if counter is not None and counter.limit is limit:
             return counter
         with self._lock:
-            return self._replace_counter(place, ask.limit)
+            return self._replace_counter(place, limit)
 
     def _replace_counter(self, place: tuple[str, str, bool], limit: Limit) -> Counter:
         old = self._counters.get(place)

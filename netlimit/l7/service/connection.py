@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             log.exception("An answer could not be sent; this is a fault of netlimit's own.")
             self._transport.abort()
         finally:  # a callback would take a round of the event loop
-            self._state.tasks.discard(cast(asyncio.Task[None], asyncio.current_task(self._loop)))
+            self._state.tasks.discard(asyncio.current_task(self._loop))
 
     async def _wait_until_taken(self) -> None:
         """Wait until the other end has taken what it was answered before, or has gone."""

@@ -81,7 +81,7 @@ class Exchange:
 def write_answer(answer: Answer, usual: Iterable[tuple[bytes, bytes]], keeps: bool, bare: bool) -> bytes:
     """An answer as it is sent: one packet, if it is short. `usual` fields are part of all; a `bare` one has no body."""
     status, headers, body = answer
-    fields = [_STATUS[status], *[b"%b: %b" % field for field in (*usual, *headers)]]
+    fields = [_STATUS[status], *[b": ".join(field) for field in (*usual, *headers)]]
     if status != _NO_CONTENT:
         fields.append(b"content-length: %d" % len(body))
     if not keeps and CLOSE not in headers:
