@@ -128,20 +128,16 @@ class AddressRules:
         """The rules that limit requests in flight, by name."""
         self._facts = Facts(own=own_addresses(tuple(own)), safe=parse_safe(tuple(safe)))
         self._families = {4: _Family(), 6: _Family()}
-        self._any = bool(assigned)
-        if self._any:
+        self.empty = not assigned
+        """Whether nothing is to be enforced for anybody."""
+        if assigned:
             self._place(rules, frozenset(assigned))
             self._protect()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is to be enforced for anybody."""
-        return not self._any
 
     def find_limits(self, address: str) -> Standing:
         """How a client stands, by its address; FREE for what is no address, and for loopback. Costs some microseconds,
         whatever the number of rules."""
-        if not self._any:
+        if self.empty:
             return FREE
         known = _read(address)
         if known is None:

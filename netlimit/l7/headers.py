@@ -75,11 +75,11 @@ def make_headers(verdict: Verdict, families: Collection[Family] = USUAL) -> Fiel
     tellings = _find_tellings(verdict)
     if tellings:
         worst = tellings[0]
+        policies, states = worst.words.policy, worst.state
         if len(tellings) > 1:
             worst = min(tellings, key=lambda each: each.rank)
-            policies, states = (b", ".join([words.policy for words, *_ in tellings]), b", ".join(map(_tell, tellings)))
-        else:
-            policies, states = worst.words.policy, _tell(worst)
+            policies = b", ".join([each.words.policy for each in tellings])
+            states = b", ".join([each.state for each in tellings])
         if ietf:
             fields += ((b"ratelimit-policy", policies), (b"ratelimit", states))
         for names in plain:
@@ -137,6 +137,8 @@ class _Telling(NamedTuple):
     """What remains."""
     window: bytes | None
     """Whole seconds in which a client can use no more than remains; None where nobody knows."""
+    state: bytes
+    """The item of `RateLimit`."""
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -191,19 +193,16 @@ def _find_tellings(verdict: Verdict) -> list[_Telling]:
 
 
 def _make_telling(words: _Words, decision: Decision) -> _Telling:
-    _, remaining, retry_after, reset_after, *_ = decision
-    wait = retry_after or reset_after
-    window = b"%d" % ceil(wait) if words.timed and wait != inf else None
-    return new(_Telling, (words, decision, b"%d" % remaining, window))
-
-
-def _tell(telling: _Telling) -> bytes:
-    words, _, left, window = telling
-    return words.start + left if window is None else b"%b%b;t=%b" % (words.start, left, window)
+    _, remaining, retry_after, reset_after, _, _ = decision
+    wait, left = retry_after or reset_after, b"%d" % remaining
+    if not words.timed or wait == inf:
+        return _Telling(words, decision, left, None, words.start + left)
+    window = b"%d" % ceil(wait)
+    return new(_Telling, (words, decision, left, window, b"%b%b;t=%b" % (words.start, left, window)))
 
 
 def _tell_plainly(names: tuple[bytes, bytes, bytes], telling: _Telling) -> Fields:
-    words, _, left, window = telling
+    words, _, left, window, _ = telling
     limit, remaining, reset = names
     fields = [(limit, words.amount), (remaining, left)]
     if window is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, repeat
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ from netlimit.l7.decision import Decision, Unanswered, new
 from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
+from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, choose_counting
 from netlimit.l7.store import Ask, Store
@@ -92,6 +93,8 @@ class Limiter:
         """`gate` asks the IP rules first, `refusals` counts whom rules refuse that escalate."""
         self._rules = rules
         self._store = store
+        # Counters in memory answer at once: a coroutine more would take longer than most of them.
+        self._decide_now = store.decide_now if type(store) is MemoryStore else None
         self._gate = gate
         self._refusals = refusals
         self.pressure = pressure or Pressure()
@@ -168,7 +171,7 @@ class Limiter:
         if rules is not self._counted:
             self._counted = rules
             self.usage.forget_gone(rules)
-        matches = [*map(rules.find_for, repeat(domain), descriptors)]
+        matches = rules.find_all(domain, descriptors)
         asks: list[Ask] = []
         owners: list[int] = []
         for index, match in enumerate(choose_counting(descriptors, matches)):
@@ -178,7 +181,10 @@ class Limiter:
             self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
             while len(owners) < len(asks):
                 owners.append(index)
-        decisions = await self._store.decide(asks) if asks else []
+        if self._decide_now is not None:
+            decisions = self._decide_now(asks)
+        else:
+            decisions = await self._store.decide(asks) if asks else []
         if len(matches) == len(asks) == 1:
             verdict = self._conclude_one(asks[0], decisions[0])
         else:

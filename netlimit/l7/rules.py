@@ -267,25 +267,30 @@ class RuleSet:
         """Whether a rule is one for such entries, whatever is nearer to them."""
         return domain in self.domains and _leads(self.domains[domain], entries, rule)
 
-    def find_for(self, domain: str, descriptor: Descriptor) -> Match | None:
-        """What a descriptor finds; the limit that comes with it, if it has one, is a rule of its own."""
+    def find_all(self, domain: str, descriptors: Sequence[Descriptor]) -> list[Match | None]:
+        """What each descriptor of a request finds; the limit that comes with one, if it has one, is a rule of its
+        own."""
         root = self.domains.get(domain)
         if root is None:
-            return None
-        if descriptor.limit is None:
-            return find_match(root, descriptor.entries)
-        # It has counters of its own, for all of the descriptor.
-        name = f"{BROUGHT}{descriptor.limit}:" + ",".join(entry.key for entry in descriptor.entries)
-        rule = Rule(domain, name, descriptor.limit)
-        return Match(rule, make_key([entry.value for entry in descriptor.entries]))
+            return [None] * len(descriptors)
+        return [
+            find_match(root, entries) if limit is None else _bring(domain, entries, limit)
+            for entries, _, limit, _ in descriptors
+        ]
 
     def find_counting(self, domain: str, descriptors: Sequence[Descriptor]) -> Sequence[Match | None]:
         """What each descriptor of a request finds, as far as it counts."""
-        return choose_counting(descriptors, [self.find_for(domain, descriptor) for descriptor in descriptors])
+        return choose_counting(descriptors, self.find_all(domain, descriptors))
 
     def __iter__(self) -> Iterator[Rule]:
         for root in self.domains.values():
             yield from root.walk()
+
+
+def _bring(domain: str, entries: Sequence[Entry], limit: Limit) -> Match:
+    """The limit that a descriptor brings. It has counters of its own, for all of the descriptor."""
+    name = f"{BROUGHT}{limit}:" + ",".join(entry.key for entry in entries)
+    return Match(Rule(domain, name, limit), make_key([entry.value for entry in entries]))
 
 
 def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> Sequence[Match | None]:

@@ -184,7 +184,7 @@ descriptors:
 """
     rules = RuleSet({"d": parse_document(text).root})
     told = [Descriptor((Entry(key, "x"),)) for key in ("all", "some")]
-    general, special = (rules.find_for("d", descriptor) for descriptor in told)
+    general, special = rules.find_all("d", told)
     assert rules.find_counting("d", told[:1]) == [general]
     assert rules.find_counting("d", told) == [None, special]
     assert general is not None

@@ -61,8 +61,8 @@ class MemoryStore:
                 counter.set_origin(origin)
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
-        """Count and answer, in order."""
-        return [self._decide(ask) for ask in asks]
+        """As `decide_now`."""
+        return self.decide_now(asks)
 
     def release_now(self, asks: Sequence[Ask]) -> None:
         """End the leases of these asks."""
