@@ -206,6 +206,10 @@ class Kernel(Protocol):
         """The devices that have our program on their ingress, with its digest."""
         ...
 
+    def barred(self) -> Mapping[str, str]:
+        """The devices on whose ingress no program of ours can be put, with what is in the way and what to do."""
+        ...
+
     def kept_clsacts(self) -> tuple[str, ...]:
         """The devices whose clsact qdisc is kept for the next program on their ingress."""
         ...

@@ -141,6 +141,7 @@ class FakeKernel:
         self.lanes: dict[str, dict[str, _Element]] = {}
         self.program: Ingress | None = None
         self.kept: set[str] = set()
+        self.obstacles: dict[str, str] = {}
         self.used: dict[str, dict[int, Usage]] = {}
         self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
@@ -400,6 +401,10 @@ class FakeKernel:
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
         return dict.fromkeys(self.program.devices, self.program.digest) if self.program else {}
+
+    def barred(self) -> Mapping[str, str]:
+        """The devices on whose ingress no program of ours can be put, with what is in the way and what to do."""
+        return dict(self.obstacles)
 
     def kept_clsacts(self) -> tuple[str, ...]:
         """The devices whose clsact qdisc is kept for the next program on their ingress."""

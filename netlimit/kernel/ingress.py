@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ _UNFILTERED = ("noqueue", "pfifo_fast", "mq", "tbf")
 _CLSACTS = (_CLSACT,)
 """What qdiscs of the kinds clsact and ingress hang on."""
 _DELETE_QDISC, _DELETE_FILTER = 37, 45
-_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
+_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK, _EGRESS_BLOCK = 1, 2, 11, 13, 14
 _BPF_ACTION, _BPF_LENGTH, _BPF_CODE, _BPF_FD, _BPF_NAME, _BPF_ID = 1, 4, 5, 6, 7, 11
 _KEEPER = struct.pack("=HBBIHBBI", 0, 0, 0, int.from_bytes(b"nl-k"), 6, 0, 0, 0)
 """The program of that filter: it loads a number by which it is known, for classic ones have no name, and returns 0."""
@@ -81,13 +81,22 @@ _ENTRIES, _SEEN = "nl_in_entries", "nl_in_seen"
 _MOST_ENTRIES, _MOST_SEEN = 1 << 20, 1 << 16
 
 
+class Hooks(NamedTuple):
+    """What is on the ingress of devices: `programs` are ours, by their digests, and `barred` the devices that can have
+    none, with what is in the way and what to do."""
+
+    programs: dict[str, str]
+    barred: dict[str, str]
+
+
 class _Filter(NamedTuple):
-    """A filter of ours: on which device, in which kind of qdisc, at which place (priority and protocol), with which
-    program, where it redirects to, and which devices were left out."""
+    """A filter of ours: on which device, in which kind of qdisc, at which place (priority and protocol) and under which
+    number there, with which program, where it redirects to, and which devices were left out."""
 
     device: int
     qdisc: str
     place: int
+    handle: int
     program: int
     target: int
     left_out: tuple[str, ...]
@@ -100,22 +109,22 @@ class _Maps(NamedTuple):
     seen: Map
 
 
-def read_ingress() -> dict[str, str]:
+def read_ingress() -> Hooks:
     """The devices that have our program, with its digest; empty where it redirects to what is not there any more, or
-    not up. One that was left out has the digest of the others, as long as nothing could be attached there: the
+    not up. One that was left out has the digest of the others, as long as nothing can be attached there: the
     controller, which compares this with what it wants, would else never be done."""
     names, target = read_names(), _find_target()
     qdiscs = _read_clsacts()
-    shared = {names.get(index) for index in _find_shared(qdiscs)}
+    barred = {names[index]: why for index, why in _find_barred(qdiscs, names).items()}
     found: dict[str, str] = {}
     for each in _find_filters(qdiscs):
         works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
         digest = _read_digest(each.program) if works else ""
-        found |= dict.fromkeys((name for name in each.left_out if name in shared), digest)
+        found |= dict.fromkeys((name for name in each.left_out if name in barred), digest)
         name = names.get(each.device, INGRESS_DEVICE)  # one that has just gone is no more to be told
         if name != INGRESS_DEVICE:
             found[name] = digest
-    return found
+    return Hooks(found, barred)
 
 
 def find_ahead() -> dict[str, str]:
@@ -323,32 +332,30 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
     if found and not indices:
         indices = {INGRESS_DEVICE: target}  # no packet comes in there: the program does nothing but hold the maps
     name = _FILTER + (_WITHOUT + " ".join(left_out) if left_out else "")
+    own = {each.device: each.handle for each in filters if each.place == _INFO}
     program = _load(ingress, target, maps)
+    refused: list[OSError] = []
     try:
         for index in indices.values():
             try:
-                _replace_filter(index, program, target, name)
-            except OSError:
+                _write_filter(index, own.get(index), program, target, name)
+            except OSError as error:
                 if index in read_names():
-                    raise
+                    refused.append(error)
     finally:
         os.close(program)
     _detach(each for each in filters if each.device not in indices.values() or each.place != _INFO)
+    if refused:
+        raise refused[0]
 
 
 def _leave_out(indices: dict[str, int]) -> list[str]:
-    """Take away devices on which no filter can be put, for it would be one of many devices; tell an operator."""
-    shared = _find_shared(_read_clsacts())
-    left_out = [device for device, index in indices.items() if index in shared]
+    """Take away devices on which no filter of ours can be put; tell an operator."""
+    barred = _find_barred(_read_clsacts(), read_names())
+    left_out = [device for device, index in indices.items() if index in barred]
     for device in left_out:
-        kind = shared[indices.pop(device)]
-        log.warning(
-            "What comes in by %s and ends on this host is not shaped: its ingress has a filter block that is shared "
-            "between devices, on which netlimit puts nothing. Without the block (tc qdisc del dev %s %s) it would be.",
-            device,
-            device,
-            kind,
-        )
+        why = barred[indices.pop(device)]
+        log.warning("What comes in by %s and ends on this host is not shaped: %s", device, why)
     return left_out
 
 
@@ -356,7 +363,9 @@ def _load(ingress: Ingress, target: int, maps: _Maps) -> int:
     return load_program(write_program(ingress, target, *maps), _PROGRAM_PREFIX + ingress.digest)
 
 
-def _replace_filter(index: int, program: int, target: int, name: str) -> None:
+def _write_filter(index: int, own: int | None, program: int, target: int, name: str) -> None:
+    """Put a program on a device, in the place of `own`, the number of ours. Where there is none, nothing makes way: who
+    has just come first is refused here, and found the next time."""
     with suppress(FileExistsError):  # an older "ingress" does as well
         clsact = TcMessage(index, _CLSACT & 0xFFFF0000, _CLSACT, 0, {_KIND: b"clsact\0"})
         rtnetlink.write_one(rtnetlink.NEW_QDISC, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, clsact)
@@ -367,8 +376,9 @@ def _replace_filter(index: int, program: int, target: int, name: str) -> None:
         + encode(_BPF_NAME, name.encode() + b"\0")
         + encode(_BPF_ACTION, encode(_FIRST_ACTION, action))
     )
-    wanted = TcMessage(index, _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0", _OPTIONS: options})
-    rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | rtnetlink.REPLACE, wanted)
+    wanted = TcMessage(index, own or _HANDLE, _INGRESS, _INFO, {_KIND: b"bpf\0", _OPTIONS: options})
+    how = rtnetlink.REPLACE if own else rtnetlink.EXCLUSIVE
+    rtnetlink.write_one(rtnetlink.NEW_FILTER, rtnetlink.CREATE | how, wanted)
 
 
 def _detach(filters: Iterable[_Filter]) -> None:
@@ -378,7 +388,7 @@ def _detach(filters: Iterable[_Filter]) -> None:
     for each in filters:
         if each.qdisc == "clsact" and each.device != target:
             _keep(each.device)
-        ours = TcMessage(each.device, _HANDLE, _INGRESS, each.place, {_KIND: b"bpf\0"})
+        ours = TcMessage(each.device, each.handle, _INGRESS, each.place, {_KIND: b"bpf\0"})
         with _unless_gone():
             rtnetlink.write_one(_DELETE_FILTER, 0, ours)
     _clear({target})  # nothing of others waits there
@@ -395,12 +405,14 @@ def _keep(index: int) -> None:
 
 def _clear(devices: Collection[int]) -> None:
     """Take away what marks a clsact as ours, and the clsact if it has no other filters. It may be that somebody else
-    has made it, but without filters it does nothing, and whoever wants one adds it as we do."""
+    has made it, but without filters it does nothing, and whoever wants one adds it as we do. One with a block that is
+    shared is somebody else's: filters may come into the block elsewhere."""
+    shared = _find_shared(_read_clsacts())
     for index in _find_clsacts() & {*devices}:
         unasked = {_KIND: b"bpf\0", _CHAIN: struct.pack("=I", _UNASKED)}
         with _unless_gone():
             rtnetlink.write_one(_DELETE_FILTER, 0, TcMessage(index, _HANDLE, _INGRESS, _INFO, unasked))
-        if not any(map(_has_filters, (index, index), (_INGRESS, _EGRESS))):
+        if index not in shared and not any(map(_has_filters, (index, index), (_INGRESS, _EGRESS))):
             with _unless_gone():
                 rtnetlink.write_one(_DELETE_QDISC, 0, TcMessage(index, 0, _CLSACT, 0, {}))
 
@@ -441,12 +453,44 @@ def _find_filters(qdiscs: Iterable[TcMessage] | None = None) -> Iterator[_Filter
                 name, _, left_out = _read_text(options.get(_BPF_NAME, b"")).partition(_WITHOUT)
                 if name == _FILTER:
                     program, target = struct.unpack("=I", options[_BPF_ID])[0], _read_target(options[_BPF_ACTION])
-                    yield _Filter(qdisc.device, kind, each.info, program, target, tuple(left_out.split()))
+                    yield _Filter(qdisc.device, kind, each.info, each.handle, program, target, tuple(left_out.split()))
 
 
-def _find_shared(qdiscs: Iterable[TcMessage]) -> dict[int, str]:
-    """The devices whose ingress has a block that is shared, with the kind of qdisc it hangs on."""
-    return {qdisc.device: _read_text(qdisc.attributes[_KIND]) for qdisc in qdiscs if _INGRESS_BLOCK in qdisc.attributes}
+def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str]) -> dict[int, str]:
+    """The devices on whose ingress no filter of ours can be put, with the reason: it would be one of many devices, or
+    somebody else has the last place. To stand before him is no way, for what ours leads to the IFB device he would not
+    see."""
+    own = {each.device for each in _find_filters(qdiscs) if each.place == _INFO}
+    found = {}
+    for qdisc in (each for each in qdiscs if each.device in names):
+        name, kind = names[qdisc.device], _read_text(qdisc.attributes[_KIND])
+        if _INGRESS_BLOCK in qdisc.attributes:
+            found[qdisc.device] = (
+                "its ingress has a filter block that is shared between devices, on which netlimit puts nothing. "
+                f"Without the block (tc qdisc del dev {name} {kind}) it would be."
+            )
+        elif qdisc.device not in own and (last := _find_last(qdisc.device)) is not None:
+            found[qdisc.device] = (
+                f"a filter of somebody else ({last}, pref {_PRIORITY}) has the last place on its ingress, and netlimit "
+                f"puts nothing before it or in its stead. With a lower pref (tc filter show dev {name} ingress) it "
+                "would still be asked first, and both would hold."
+            )
+    return found
+
+
+def _find_last(index: int) -> str | None:
+    """The kind of filter of others that is at our place on a device. Of one of ours nothing is left there: what the
+    kernel tells without a number, if it is of our kind, only stands for those that have one."""
+    for each in rtnetlink.read_all(rtnetlink.GET_FILTER, index, _INGRESS):
+        kind = _read_text(each.attributes[_KIND])
+        if each.info >> 16 == _PRIORITY and _is_asked(each) and (each.handle or kind != "bpf"):
+            return kind
+    return None
+
+
+def _find_shared(qdiscs: Iterable[TcMessage]) -> set[int]:
+    """The devices of which a side has a block that is shared."""
+    return {qdisc.device for qdisc in qdiscs if qdisc.attributes.keys() & {_INGRESS_BLOCK, _EGRESS_BLOCK}}
 
 
 def _read_target(actions: bytes) -> int:

@@ -203,7 +203,12 @@ class LinuxKernel:
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
         with _translated("read what is on the ingress"):
-            return self._ingress.get()
+            return self._ingress.get().programs
+
+    def barred(self) -> Mapping[str, str]:
+        """The devices on whose ingress no program of ours can be put, with what is in the way and what to do."""
+        with _translated("read what is on the ingress"):
+            return self._ingress.get().barred
 
     def kept_clsacts(self) -> tuple[str, ...]:
         """The devices whose clsact qdisc is kept for the next program on their ingress."""

@@ -137,6 +137,10 @@ class NoKernel:
         """No programs."""
         return {}
 
+    def barred(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
     def kept_clsacts(self) -> tuple[str, ...]:
         """Nothing is kept."""
         return ()

@@ -1109,6 +1109,7 @@ def test_a_device_with_a_shared_block_is_left_out_and_the_others_are_not(shared:
     """It is said to be as it should be: the controller would never be done with it."""
     ingress = shared.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
     assert shared.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert list(shared.gateway.barred()) == ["g1"]
     assert shared.passing(ONE, lambda: shared.talk("udp", HOST[4])) == 5
     only = shared.shape({}, IngressLane("all", 4, "src"), devices=("g0",))
     assert shared.gateway.ingress() == {"g0": only.digest}
@@ -1146,6 +1147,87 @@ def test_where_every_device_has_a_shared_block_the_entries_are_kept_all_the_same
     assert shared.passing(ONE, lambda: shared.talk("udp", HOST[4])) == 5
     shared.apply(WriteIngress(drop=True))
     assert shared.gateway.ingress() == {}
+
+
+LAST = {
+    "u32": ("protocol", "all", "u32", "match", "u32", "0", "0", "flowid", "1:77"),
+    "bpf": ("protocol", "all", "bpf", "bytecode", "1,6 0 0 0", "flowid", "1:77"),
+    "bpf of one protocol": ("protocol", "ip", "bpf", "bytecode", "1,6 0 0 0", "flowid", "1:77"),
+}
+"""Filters that others may have put at the last place, which is ours."""
+
+
+def show_filters(network: Network, device: str) -> str:
+    return network.gateway.run("tc", "filter", "show", "dev", device, "ingress")
+
+
+@pytest.fixture(params=LAST)
+def taken(network: Network, request: pytest.FixtureRequest) -> Iterator[Network]:
+    """With a filter of others at the last place on the ingress of g1."""
+    network.gateway.run("tc", "qdisc", "add", "dev", "g1", "clsact")
+    network.gateway.run("tc", "filter", "add", "dev", "g1", "ingress", "pref", "65535", *LAST[request.param])
+    yield network
+    network.gateway.run("tc", "qdisc", "replace", "dev", "g1", "clsact")  # a test may have taken it away
+    network.gateway.run("tc", "qdisc", "del", "dev", "g1", "clsact")
+
+
+def test_a_filter_of_others_at_the_last_place_stays_and_other_devices_are_shaped(taken: Network) -> None:
+    """Ours before it would have it see nothing of what ends here: a filter that drops would be passed by."""
+    before = show_filters(taken, "g1")
+    assert "pref 65535" in before
+    ingress = taken.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"), devices=("g1", "g0"))
+    assert show_filters(taken, "g1") == before
+    assert taken.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert taken.passing(ONE, lambda: taken.talk("udp", HOST[4])) == 5
+    barred = taken.gateway.barred()
+    assert list(barred) == ["g1"]
+    assert re.search(r"(u32|bpf), pref 65535", barred["g1"])
+    taken.apply(WriteIngress(drop=True))
+    assert show_filters(taken, "g1") == before
+    taken.apply(WriteIngress(drop=True, whole=True))
+    assert show_filters(taken, "g1") == before
+
+
+def test_a_device_gets_its_program_when_others_have_left_the_last_place(taken: Network) -> None:
+    ingress = taken.shape({"all": {FAR[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    taken.gateway.run("tc", "filter", "del", "dev", "g1", "ingress")
+    assert taken.gateway.barred() == {}
+    assert taken.gateway.ingress() == {"g0": ingress.digest}
+    taken.apply(WriteIngress(ingress))
+    assert "nl-in" in show_filters(taken, "g1")
+    assert taken.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+
+
+def test_a_filter_that_others_put_beside_ours_or_in_its_place_stays(network: Network) -> None:
+    ingress = network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+    place = ("dev", "g0", "ingress", "pref", "65535")
+    network.gateway.run("tc", "filter", "add", *place, *LAST["bpf"])
+    assert network.gateway.barred() == {}
+    ingress = network.shape({}, *everything())
+    assert network.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert "1:77" in show_filters(network, "g0")
+    network.gateway.run("tc", "filter", "replace", *place, "handle", "1", *LAST["bpf"])
+    assert network.gateway.ingress() == {"g1": ingress.digest}
+    before = show_filters(network, "g0")
+    network.apply(WriteIngress(ingress))
+    assert network.gateway.ingress() == {"g0": ingress.digest, "g1": ingress.digest}
+    assert list(network.gateway.barred()) == ["g0"]
+    network.apply(WriteIngress(drop=True))
+    assert [show_filters(network, device).count("nl-in") for device in ("g0", "g1")] == [0, 0]
+    assert before.count("1:77") == 2
+    assert show_filters(network, "g0").count("1:77") == 2
+    network.gateway.run("tc", "filter", "del", *place)
+
+
+def test_a_clsact_with_a_shared_block_on_its_egress_stays(network: Network) -> None:
+    network.gateway.run("tc", "qdisc", "add", "dev", "g1", "egress_block", "8", "clsact")
+    try:
+        network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
+        network.apply(WriteIngress(drop=True, whole=True))
+        assert "egress_block 8" in network.gateway.run("tc", "qdisc", "show", "dev", "g1")
+        assert show_filters(network, "g1") == ""
+    finally:
+        network.gateway.run("tc", "qdisc", "del", "dev", "g1", "clsact")
 
 
 @pytest.mark.parametrize("kind", ["u32", "bpf"])

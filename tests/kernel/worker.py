@@ -116,6 +116,9 @@ class RemoteKernel:
     def ingress(self) -> Mapping[str, str]:
         return self.call("ingress")
 
+    def barred(self) -> Mapping[str, str]:
+        return self.call("barred")
+
     def kept_clsacts(self) -> tuple[str, ...]:
         return self.call("kept_clsacts")
 
