@@ -1348,7 +1348,8 @@ class Controller:
         if not len(self._compiled.shaping):
             return drift
         queues = self._kernel.queues()
-        if self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {}):
+        taken = self._premises.find_foreign(queues, self._saved_roots() if queues.foreign else {})
+        if self._premises.find_barred() or taken:
             self._compiled.protect(self._premises.facts)
         return {**drift, **self._inspection.look_at_queues(self._compiled, queues, self._list_devices)}
 

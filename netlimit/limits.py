@@ -40,8 +40,9 @@ class Facts:
     other, of which `peers`, the addresses of other gateways of the same database, are believed more.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
-    qdisc of somebody else's (said as tc does), `hz` is the clock tick. `translated` are the address families in
-    which somebody may translate: where nobody does, rules do not have the kernel track connections for the sake of it.
+    qdisc of somebody else's (said as tc does), `barred` on the ingress of which no program of ours can be put, with
+    what is in the way; `hz` is the clock tick. `translated` are the address families in which somebody may translate:
+    where nobody does, rules do not have the kernel track connections for the sake of it.
     """
 
     host: str = "localhost"
@@ -54,6 +55,7 @@ class Facts:
     capabilities: Mapping[str, str | None] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     foreign: Mapping[str, str] = field(default_factory=dict)
+    barred: Mapping[str, str] = field(default_factory=dict)
     hz: int = 250
     translated: frozenset[int] = frozenset()
 

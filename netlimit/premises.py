@@ -58,6 +58,7 @@ class Premises:
         self._doubted = False
         self._translated: frozenset[int] = frozenset()
         self._foreign: Mapping[str, str] = {}
+        self._barred: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
         self._unread: str | None = None
@@ -82,6 +83,7 @@ class Premises:
             capabilities=self._capabilities,
             topology=self._topology,
             foreign=self._foreign,
+            barred=self._barred,
             hz=self._found.hz,
             translated=self._translated,
         )
@@ -170,10 +172,11 @@ class Premises:
         )
 
     def look(self, saved: Roots, translated: frozenset[int] = frozenset()) -> None:
-        """Read devices, routes, the root qdiscs of others, and where somebody may translate; somebody may soon in the
-        families of `translated`, for he did before."""
+        """Read devices, routes, the root qdiscs of others, what they have on the ingress, and where somebody may
+        translate; somebody may soon in the families of `translated`, for he did before."""
         topology, translating = self._kernel.topology(), self._kernel.translating() | translated
         self.find_foreign(self._kernel.queues(), saved)
+        self.find_barred()
         # Last: after a look that fails halfway, all has moved still.
         self._topology, self._translated, self._doubted = topology, translating, False
 
@@ -198,6 +201,12 @@ class Premises:
             if device not in saved or self._kernel.save_root(device) != saved[device]
         }
         return self._foreign != before
+
+    def find_barred(self) -> bool:
+        """Note the devices on whose ingress somebody is in the way of a program of ours; whether they are others than
+        before."""
+        before, self._barred = self._barred, self._kernel.barred()
+        return self._barred != before
 
     def find_safe(
         self,

@@ -35,6 +35,8 @@ MOST_KINDS = 500
 """Lanes on all devices together, for the same reason."""
 MOST_NESTED = 6
 """Budgets that lie in one another: HTB has eight levels, of which the device and the hosts take one each."""
+_MOST_NAMED = 4
+"""Devices that are named for one reason."""
 _ROOTS = range(1, 64)
 
 
@@ -608,13 +610,27 @@ class Shaping:
             if lane.direction is Direction.TO and lane.family in self.facts.translated:
                 yield from ((rule.id, _PASSING) for rule in traffic.rules)
 
+    def _tell_barred(self) -> Iterator[tuple[int, Note]]:
+        """Rules that miss what ends on this host and comes in by a device on whose ingress somebody is in the way."""
+        missed: dict[int, list[str]] = {}
+        for device in find_entrances(self.facts.topology) if self.facts.barred else ():
+            for rule_id in self.find_incoming((device,)) if device in self.facts.barred else ():
+                missed.setdefault(rule_id, []).append(device)
+        for rule_id, devices in missed.items():
+            yield rule_id, _say_barred(devices, self.facts.barred[devices[0]])
+
     @property
     def notes(self) -> dict[int, Note]:
         """What operators should know of rules that are held."""
         notes = dict(self._notes)
         for rule_id, text in self._tell_passing():
             notes.setdefault(rule_id, Note(text, degraded=True))
-        for rule_id, note in (*self._tell_peers(), *self._tell_bypasses(), *self._tell_outrun()):
+        for rule_id, note in (
+            *self._tell_peers(),
+            *self._tell_bypasses(),
+            *self._tell_outrun(),
+            *self._tell_barred(),
+        ):
             notes[rule_id] = note.beside(notes[rule_id]) if rule_id in notes else note
         for device in self._devices.values():
             lack = find_lack(4, self.facts)
@@ -681,6 +697,14 @@ def _say_outrun(rule: Rule, other: Rule, device: str) -> Note:
         '(`action: "drop"`).',
         degraded=True,
     )
+
+
+def _say_barred(devices: list[str], why: str) -> Note:
+    """What is in the way on the first device, and which others there are."""
+    more = len(devices) - _MOST_NAMED
+    named = ", ".join(devices[1:_MOST_NAMED]) + f" and {more} more devices" * (more > 0)
+    also = f" The same goes for {named}." if named else ""
+    return Note(f"What comes in by {devices[0]} and ends on this host is not shaped: {why}{also}", degraded=True)
 
 
 def _say_crowded(device: str) -> Note:

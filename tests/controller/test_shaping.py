@@ -630,6 +630,23 @@ def test_a_qdisc_of_somebody_else_is_left_alone_and_ours_comes_when_it_is_gone(g
     assert gateway.said(rule) is None
 
 
+def test_who_is_in_the_way_on_an_ingress_is_told_as_long_as_he_is_there(gateway: Shaper) -> None:
+    gateway.kernel.obstacles["lan"] = "a filter of somebody else (u32)."
+    sent, received = gateway.shape("10.1.0.2", direction="from"), gateway.shape("10.1.0.3")
+    gateway.tick()
+    said = (
+        State.DEGRADED,
+        "What comes in by lan and ends on this host is not shaped: a filter of somebody else (u32).",
+    )
+    assert (gateway.said(sent), gateway.said(received)) == (said, None)
+    gateway.kernel.obstacles.clear()
+    gateway.tick(2)
+    assert gateway.said(sent) is None
+    gateway.kernel.obstacles["lan"] = "a filter of somebody else (u32)."
+    gateway.tick(2)
+    assert gateway.said(sent) == said
+
+
 def test_somebody_puts_a_qdisc_in_the_place_of_ours(gateway: Shaper) -> None:
     rule, other = gateway.shape("10.1.0.2"), gateway.shape("192.0.2.7")
     gateway.tick()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import PIPE
@@ -160,6 +162,53 @@ def test_what_others_have_leave_past_queues_is_told(gateway: Gateway, lab: Lab) 
         lab.gateway.run("tc", "filter", "del", *egress)
     with looked_again(gateway):
         gateway.wait_for_state(queued, State.APPLIED)
+
+
+IN_THE_WAY = {
+    "u32, pref 65535": (
+        "qdisc add dev lan clsact",
+        "filter add dev lan ingress pref 65535 protocol all u32 match u32 0 0",
+    ),
+    "bpf, pref 65535": (
+        "qdisc add dev lan clsact",
+        "filter add dev lan ingress pref 65535 protocol all bpf bytecode 1,6\\ 0\\ 0\\ 0 flowid 1:77",
+    ),
+    "shared between devices": ("qdisc add dev lan ingress_block 7 clsact",),
+}
+"""What others put on the ingress of a device where ours should be."""
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_who_is_in_the_way_on_one_ingress_is_told_and_all_else_goes_on(gateway: Gateway, lab: Lab, name: str) -> None:
+    for words in ("qdisc replace dev lan clsact", "qdisc del dev lan clsact", *IN_THE_WAY[name]):
+        lab.gateway.run("tc", *shlex.split(words))
+    try:
+        before = lab.gateway.run("tc", "filter", "show", "dev", "lan", "ingress").stdout
+        queued, back = gateway.add(shape(CLIENT), shape(SERVER))
+        told = gateway.wait_for_state(queued, State.DEGRADED)
+        assert told.startswith("What comes in by lan and ends on this host is not shaped: ")
+        assert name in told
+        (blocked,) = gateway.add({"target": "10.1.0.9", "action": "block"})
+        for rule in (back, blocked):
+            assert gateway.state(rule) == (State.APPLIED, "")
+        assert "nl-in" in lab.gateway.run("tc", "filter", "show", "dev", "wan", "ingress").stdout
+        assert lab.gateway.run("tc", "filter", "show", "dev", "lan", "ingress").stdout == before
+        lab.gateway.run("iptables-legacy", "-w", "-t", "raw", "-F", "PREROUTING")
+        began = time.monotonic()
+        gateway.wait(lambda: "NL-" in list_raw(lab), "the chains to lead to ours again")
+        assert time.monotonic() - began < REPAIRED
+    finally:
+        lab.gateway.run("tc", "qdisc", "del", "dev", "lan", "clsact")
+    gateway.wait_for_state(queued, State.APPLIED)
+    gateway.wait(lambda: gateway.kernel.ingress().get("lan"), "the program on the device")
+
+
+REPAIRED = 15.0
+"""Seconds; what the kernel refuses is tried again after 30."""
+
+
+def list_raw(lab: Lab) -> str:
+    return lab.gateway.run("iptables-legacy", "-w", "-t", "raw", "-S", "PREROUTING").stdout
 
 
 MASQUERADE = ("POSTROUTING", "-o", "wan", "-j", "MASQUERADE")

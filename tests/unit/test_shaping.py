@@ -680,6 +680,21 @@ def test_a_qdisc_of_somebody_else_on_one_device_lifts_nothing_on_others() -> Non
     assert "What leaves by wan is not shaped. wan has a qdisc that is not ours (pfifo 1:)" in note.text
 
 
+def test_where_somebody_is_in_the_way_on_an_ingress_the_operator_hears() -> None:
+    rules = shape(1, "10.1.0.2", direction="from"), shape(2, "10.2.0.1"), shape(3, "10.1.0.3"), shape(4, "8.8.8.8")
+    made = gateway(*rules)
+    free = made.compilation.shaping.notes
+    made.compilation.protect(replace(gateway_facts, barred={"lan": "a filter (u32).", "gone": "another."}))
+    told = made.compilation.shaping.notes
+    note = Note("What comes in by lan and ends on this host is not shaped: a filter (u32).", degraded=True)
+    assert told == free | {number: note.beside(free[number]) if number in free else note for number in (1, 2)}
+    made.compilation.protect(replace(gateway_facts, barred={"wan": "a filter (u32)."}))
+    told = made.compilation.shaping.notes
+    assert [number for number in told if told[number] != free.get(number)] == [2]
+    made.compilation.protect(gateway_facts)
+    assert made.compilation.shaping.notes == free
+
+
 def test_a_device_with_the_qdisc_of_somebody_else_is_left_alone() -> None:
     made = gateway(shape(1, "10.1.0.2"), shape(2, "192.0.2.7"), facts=replace(gateway_facts, foreign={"lan": "htb 1:"}))
     assert "lan has a qdisc that is not ours (htb 1:)" in problem(made, 1)
