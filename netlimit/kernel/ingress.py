@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -48,7 +49,8 @@ _WHAT = "shape what ends on this host"
 _PROGRAM_PREFIX = "nl_"
 _FILTER = INGRESS_DEVICE
 _WITHOUT = " without "
-"""In the name of a filter, between the name proper and the devices that were left out."""
+"""In the name of a filter, between the name proper and the indices, in hexadecimal, of devices that were left out."""
+_LONGEST_NAME = 255
 _UNASKED = 28268
 """The chain, which nobody asks, of the filter that says that an empty clsact is one of ours."""
 _PRIORITY = 0xFFFF
@@ -99,7 +101,7 @@ class _Filter(NamedTuple):
     handle: int
     program: int
     target: int
-    left_out: tuple[str, ...]
+    left_out: tuple[int, ...]
 
 
 class _Maps(NamedTuple):
@@ -115,16 +117,16 @@ def read_ingress() -> Hooks:
     controller, which compares this with what it wants, would else never be done."""
     names, target = read_names(), _find_target()
     qdiscs = _read_clsacts()
-    barred = {names[index]: why for index, why in _find_barred(qdiscs, names).items()}
+    barred = _find_barred(qdiscs, names)
     found: dict[str, str] = {}
     for each in _find_filters(qdiscs):
         works = target is not None and target.up and (each.target, each.place) == (target.index, _INFO)
         digest = _read_digest(each.program) if works else ""
-        found |= dict.fromkeys((name for name in each.left_out if name in barred), digest)
+        found |= dict.fromkeys((names[index] for index in each.left_out if index in barred), digest)
         name = names.get(each.device, INGRESS_DEVICE)  # one that has just gone is no more to be told
         if name != INGRESS_DEVICE:
             found[name] = digest
-    return Hooks(found, barred)
+    return Hooks(found, {names[index]: why for index, why in barred.items()})
 
 
 def find_ahead() -> dict[str, str]:
@@ -331,7 +333,7 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
     left_out = _leave_out(indices)
     if found and not indices:
         indices = {INGRESS_DEVICE: target}  # no packet comes in there: the program does nothing but hold the maps
-    name = _FILTER + (_WITHOUT + " ".join(left_out) if left_out else "")
+    name = _name_filter(left_out)
     own = {each.device: each.handle for each in filters if each.place == _INFO}
     program = _load(ingress, target, maps)
     refused: list[OSError] = []
@@ -349,14 +351,27 @@ def _attach(ingress: Ingress, filters: list[_Filter], maps: _Maps) -> None:
         raise refused[0]
 
 
-def _leave_out(indices: dict[str, int]) -> list[str]:
+def _leave_out(indices: dict[str, int]) -> list[int]:
     """Take away devices on which no filter of ours can be put; tell an operator."""
     barred = _find_barred(_read_clsacts(), read_names())
-    left_out = [device for device, index in indices.items() if index in barred]
+    left_out = {device: index for device, index in indices.items() if index in barred}
     for device in left_out:
         why = barred[indices.pop(device)]
         log.warning("What comes in by %s and ends on this host is not shaped: %s", device, why)
-    return left_out
+    return [*left_out.values()]
+
+
+def _name_filter(left_out: Iterable[int]) -> str:
+    """The name of a filter. Devices for which it has no room are found missing again and again, but nothing is refused
+    for them."""
+    text = " ".join(f"{index:x}" for index in left_out)
+    name = _FILTER + _WITHOUT * bool(text) + text
+    return name if len(name) <= _LONGEST_NAME else name[: name.rindex(" ", 0, _LONGEST_NAME + 1)]
+
+
+def _read_left_out(text: str) -> tuple[int, ...]:
+    """The devices in the name of a filter; an older program of ours has their names there."""
+    return tuple(int(each, 16) for each in text.split() if re.fullmatch("[0-9a-f]+", each))
 
 
 def _load(ingress: Ingress, target: int, maps: _Maps) -> int:
@@ -453,7 +468,8 @@ def _find_filters(qdiscs: Iterable[TcMessage] | None = None) -> Iterator[_Filter
                 name, _, left_out = _read_text(options.get(_BPF_NAME, b"")).partition(_WITHOUT)
                 if name == _FILTER:
                     program, target = struct.unpack("=I", options[_BPF_ID])[0], _read_target(options[_BPF_ACTION])
-                    yield _Filter(qdisc.device, kind, each.info, each.handle, program, target, tuple(left_out.split()))
+                    place, without = (each.info, each.handle), _read_left_out(left_out)
+                    yield _Filter(qdisc.device, kind, *place, program, target, without)
 
 
 def _find_barred(qdiscs: Iterable[TcMessage], names: Mapping[int, str]) -> dict[int, str]:

@@ -1115,6 +1115,22 @@ def test_a_device_with_a_shared_block_is_left_out_and_the_others_are_not(shared:
     assert shared.gateway.ingress() == {"g0": only.digest}
 
 
+def test_many_devices_may_be_left_out(shared: Network) -> None:
+    """Of 15 letters each, their names have no room in the name of a filter."""
+    devices = [f"device-many-{number:03}" for number in range(40)]
+    for device in devices:
+        shared.gateway.run("ip", "link", "add", device, "type", "bridge")
+    try:
+        for device in devices:
+            shared.gateway.run("tc", "qdisc", "add", "dev", device, "ingress_block", "7", "clsact")
+        ingress = shared.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"), devices=("g0", *devices))
+        assert shared.gateway.ingress() == dict.fromkeys(("g0", *devices), ingress.digest)
+        assert shared.passing(ONE, lambda: shared.talk("udp", HOST[4])) == 5
+    finally:
+        for device in devices:
+            shared.gateway.run("ip", "link", "del", device)
+
+
 def test_an_operator_is_told_which_device_is_left_out_and_what_to_do(shared: Network) -> None:
     script = (
         "from netlimit.ingress import Ingress; from netlimit.plan import WriteIngress\n"
