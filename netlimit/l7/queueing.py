@@ -226,7 +226,7 @@ class Queues:
             self._limiter.usage.find_counts(line.rule, line.limit, line.limit is line.rule.concurrency).queued += hits
         try:
             with self._take_room(client, descriptors):
-                verdict = await patience(self._wait(waiter))
+                verdict = await self._sit_through(waiter, patience)
         finally:
             self._leave(waiter)
         return await self._delay(verdict, patience, client, descriptors) if verdict.delay else verdict
@@ -239,6 +239,21 @@ class Queues:
             if line is not None and line.limit.algorithm is Algorithm.CONCURRENCY:
                 line.opens = _now()
                 line.waiters[0].stirred.set()
+
+    async def _sit_through(self, waiter: _Waiter, patience: Patience) -> Verdict:
+        """Wait as whoever asks does. Where he gives up just as he has been admitted, nobody takes what he got."""
+        decided: list[Verdict] = []
+
+        async def wait() -> Verdict:
+            decided.append(await self._wait(waiter))
+            return decided[0]
+
+        try:
+            return await patience(wait())
+        except BaseException:
+            for verdict in decided:
+                await self.release(verdict)
+            raise
 
     async def _wait(self, waiter: _Waiter) -> Verdict:
         while True:

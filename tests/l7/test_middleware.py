@@ -549,6 +549,33 @@ class TestQueues:
 
         run(main())
 
+    @pytest.mark.parametrize("rounds", range(6))
+    def test_one_that_is_given_up_just_as_its_turn_comes_holds_no_place(self, rounds: int) -> None:
+        """An outer time-out, so many rounds of the loop after the place has become free."""
+
+        async def main() -> None:
+            free = asyncio.Event()
+
+            async def first_waits(scope: Any, receive: Any, send: Any) -> None:
+                if scope["path"] == "/first":
+                    await free.wait()
+                await hello(scope, receive, send)
+
+            app = limited(in_flight(seconds=600, on_limit=OnLimit.QUEUE, max_wait=5), first_waits)
+            first, second, third = begin(app, "/first"), begin(app), begin(app)
+            await asyncio.sleep(0.1)
+            free.set()
+            await first.end()
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            second.task.cancel()
+            await asyncio.gather(second.task, return_exceptions=True)
+            assert (await third.end()).status == 200
+            assert now() < 0.5
+            assert (await ask(app)).status == 200
+
+        run(main())
+
     def test_a_websocket_waits_too(self) -> None:
         async def main() -> None:
             async def accept(scope: Any, receive: Any, send: Any) -> None:
