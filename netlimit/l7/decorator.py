@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar, cast
@@ -166,13 +167,35 @@ class _Calls:
     def begin_now(self, key: str) -> Callable[[], None]:
         """The same for a thread; what is returned ends the call. Raises RateLimited."""
         if not self._is_simple:
-            held = _run_elsewhere(self.begin(key))
-            return _nothing if held is None else lambda: _run_elsewhere(self.end(held))
+            return self._begin_elsewhere(key)
         with self._lock:
             verdict = _run_now(self._limiter.decide(self._domain, _describe(key), self._hits))
         if not verdict.allowed:
             raise RateLimited(verdict)
         return _nothing
+
+    def _begin_elsewhere(self, key: str) -> Callable[[], None]:
+        held: list[Holding] = []
+
+        async def begin() -> None:
+            begun = await self.begin(key)
+            if begun is not None:
+                held.append(begun)
+
+        async def end() -> None:
+            for each in held:
+                await self.end(each)
+
+        beginning = _start_elsewhere(begin())
+        try:
+            beginning.result()
+        except RateLimited:
+            raise
+        except BaseException:  # of a signal's handler: there is no call any more
+            beginning.cancel()
+            _start_elsewhere(end())  # runs after that: gives back what it had got already
+            raise
+        return (lambda: _start_elsewhere(end()).result()) if held else _nothing
 
 
 def _describe(key: str) -> list[Descriptor]:
@@ -204,8 +227,8 @@ def _open_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _run_elsewhere(coroutine: Coroutine[Any, Any, _R]) -> _R:
-    """The result of a coroutine that runs in a loop of its own, one for all threads, which begins with the first."""
+def _start_elsewhere(coroutine: Coroutine[Any, Any, _R]) -> Future[_R]:
+    """Run a coroutine in a loop of its own, one for all threads, which begins with the first."""
     with _opening:
         loop = _open_loop()
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, loop)

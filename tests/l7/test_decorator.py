@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from math import inf
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +27,27 @@ from tests.l7.redis.driving import PATIENT
 from tests.l7.redis.servers import Server
 
 SLOW = Limit(1, 1, Algorithm.GCRA)
+
+
+class Hurry(Exception):
+    """As of a time-out for a task."""
+
+
+@contextmanager
+def interrupted_in(seconds: float) -> Iterator[None]:
+    """A signal comes, whose handler raises Hurry."""
+
+    def raise_hurry(*_: Any) -> None:
+        raise Hurry
+
+    before = signal.signal(signal.SIGUSR1, raise_hurry)
+    alarm = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+        signal.signal(signal.SIGUSR1, before)
 
 
 class TestCoroutines:
@@ -152,6 +177,21 @@ class TestThreads:
         end.set()
         thread.join()
         call(begun, end)
+
+    def test_a_call_that_a_signal_ends_while_it_waits_takes_no_place(self) -> None:
+        @rate_limit(Rule("calls", "interrupted", None, Limit(1, 1, Algorithm.CONCURRENCY)), wait=5)
+        def call(end: threading.Event) -> None:
+            end.wait(60)
+
+        end = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(call, end)
+            with interrupted_in(0.3), pytest.raises(Hurry):
+                call(end)
+            end.set()
+            first.result()
+        time.sleep(1.5)  # longer than the lease of one that had begun
+        call(end)
 
     def test_what_is_too_heavy_never_passes(self) -> None:
         @rate_limit("1/day", hits=2)
