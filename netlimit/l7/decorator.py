@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from netlimit.errors import LimitError, NetlimitError
 from netlimit.l7.counters import open_counters
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.headers import make_headers
 from netlimit.l7.holding import Holding
 from netlimit.l7.limit import Algorithm, Limit, parse_limit, read_weight
@@ -144,17 +145,18 @@ class _Calls:
         self._rules = lambda: rules
         self._limiter = Limiter(self._rules, store)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, Queues] = WeakKeyDictionary()
-        self._lock = Lock()
         delays = rule.limit is not None and rule.limit.algorithm is Algorithm.LEAKY_BUCKET
         self._is_simple = isinstance(store, MemoryStore) and not (delays or rule.concurrency or wait is not None)
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Make the lock anew (see `netlimit.l7.forks`)."""
+        self._lock = Lock()
 
     async def begin(self, key: str) -> Holding | None:
         """Let a call begin when it may. Raises RateLimited."""
-        loop = asyncio.get_running_loop()
-        queues = self._queues.get(loop)
-        if queues is None:
-            queues = self._queues[loop] = Queues(self._limiter, self._rules)
-        verdict = await queues.decide(self._domain, _describe(key), self._hits)
+        verdict = await self._find_queues().decide(self._domain, _describe(key), self._hits)
         if not verdict.allowed:
             raise RateLimited(verdict)
         return Holding(self._limiter, verdict) if verdict.leases else None
@@ -162,7 +164,14 @@ class _Calls:
     async def end(self, held: Holding) -> None:
         """A call that holds something has ended."""
         held.end()
-        await self._queues[asyncio.get_running_loop()].release(held.verdict)
+        await self._find_queues().release(held.verdict)
+
+    def _find_queues(self) -> Queues:
+        loop = asyncio.get_running_loop()
+        queues = self._queues.get(loop)
+        if queues is None:
+            queues = self._queues[loop] = Queues(self._limiter, self._rules)
+        return queues
 
     def begin_now(self, key: str) -> Callable[[], None]:
         """The same for a thread; what is returned ends the call. Raises RateLimited."""
@@ -186,16 +195,16 @@ class _Calls:
             for each in held:
                 await self.end(each)
 
-        beginning = _start_elsewhere(begin())
+        beginning = _elsewhere.start(begin())
         try:
             beginning.result()
         except RateLimited:
             raise
         except BaseException:  # of a signal's handler: there is no call any more
             beginning.cancel()
-            _start_elsewhere(end())  # runs after that: gives back what it had got already
+            _elsewhere.start(end())  # runs after that: gives back what it had got already
             raise
-        return (lambda: _start_elsewhere(end()).result()) if held else _nothing
+        return (lambda: _elsewhere.start(end()).result()) if held else _nothing
 
 
 def _describe(key: str) -> list[Descriptor]:
@@ -217,18 +226,29 @@ def _run_now(deciding: Coroutine[Any, Any, Verdict]) -> Verdict:
     raise AssertionError("A decision in memory has waited.")
 
 
-_opening = Lock()
+class _Elsewhere:
+    """An event loop in a thread of its own, one for all threads, which begins with the first call."""
+
+    def __init__(self) -> None:
+        self._parents: list[asyncio.AbstractEventLoop] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Begin anew (see `netlimit.l7.forks`): the thread is the parent's."""
+        self._lock = Lock()
+        if self._loop is not None:  # is kept: to close it would change what the parent's listens to
+            self._parents.append(self._loop)
+        self._loop = None
+
+    def start(self, coroutine: Coroutine[Any, Any, _R]) -> Future[_R]:
+        """Run a coroutine there."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._loop.run_forever, name="rate limits", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-@functools.cache
-def _open_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="rate limits", daemon=True).start()
-    return loop
-
-
-def _start_elsewhere(coroutine: Coroutine[Any, Any, _R]) -> Future[_R]:
-    """Run a coroutine in a loop of its own, one for all threads, which begins with the first."""
-    with _opening:
-        loop = _open_loop()
-    return asyncio.run_coroutine_threadsafe(coroutine, loop)
+_elsewhere = _Elsewhere()

@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.identity import find_block
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Rule
@@ -61,8 +62,13 @@ class Gate:
     def __init__(self, rules: Callable[[], AddressRules], store: Store) -> None:
         self._rules = rules
         self._store = store
-        self._process = secrets.token_hex(8)
         self._leases = count()
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Name leases anew (see `netlimit.l7.forks`)."""
+        self._process = secrets.token_hex(8)
 
     def find_flight(self, name: str) -> Rule | None:
         """The rule of this name that limits requests in flight."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from netlimit.errors import CountersUnavailable
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Algorithm
 from netlimit.l7.store import Ask, Store
 
@@ -25,6 +26,11 @@ class Leftovers:
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Begin anew (see `netlimit.l7.forks`): the parent ends its own."""
         self._held: dict[str, tuple[Ask, float]] = {}
         """By lease: what was asked, and when it ends by itself."""
         self._ending: asyncio.Task[None] | None = None

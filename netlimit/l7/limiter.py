@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision, Unanswered, new
 from netlimit.l7.failover import Failover
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.memory.store import MemoryStore
@@ -101,6 +102,11 @@ class Limiter:
         self.usage = usage or Usage()
         self._counted: RuleSet | None = None
         self._leases = count()
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Name leases anew (see `netlimit.l7.forks`)."""
         self._process = secrets.token_hex(8)
 
     def decide(

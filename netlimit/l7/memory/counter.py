@@ -10,6 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Limit
 from netlimit.l7.memory.budget import KEY_BYTES, Budget
 
@@ -49,6 +50,11 @@ class Counter(ABC):
         self._keys = keys
         self._room = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Make the lock anew (see `netlimit.l7.forks`)."""
         self._lock = Lock()
         # For `hit`: a `with` takes twice as long, since it looks these up each time.
         self._acquire, self._release = self._lock.acquire, self._lock.release

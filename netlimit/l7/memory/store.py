@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from netlimit.l7.decision import Decision
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.bucket import Bucket, IntervalBucket
 from netlimit.l7.memory.budget import Budget
@@ -46,8 +47,13 @@ class MemoryStore:
         self._clock = clock or steady_clock()
         self._keys = keys
         self._counters: dict[tuple[str, str, bool], Counter] = {}
-        self._lock = Lock()
         self._room = FEW
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Make the lock anew (see `netlimit.l7.forks`)."""
+        self._lock = Lock()
 
     def decide_now(self, asks: Sequence[Ask]) -> list[Decision]:
         """Count and answer, in order."""

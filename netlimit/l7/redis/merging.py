@@ -11,6 +11,7 @@ from threading import Lock
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Decision
+from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.memory.store import MemoryStore
@@ -60,11 +61,16 @@ class MergingStore:
         self._find_clock = find_clock
         self._clock = find_clock()
         self._local = MemoryStore(self._clock)
+        self._failure = ""
+        """Why nothing could be merged the last time."""
+        self.start_anew()
+        renew_after_fork(self)
+
+    def start_anew(self) -> None:
+        """Begin anew (see `netlimit.l7.forks`): the parent merges what it has counted."""
         self._spent: dict[tuple[int, int, str], _Spent] = {}
         self._lock = Lock()
         self._merging: asyncio.Task[None] | None = None
-        self._failure = ""
-        """Why nothing could be merged the last time."""
 
     @property
     def state(self) -> State:
