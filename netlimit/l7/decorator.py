@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -57,7 +57,8 @@ def rate_limit(
     hits: int = 1,
     counters: str | Store = "memory://",
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Limit the calls of a function or coroutine function; one that is over the limit raises RateLimited.
+    """Limit the calls of a function or coroutine function; one that is over the limit raises RateLimited. The call of a
+    generator function, asynchronous or not, lasts as long as the generator runs: from its first item to its end.
 
     `limit` is "10/minute", a Limit or a whole Rule (with requests in flight, say). All calls share it, or those for
     which `key` returns the same; it is called with those arguments of the call that it names. With `wait` a call waits
@@ -73,8 +74,9 @@ def rate_limit(
         rule = _make_rule(limit, f"{function.__module__}.{function.__qualname__}", wait)
         calls = _Calls(rule, store, hits, wait)
         find_key = _read_arguments(function, key) if key is not None else _no_key
-        if inspect.iscoroutinefunction(function):
-            return cast("Callable[_P, _R]", _wrap_coroutine(function, calls, find_key))
+        for fits, wrap in _WRAPS:
+            if fits(function):
+                return cast("Callable[_P, _R]", wrap(function, calls, find_key))
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -103,6 +105,48 @@ def _wrap_coroutine(function: Callable[..., Any], calls: _Calls, find_key: _Find
                 await calls.end(held)
 
     return call
+
+
+def _wrap_generator(function: Callable[..., Any], calls: _Calls, find_key: _FindKey) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        end = calls.begin_now(find_key(args, kwargs))
+        try:
+            return (yield from function(*args, **kwargs))
+        finally:
+            end()
+
+    return call
+
+
+def _wrap_async_generator(function: Callable[..., Any], calls: _Calls, find_key: _FindKey) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        held = await calls.begin(find_key(args, kwargs))
+        try:
+            items = function(*args, **kwargs)
+            item = await anext(items)
+            while True:
+                try:
+                    sent = yield item
+                except BaseException as error:
+                    item = await items.athrow(error)
+                else:
+                    item = await items.asend(sent)
+        except StopAsyncIteration:
+            pass
+        finally:
+            if held is not None:
+                await calls.end(held)
+
+    return call
+
+
+_WRAPS = (
+    (inspect.iscoroutinefunction, _wrap_coroutine),
+    (inspect.isgeneratorfunction, _wrap_generator),
+    (inspect.isasyncgenfunction, _wrap_async_generator),
+)
 
 
 def _make_rule(limit: str | Limit | Rule, name: str, wait: float | None) -> Rule:
@@ -204,7 +248,7 @@ class _Calls:
             beginning.cancel()
             _elsewhere.start(end())  # runs after that: gives back what it had got already
             raise
-        return (lambda: _elsewhere.start(end()).result()) if held else _nothing
+        return (lambda: _elsewhere.finish(end())) if held else _nothing
 
 
 def _describe(key: str) -> list[Descriptor]:
@@ -232,6 +276,7 @@ class _Elsewhere:
     def __init__(self) -> None:
         self._parents: list[asyncio.AbstractEventLoop] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
         self.start_anew()
         renew_after_fork(self)
 
@@ -247,8 +292,15 @@ class _Elsewhere:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                Thread(target=self._loop.run_forever, name="rate limits", daemon=True).start()
+                self._thread = Thread(target=self._loop.run_forever, name="rate limits", daemon=True)
+                self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine there to its end. In that thread, where a generator may be collected, it is not awaited."""
+        finishing = self.start(coroutine)
+        if current_thread() is not self._thread:
+            finishing.result()
 
 
 _elsewhere = _Elsewhere()

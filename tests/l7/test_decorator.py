@@ -6,9 +6,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from typing import Any
 
@@ -200,6 +200,92 @@ class TestThreads:
         with pytest.raises(RateLimited) as info:
             call()
         assert info.value.retry_after == inf
+
+
+class TestGenerators:
+    """They are calls as long as they run: from the first item to the end."""
+
+    RULE = Rule("calls", "items", None, Limit(1, 60, Algorithm.CONCURRENCY))
+
+    def test_one_holds_its_place_until_it_has_ended(self) -> None:
+        @rate_limit(self.RULE)
+        def count(most: int) -> Generator[int, str, str]:
+            for number in range(most):
+                assert (yield number) in (None, "on")
+            return "done"
+
+        first = count(2)
+        assert (next(first), first.send("on")) == (0, 1)
+        with pytest.raises(RateLimited):
+            next(count(2))
+        with pytest.raises(StopIteration, match="done"):
+            next(first)
+        assert list(count(3)) == [0, 1, 2]
+        given_up = count(2)
+        next(given_up)
+        del given_up
+        assert list(count(1)) == [0]
+
+    def test_an_asynchronous_one_too(self) -> None:
+        @rate_limit(self.RULE)
+        async def count(most: int) -> AsyncGenerator[int, str]:
+            for number in range(most):
+                assert (yield number) in (None, "on")
+
+        async def main() -> None:
+            first = count(2)
+            assert (await anext(first), await first.asend("on")) == (0, 1)
+            with pytest.raises(RateLimited):
+                await anext(count(2))
+            with pytest.raises(StopAsyncIteration):
+                await anext(first)
+            assert [number async for number in count(3)] == [0, 1, 2]
+            given_up = count(2)
+            await anext(given_up)
+            await given_up.aclose()
+            assert [number async for number in count(1)] == [0]
+
+        asyncio.run(main())
+
+    def test_what_is_thrown_into_one_arrives(self) -> None:
+        @contextmanager
+        @rate_limit(self.RULE)
+        def hold() -> Iterator[None]:
+            with pytest.raises(Hurry):
+                yield
+
+        @asynccontextmanager
+        @rate_limit(self.RULE)
+        async def hold_too() -> AsyncIterator[None]:
+            with pytest.raises(Hurry):
+                yield
+
+        @asynccontextmanager
+        @rate_limit(self.RULE)
+        async def fail() -> AsyncIterator[None]:
+            yield
+
+        async def main() -> None:
+            for _ in range(2):
+                async with hold_too():
+                    raise Hurry
+                with pytest.raises(Hurry):
+                    async with fail():
+                        raise Hurry
+
+        for _ in range(2):
+            with hold():
+                raise Hurry
+        asyncio.run(main())
+
+    def test_a_rate_counts_them(self) -> None:
+        @rate_limit("1/day")
+        def count() -> Iterator[int]:
+            yield 1
+
+        assert list(count()) == [1]
+        with pytest.raises(RateLimited):
+            list(count())
 
 
 def test_a_weight_that_is_none_is_an_error() -> None:
