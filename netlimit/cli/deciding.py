@@ -41,20 +41,20 @@ log = logging.getLogger(__name__)
 def decide(settings: Settings, store: Store, listening: socket.socket, grpc_place: str) -> None:
     """Decide by the rules of files and of the database, both of which are followed; for gRPC at "address:port"."""
     counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
-    sources = Sources(settings.limits, store)
-    alone = _is_alone(settings)
+    is_absent = _Absence(settings)
+    sources = Sources(settings.limits, store, is_absent=is_absent)
     with _naming_user():
-        sources.start(alone)
+        sources.start()
     for sentence in _tell_unheard(sources, settings):
         log.warning("%s", sentence)
-    assignments = Assignments(store, settings.host, settings.failure_seconds)
-    if not alone:
+    assignments = Assignments(store, settings.host, settings.failure_seconds, is_absent=is_absent)
+    if not is_absent():
         with _naming_user():
             assignments.load()
     token = settings.limiter_token.get_secret_value() if settings.limiter_token else ""
     refusals, askers = Refusals(), Askers(token)
     blocks = Blocks(store, settings.host, settings.trusted_proxies, askers=askers, contacts=Contacts())
-    escalator = Escalator(refusals, blocks)
+    escalator = Escalator(refusals, blocks, is_absent)
     gate = Gate(lambda: assignments.rules, counters)
     limiter = Limiter(lambda: sources.rules, counters, gate=gate, refusals=refusals)
     eviction = watch_eviction(settings.counters_url)
@@ -92,6 +92,18 @@ def _tell_unheard(sources: Sources, settings: Settings) -> list[str]:
         f"The limit {names[0]}{more} has `escalate`, and blocks nobody: set NETLIMIT_LIMITER_TOKEN, and have those who "
         f"ask show it in X-Netlimit-Token."
     ]
+
+
+class _Absence:
+    """Whether files count alone still: there has been no database since the start, and none is expected."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lasts = True
+
+    def __call__(self) -> bool:
+        self._lasts = self._lasts and _is_alone(self._settings)
+        return self._lasts
 
 
 def _is_alone(settings: Settings) -> bool:

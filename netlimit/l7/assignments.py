@@ -40,7 +40,7 @@ class Assignments:
 
     Without the database it goes on with what it knows; after `failure_seconds` rules with `on_failure: open` are let
     go. What was counted meanwhile is written once it is back. Another database in its place is as good as none, until
-    the gateway's controller goes by it.
+    the gateway's controller goes by it. Where `is_absent` says that there is none, and none is expected, none is missed.
     """
 
     def __init__(
@@ -49,12 +49,14 @@ class Assignments:
         host: str,
         failure_seconds: float = 60.0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        is_absent: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rules = AddressRules()
         self._store = store
         self._host = host
         self._failure_seconds = failure_seconds
         self._now = now
+        self._is_absent = is_absent
         self._process = f"{name_of(socket.gethostname())}/{os.getpid()}"
         self._since = now()
         self._assigned = Assigned()
@@ -88,7 +90,8 @@ class Assignments:
             self.write_counts()
             self._store.limiter_ended(self._host, self._process)
         except StoreError as error:
-            log.error("%s What was counted last is lost.", error)
+            if not self._is_absent():
+                log.error("%s What was counted last is lost.", error)
 
     def refresh(self) -> None:
         """Take in what has changed, and say so. Raises StoreError."""
@@ -154,7 +157,7 @@ class Assignments:
 
     def _go_on_without(self, error: StoreError) -> None:
         self._stop_watching()
-        if self._lost is None:
+        if self._lost is None and not self._is_absent():
             log.error("%s Going on with the rules that are known.", error)
             self._lost = time.monotonic()
         self._said = None

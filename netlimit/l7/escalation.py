@@ -216,9 +216,11 @@ class Askers:
 class Escalator:
     """Blocks whom limits keep refusing, in a thread of its own."""
 
-    def __init__(self, refusals: Refusals, blocks: Blocks) -> None:
+    def __init__(self, refusals: Refusals, blocks: Blocks, is_absent: Callable[[], bool] = lambda: False) -> None:
+        """`is_absent` says whether there is no database, and none is expected."""
         self._refusals = refusals
         self._blocks = blocks
+        self._is_absent = is_absent
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="escalation", daemon=True)
 
@@ -261,7 +263,8 @@ class Escalator:
         try:
             self._blocks.clear()
         except NetlimitError as error:
-            log.error("Blocks that are over stay for now: %s", error)
+            if not self._is_absent():
+                log.error("Blocks that are over stay for now: %s", error)
 
 
 def describe(client: str, rule: Rule) -> str:

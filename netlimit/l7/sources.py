@@ -60,10 +60,11 @@ class Rows:
     """The documents of a database, by domain: `good` are the last that could be read, `troubles` what is wrong.
     Those of another database are read by who begins anew only: it may be in the place of the first by mistake."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, is_absent: Callable[[], bool]) -> None:
         self.good: dict[str, Document] = {}
         self.troubles: dict[str, str] = {}
         self._database = database
+        self._is_absent = is_absent
         self._identity: object = None
         self._origin: Origin | None = None
         self._read: dict[str, bytes] = {}
@@ -80,7 +81,8 @@ class Rows:
                 self._identity = identity  # asked first: what has changed since is read the next time
             self.troubles.pop("", None)
         except StoreError as error:
-            self.troubles[""] = str(error)
+            if not self._is_absent():
+                self.troubles[""] = str(error)
 
     def _find_origin(self) -> Origin:
         """Which database it is. Raises StoreError where it is another than the one whose documents are in force."""
@@ -135,24 +137,28 @@ class Sources:
     """
 
     def __init__(
-        self, path: Path | None = None, database: Database | None = None, clock: Callable[[], float] = monotonic
+        self,
+        path: Path | None = None,
+        database: Database | None = None,
+        clock: Callable[[], float] = monotonic,
+        is_absent: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_absent` says whether there is no database, and none is expected: files count alone for now."""
         self.rules = RuleSet({})
         """The rules of the moment. Another RuleSet takes its place when they change."""
         self.troubles: tuple[str, ...] = ()
         """What is wrong, as sentences; nothing while all is well."""
         self._files = Files(path, clock) if path is not None else None
-        self._rows = Rows(database) if database is not None else None
+        self._rows = Rows(database, is_absent) if database is not None else None
         self._used: dict[str, Document] = {}
         self._twice: list[str] = []
 
-    def start(self, alone: bool = False) -> None:
+    def start(self) -> None:
         """Read everything for the first time. Raises LimitError where something that is to be in force cannot be: who
-        began without it would let pass what it limits. With `alone` files count alone for now, and the database may be
-        missing."""
+        began without it would let pass what it limits."""
         self.refresh()
         lacking = [*self._twice]
-        if self._rows is not None and not alone:
+        if self._rows is not None:
             troubles = self._rows.troubles.items()
             lacking += [trouble for domain, trouble in troubles if domain not in self._used]
         if self._files is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,36 @@ def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> No
         assert owner != 0
     assert running.server.end() == 0
     assert "Traceback" not in running.server.said()
+
+
+USUAL_DATABASE = Path("/var/lib/netlimit/netlimit.db")
+
+
+@pytest.mark.skipif(USUAL_DATABASE.exists(), reason="there is a database at the usual place")
+def test_files_alone_are_no_trouble(netlimit: Netlimit, places: dict[str, str], directory: Path) -> None:
+    rules = directory / "web.yaml"
+    rules.write_text(RULES % 2)
+    rules.chmod(0o644)
+    environment = {**netlimit.environment, **places, "NETLIMIT_LIMITS": str(rules)}
+    del environment["NETLIMIT_DATABASE_URL"]
+    server = Netlimit(environment, cold=True).start("limiter", *USER)
+    with httpx.Client(base_url=f"http://{places['NETLIMIT_LIMITER_LISTEN']}", trust_env=False, timeout=120) as client:
+
+        def answers() -> bool:
+            try:
+                return client.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(lambda: server.ended or answers(), server.said)
+        time.sleep(1.5)  # it looks for other limits each second
+        health = client.get("/healthz").json()
+    assert (health["status"], health.get("troubles", [])) == ("ok", [])
+    assert server.end() == 0
+    said = server.said()
+    assert "ERROR" not in said
+    assert "WARNING" not in said
+    assert "database" not in said.replace("There is no database at the usual place", "")
 
 
 def test_the_settings_know_all_header_fields() -> None:

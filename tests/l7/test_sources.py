@@ -521,7 +521,7 @@ def test_who_starts_without_what_is_to_be_in_force_is_told_all_of_it(folder: Pat
         assert part in str(told.value)
     (folder / "b.yaml").unlink()
     (folder / "c.yaml").unlink()
-    Sources(folder, table, clock).start(alone=True)
+    Sources(folder, table, clock, is_absent=lambda: True).start()
     table.away = False
     table.put("auth", "domain: auth\nfuture: 5\n")
     Sources(folder, table, clock).start()  # the file counts
