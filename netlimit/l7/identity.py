@@ -61,14 +61,15 @@ def read_address(text: str) -> str | None:
     return str(mapped or address)
 
 
-_TRANSLATED = IPv6Network("64:ff9b::/96")
+_TRANSLATED = [IPv6Network(prefix) for prefix in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")]
+"""What translators give to hosts of IPv4: RFC 6052, RFC 8215 (for local use), RFC 7915."""
 
 
 @lru_cache(_MOST_SEEN)
 def find_block(address: str, prefix: int = BLOCK) -> str:
     """Whom to count an address to: itself, or the block of an IPv6 one, in which a client may choose freely. What a
-    translator gives to a host of IPv4 (RFC 6052) none can choose, and its neighbours are others' hosts."""
-    if ":" not in address or prefix == 128 or IPv6Address(address) in _TRANSLATED:
+    translator gives to a host of IPv4 none can choose, and its neighbours are others' hosts."""
+    if ":" not in address or prefix == 128 or any(IPv6Address(address) in each for each in _TRANSLATED):
         return address
     return str(ip_network(f"{address}/{prefix}", strict=False))
 

@@ -90,8 +90,13 @@ class TestClientAddress:
     def test_a_host_behind_a_translator_is_itself(self, host: str) -> None:
         """All of IPv4 is in that /64: others are not blocked for it."""
         assert ClientAddress()(make_scope(host)) == find_culprit(host) == "64:ff9b::c633:6409"
-        assert find_culprit("64:ff9b:1::1") == "64:ff9b:1::/64"
+        assert find_culprit("64:ff9b:2::1") == "64:ff9b:2::/64"
         assert find_culprit("64:ff9b::1:0:0:1") == "64:ff9b::/64"
+
+    @pytest.mark.parametrize("host", ["64:ff9b:1::c633:6409", "64:ff9b:1:fffe::c633:6409", "::ffff:0:c633:6409"])
+    def test_behind_a_translator_with_another_prefix_too(self, host: str) -> None:
+        """RFC 8215 (for local use) and RFC 7915 (addresses that are translated without a state)."""
+        assert ClientAddress()(make_scope(host)) == find_culprit(host) == host
 
     def test_a_proxy_is_trusted_by_its_address_not_by_its_block(self) -> None:
         find = ClientAddress(["2001:db8::1"])
