@@ -40,7 +40,7 @@ class Assignments:
 
     Without the database it goes on with what it knows; after `failure_seconds` rules with `on_failure: open` are let
     go. What was counted meanwhile is written once it is back. Another database in its place is as good as none, until
-    the gateway's controller goes by it. Where `is_absent` says that there is none, and none is expected, none is missed.
+    the gateway's controller goes by it. Where `is_absent` says that there is none and none is expected, none is missed.
     """
 
     def __init__(
