@@ -116,9 +116,9 @@ def test_a_root_qdisc_of_somebody_else_is_told_of(limited: Gateway, lab: Lab) ->
     """It is not ours to remove: no limit is lifted in silence, and once it is gone ours is back."""
     (rule,) = (kept.rule for kept in limited.store.select(limit=10)[0] if str(kept.rule.target).startswith(SHAPED))
     lab.gateway.run("tc", "qdisc", "replace", "dev", "wan", "root", "handle", "1:", "pfifo", "limit", "77")
-    assert "wan has a qdisc that is not ours (pfifo 1:)" in limited.wait_for_state(rule, State.ERROR)
+    assert "wan has a qdisc that is not ours (pfifo 1:)" in limited.wait_for_state(rule, State.DEGRADED)
     lab.gateway.run("tc", "qdisc", "del", "dev", "wan", "root")
-    limited.wait(lambda: limited.state(rule)[0] is not State.ERROR, "the rule to hold again")
+    limited.wait(lambda: limited.state(rule)[0] is State.APPLIED, "the rule to hold again")
     limited.wait(lambda: not limited.drift(), "the tree to be back")
     assert passing(lab) < MOST
 
