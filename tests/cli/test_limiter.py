@@ -134,17 +134,17 @@ def test_it_decides_follows_its_rules_and_ends_when_told(running: Running) -> No
     assert "Traceback" not in running.server.said()
 
 
-USUAL_DATABASE = Path("/var/lib/netlimit/netlimit.db")
+WITHOUT_DATABASE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /var/lib; exec "$0" "$@"')
+"""Where there is none at the usual place."""
 
 
-@pytest.mark.skipif(USUAL_DATABASE.exists(), reason="there is a database at the usual place")
 def test_files_alone_are_no_trouble(netlimit: Netlimit, places: dict[str, str], directory: Path) -> None:
     rules = directory / "web.yaml"
     rules.write_text(RULES % 2)
     rules.chmod(0o644)
     environment = {**netlimit.environment, **places, "NETLIMIT_LIMITS": str(rules)}
     del environment["NETLIMIT_DATABASE_URL"]
-    server = Netlimit(environment, cold=True).start("limiter", *USER)
+    server = Netlimit(environment, before=WITHOUT_DATABASE).start("limiter", *USER)
     with httpx.Client(base_url=f"http://{places['NETLIMIT_LIMITER_LISTEN']}", trust_env=False, timeout=120) as client:
 
         def answers() -> bool:

@@ -60,7 +60,7 @@ def failing() -> Iterator[FailingApplication]:
 def test_a_request_that_has_been_counted_arrives_once(name: str, failing: FailingApplication, tmp_path: Path) -> None:
     """However many connections to the application have been used before; with Caddy as docs/proxies.md says."""
     page = (ROOT / "docs/proxies.md").read_text()
-    (once,) = re.findall(r"```\n(reverse_proxy .*?)```", page, re.DOTALL)
+    (once,) = re.findall(r"```text\n(reverse_proxy .*?)```", page, re.DOTALL)
     simply = f"reverse_proxy {failing.place}\n"
 
     def change(text: str) -> str:
