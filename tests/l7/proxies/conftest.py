@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -58,14 +59,22 @@ class Answering(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.fixture(scope="package")
-def application() -> Iterator[Application]:
-    with Application() as server:
+@contextmanager
+def answering(server: Application) -> Iterator[None]:
+    """Let an application answer in a thread of its own."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server
+        yield
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="package")
+def application() -> Iterator[Application]:
+    server = Application()
+    with answering(server):
+        yield server
 
 
 @pytest.fixture(scope="package")

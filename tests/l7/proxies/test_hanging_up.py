@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from scripts.testbed.streams import ROOT
-from tests.l7.proxies.conftest import Answering, Application
+from tests.l7.proxies.conftest import Answering, Application, answering
 from tests.l7.proxies.programs import MAKERS, Places, running_at
 from tests.l7.service.serving import serving
 from tests.ports import free_port
@@ -48,12 +48,9 @@ class FailingApplication(Application):
 
 @pytest.fixture
 def failing() -> Iterator[FailingApplication]:
-    with FailingApplication() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = FailingApplication()
+    with answering(server):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("name", MAKERS)
