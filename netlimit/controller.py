@@ -203,6 +203,8 @@ class Controller:
         self._watch: Watch | None = None
         self._quiet = False
         """Whether nobody has written to the database since it was last asked."""
+        self._has_looked = False
+        """Whether nobody has since it was asked for a window of confirmation."""
         self._outage: Outage | None = None
         self._ledger = Ledger()
         self._newer: dict[int, Rule | None] = {}
@@ -366,6 +368,7 @@ class Controller:
         self._heed_clock()
         if self._is_due("survey", SURVEY_SECONDS):
             self._survey()
+        self._has_looked = self._has_looked and self._quiet
         if self._is_due("window", WINDOW_SECONDS) or self._begins or self._is_forbidden():
             self._look_at_window()
             self._look_between()
@@ -734,12 +737,13 @@ class Controller:
         return self._undone != before
 
     def _look_at_window(self) -> None:
-        """Undo what nobody has confirmed, if the guard has not. Where nothing was written, none has been opened.
+        """Undo what nobody has confirmed, if the guard has not. Where nothing was written since the last look, none has
+        been opened.
 
         Whoever begins waits for no guard: he may have put back in the kernel what the database, which takes no writes,
         does not know to be back, and must not be undone meanwhile."""
         if self._outage is None:
-            if self._overdue.watches or not self._quiet:
+            if self._overdue.watches or not self._has_looked:
                 self._look_in_database()
         elif self._replica is not None and self._overdue.look_alone(self._replica, self._kernel, self._hear_of_window):
             self._load_all()
@@ -751,6 +755,7 @@ class Controller:
             if self._is_forbidden():
                 self._in_step = False  # the guard, which could not tell the database either, has put it right
             raise
+        self._has_looked = True
 
     def _hear_of_window(self) -> Window | None:
         """What a slow database has told of the window since the last pass, if it has."""
@@ -813,6 +818,8 @@ class Controller:
                 return self._revision
             changes = self._store.changes(self._revision, self._setup.host, self._stamp)
             if changes is not None:
+                if changes.revision != self._revision:
+                    self._overdue.note(self._store)
                 self._take(changes)
                 return self._revision
         self._load_all()
@@ -864,6 +871,8 @@ class Controller:
         self._newer.clear()
         self._borrows = self._outage is not None
         self._revision, self._stamp, rules = self._store.load_stamped(self._setup.host)
+        if self._outage is None:
+            self._overdue.note(self._store)
         for rule in rules:
             self._put(rule)
         if self._compilation.complete():

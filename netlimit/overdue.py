@@ -56,6 +56,13 @@ class Overdue:
             restore_nothing(store, kernel, self._host, lambda: kernel.is_put_off() or store.paused(self._host))
         self._window = None
 
+    def note(self, store: Store) -> None:
+        """See whether a window is open: asked after rules were read and before they are written, lest they be taken for
+        what holds though the database goes away at once. Raises StoreError."""
+        last = store.window()
+        if last is not None and last.outcome is None:
+            self._follow(last, store)
+
     def record(self, store: Store) -> None:
         """Have a database that is away, as far as is known, undo a window that is over, if it does not know yet that it
         has ended: one that cannot take that is not gone by, for it tells what nobody has confirmed. In a thread of its

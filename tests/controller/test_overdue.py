@@ -458,3 +458,67 @@ def test_a_window_that_ends_in_time_is_heard_of_at_once(site: Site, elapsed: Ela
     site.add(target="10.0.0.4", action="block")
     site.controller.tick()
     assert site.send("10.0.0.4") == ["drop"]
+
+
+def rest(site: Site) -> None:
+    """Tick where nothing was written: the look at the window that is due finds nothing to ask."""
+    site.controller._quiet, site.controller._due["window"] = True, 0.0
+    site.controller.tick()
+    site.controller._quiet = False
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["a change", "everything"])
+def test_what_was_changed_in_a_window_is_known_to_be_of_it_from_the_first(
+    site: Site, tmp_path: Path, elapsed: Elapsed, fresh: bool
+) -> None:
+    """The look at the window is not due, and the database is away before it is: the guard has undone it all the same,
+    and must not be undone."""
+    with closing(open_replica(tmp_path / "controller", "gw")) as copy:
+        site.controller = controller = Controller(site.store, site.kernel, Setup("gw", "fake"), site.clock, copy)
+        site.add(target="10.0.0.2", action="block")
+        tick(site)
+        site.store.open_window(1, "test", site.store.now())
+        site.add(target=CLIENT, action="block")
+        controller._due["window"] = time.monotonic() + PATIENCE
+        if fresh:
+            controller._load_all()
+        controller.tick()
+        assert site.send(CLIENT) == ["drop"]
+        restore_from_memory(site)
+        assert controller._go_on_without(StoreError("It is gone."))
+        elapsed.pass_by(1.1)
+        for _ in range(3):
+            pass_on(site)
+        assert is_open(site)
+
+
+def test_a_window_in_which_nothing_more_is_written_is_seen(site: Site, elapsed: Elapsed) -> None:
+    """It was opened when no look was due; when one is, nobody writes."""
+    site.add(target="10.0.0.2", action="block")
+    tick(site)
+    site.store.open_window(1, "test", site.store.now())
+    site.controller._due["window"] = time.monotonic() + PATIENCE
+    site.controller.tick()
+    assert not site.controller._overdue.watches
+    rest(site)
+    assert site.controller._overdue.watches
+
+
+def test_a_rule_of_which_it_cannot_be_told_whether_a_window_is_open_is_not_written(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add(target="10.0.0.2", action="block")
+    tick(site)
+    site.add(target=CLIENT, action="block")
+    site.controller._due["window"] = time.monotonic() + PATIENCE
+
+    def refuse() -> Window:
+        raise StoreError("It is gone.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site.store, "window", refuse)
+        with pytest.raises(StoreError):
+            site.controller.sync()
+    assert is_open(site)
+    site.controller.sync()
+    assert site.send(CLIENT) == ["drop"]
