@@ -14,6 +14,8 @@ from scripts.testbed.namespaces import SERVER, Lab
 from tests.e2e.gateway import Gateway
 from tests.e2e.loads import megabits, offer, passed, shape
 
+DRAINED = 2.0
+"""Seconds by which what waited in the class that newcomers share has been sent: a merged packet has to fit in."""
 NETWORK = "10.1.70.0/24"
 HOSTS = [f"10.1.70.{number}" for number in range(1, 6)]
 BUSY, QUIET, *_ = HOSTS
@@ -40,7 +42,10 @@ def hasty(controller: Gateway) -> Iterator[Gateway]:
 def test_each_that_appears_has_its_own_class(gateway: Gateway, lab: Lab) -> None:
     gateway.put(shape(NETWORK, "500 kbit/s", per="host"))
     assert not any(map(gateway.class_of, HOSTS)), "nobody has been there yet"
-    with streams.receive(lab.server) as receiver, offer(lab.client, "", *HOSTS, megabits=1, seconds=6) as sender:
+    with (
+        streams.receive(lab.server) as receiver,
+        offer(lab.client, "", *HOSTS, megabits=1, seconds=DRAINED + 5) as sender,
+    ):
         began = time.time()
         gateway.wait(lambda: all(map(gateway.class_of, HOSTS)), "classes of all hosts")
         joined = time.time()
@@ -49,7 +54,7 @@ def test_each_that_appears_has_its_own_class(gateway: Gateway, lab: Lab) -> None
         sender.report()
     report = receiver.report()
     for host in HOSTS:
-        assert passed(report, host, begin=joined + 0.5, end=joined + 2.5).is_about(0.5)
+        assert passed(report, host, begin=joined + DRAINED, end=joined + DRAINED + 2).is_about(0.5)
 
 
 def test_until_then_all_that_are_new_share_what_one_has(gateway: Gateway, lab: Lab) -> None:
