@@ -15,7 +15,12 @@ from netlimit.rules import Direction, Rule, Target, format_target
 from netlimit.tree import Topology
 
 _MOST_TOLD = 12
-_WHAT = {"bridge": "a port of the bridge", "bond": "a slave of the bond", "team": "a port of the team"}
+_WHAT = {
+    "bridge": "a port of the bridge",
+    "bond": "a slave of the bond",
+    "team": "a port of the team",
+    "macvlan": "below the macvlan (mode passthru)",
+}
 
 
 class Miss(NamedTuple):

@@ -180,6 +180,7 @@ def _find_ending(local: Iterable[tuple[str, int]], lookups: Iterable[Lookup]) ->
 def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
     found = [(message, read_name(message.get_attr("IFLA_IFNAME") or b"")) for message in messages]
     names = {message["index"]: name for message, name in found}
+    takers = {message.get_attr("IFLA_LINK"): name for message, name in found if _takes_all(message)}
     for message, name in found:
         if not message["flags"] & _LOOPBACK and name != INGRESS_DEVICE:
             about = message.get_attr("IFLA_LINKINFO")
@@ -187,10 +188,22 @@ def _read_devices(messages: Iterable[Any]) -> Iterator[tuple[str, Device]]:
             if kind == "tun" and message["ifi_type"] == _ETHERNET:
                 kind = "tap"
             above = message.get_attr("IFLA_MASTER")
-            master = names.get(above, f"device {above}") if above else ""
+            master = names.get(above, f"device {above}") if above else takers.get(message["index"], "")
             queue = message.get_attr("IFLA_TXQLEN")
             up = bool(message["flags"] & _UP)
             yield name, Device(message["index"], up, kind, master, DIRECT if queue is None else queue)
+
+
+def _takes_all(message: Any) -> bool:
+    """Whether a device takes all packets that come in by the one below, in this namespace: a macvlan of mode passthru,
+    whatever MAC address they are for. They would come by on both."""
+    about = message.get_attr("IFLA_LINKINFO")
+    if about is None or about.get_attr("IFLA_INFO_KIND") != "macvlan":
+        return False
+    if message.get_attr("IFLA_LINK_NETNSID") is not None:
+        return False
+    data = about.get_attr("IFLA_INFO_DATA")
+    return data is not None and data.get_attr("IFLA_MACVLAN_MODE") == "passthru"
 
 
 class _Hop(NamedTuple):

@@ -74,6 +74,17 @@ def test_what_comes_in_by_a_device_without_routes_is_shaped(gateway: Gateway, la
     assert [gateway.count(rule).matched_packets for rule in rules] == [SENT, SENT]
 
 
+def test_what_a_macvlan_takes_from_the_device_below_is_shaped_once(gateway: Gateway, lab: Lab, bare: str) -> None:
+    """Of mode passthru it has the MAC address of the device below, and all that comes in by that is for it."""
+    lab.gateway.ip("link add upper link bare type macvlan mode passthru", "link set upper up")
+    rules = gateway.add(*(shape(source) for source, _ in ENDS.values()))
+    gateway.wait(lambda: "upper" in gateway.kernel.ingress(), "the program on the device")
+    for family in ENDS:
+        deliver(lab, family, "far", bare)
+    assert [gateway.count(rule).matched_packets for rule in rules] == [SENT, SENT]
+    assert "bare" not in gateway.kernel.ingress()
+
+
 def test_rules_that_come_and_go_take_nothing_from_what_waits_by_other_devices(gateway: Gateway, lab: Lab) -> None:
     """The first one may, for the kernel takes a device down for a moment when it gets a clsact, or loses it."""
     own = shape(LAN, direction="to")

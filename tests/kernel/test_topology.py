@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
 import sys
 import time
 from ipaddress import ip_network
@@ -315,6 +317,37 @@ def test_the_bridge_that_a_device_belongs_to(kernel: RemoteKernel) -> None:
     assert kernel.topology().devices["upper"].kind == "bridge"
     kernel.run("ip", "link", "set", "right", "nomaster")
     assert kernel.topology().devices["right"].master == ""
+
+
+@pytest.mark.parametrize(("mode", "master"), [("passthru", "upper"), ("bridge", ""), ("private", "")])
+def test_the_macvlan_that_takes_all_that_comes_in_by_a_device(kernel: RemoteKernel, mode: str, master: str) -> None:
+    kernel.run(*f"ip link add name upper index 30 link right type macvlan mode {mode}".split())
+    devices = kernel.topology().devices
+    assert {name: devices[name].master for name in ("left", "right", "upper")} == {
+        "left": "",
+        "right": master,
+        "upper": "",
+    }
+
+
+def test_a_macvlan_upon_the_device_of_another_namespace_takes_nothing_from_ours(
+    kernel: RemoteKernel,
+) -> None:
+    other = f"nl-above-{os.getpid()}"
+    index = kernel.topology().devices["right"].index
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    ip("netns", "add", other)
+    try:
+        ip("-n", other, "link", "add", "card", "index", str(index), "type", "veth")
+        ip("-n", other, *["link", "add", "link", "card", "name", "upper", "type", "macvlan", "mode", "passthru"])
+        ip("-n", other, "link", "set", "upper", "netns", kernel.namespace)
+        devices = kernel.topology().devices
+        assert (devices["right"].master, devices["upper"].master) == ("", "")
+    finally:
+        ip("netns", "del", other)
 
 
 def test_networks_of_which_every_packet_ends_here(kernel: RemoteKernel) -> None:
