@@ -166,7 +166,8 @@ def _alike_burst(wanted: int, found: int, rate: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A network device: its index, whether it is up, the kind of link ("" for a card), the device that it belongs to as
-    a port or a slave, or the macvlan that takes all that comes in by it (mode passthru), if any, and how many packets may wait for it (its txqueuelen)."""
+    a port or a slave, or the macvlan of mode passthru above it, if any, and how many packets may wait for it (its
+    txqueuelen)."""
 
     index: int
     up: bool
