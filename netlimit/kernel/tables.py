@@ -204,6 +204,18 @@ def list_tables(family: int) -> list[str]:
         ) from None
 
 
+def has_rules(family: int, name: str) -> bool:
+    """Whether a table holds any rule, or a chain of a user's; one that is not in use holds none, and is not made.
+    Raises what `list_tables` does."""
+    if name not in list_tables(family):
+        return False
+    about = _FAMILIES[family]
+    with socket.socket(about.domain, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+        _, hooks, *_, entries, _ = _INFO.unpack(_ask(sock.fileno(), about.level, _GET_INFO, name, _INFO.size - _NAME))
+    heads = hooks.bit_count() + 1  # the policy of each of the kernel's own chains, and the end of the table
+    return bool(entries > heads)
+
+
 def _read_entries(descriptor: int, about: _Family, name: str) -> Iterator[memoryview]:
     _, table = _read_table(descriptor, about.level, name)
     start = 0

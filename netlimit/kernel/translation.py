@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from netlimit.errors import KernelError
 from netlimit.kernel import rtnetlink
 from netlimit.kernel.marks import NFNL, read_generation
-from netlimit.kernel.tables import list_tables
+from netlimit.kernel.tables import has_rules
 
 _GET_CHAIN, _CHAIN_TYPE = 10 << 8 | 4, 7
 _HEADER = 4
@@ -40,8 +40,8 @@ class TranslationReader:
 
 
 def _find_legacy() -> Iterator[int]:
-    """The families with a nat table, which is there from its first use on."""
-    return (family for family in (4, 6) if "nat" in list_tables(family))
+    """The families with rules in the nat table. The table itself stays from its first use on, be that a mere look."""
+    return (family for family in (4, 6) if has_rules(family, "nat"))
 
 
 def _find_chained() -> Iterator[int]:
