@@ -78,3 +78,9 @@ keep_services_down() {
     trap 'rm -f "$policy"' EXIT
     install -m 755 /dev/stdin "$policy" <<<"$said"
 }
+
+# Nor from the next boot on: their packages have them enabled.
+disable_services() { # PACKAGE…, just installed
+    local each
+    for each in "$@"; do rm -f /etc/systemd/system/*.wants/"$each".service; done
+}

@@ -205,6 +205,33 @@ def test_who_is_killed_while_packages_come_keeps_no_service_down_for_ever(root: 
     assert (done.returncode, done.stdout) == (0, "exit 0\n"), done.stderr
 
 
+SETTING_UP = """
+set -euo pipefail
+mount -t tmpfs none /etc/systemd/system
+mkdir /etc/systemd/system/multi-user.target.wants
+enable() { ln -s "/lib/systemd/system/$1" /etc/systemd/system/multi-user.target.wants/; }
+enable nginx.service
+enable haproxy.service
+mount -t tmpfs none /usr/sbin
+{
+    source scripts/debian.bash
+    apt-get() { [[ " $* " != *" install "* ]] || enable redis-server.service; }
+    missing_packages() { echo redis-server; }
+    hold_lock() { :; }
+    source /dev/stdin <<<"$(sed -n '/^wanted=/,/^fi$/p' scripts/setup)"
+} >&2
+ls /etc/systemd/system/multi-user.target.wants
+"""
+
+
+def test_what_comes_for_its_program_does_not_listen_from_the_next_boot_on(root: None) -> None:
+    """But what was there before stays as it was."""
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", SETTING_UP], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "haproxy.service\nnginx.service\n"), done.stderr
+
+
 def test_nothing_is_uninstalled_where_nothing_is(root: None, tmp_path: Path) -> None:
     done = subprocess.run(
         ["scripts/uninstall", "--root", tmp_path], capture_output=True, text=True, check=False, cwd=ROOT
