@@ -95,6 +95,18 @@ def test_uninstalling_names_nothing_where_nothing_runs(staged: Path) -> None:
     assert "still runs" not in run("scripts/uninstall", "--root", staged)
 
 
+UNINSTALLING = """
+mount -t tmpfs none /run && mount -t tmpfs none /sys/fs/bpf && mkdir -p "$0/share" && : >"$0/share/installed"
+scripts/uninstall --prefix "$0" --keep-rules "$@"
+"""
+
+
+def test_who_keeps_the_limits_is_told_that_they_go_on(root: None, tmp_path: Path) -> None:
+    said = run("unshare", "--mount", "bash", "-ec", UNINSTALLING, tmp_path / "limits")
+    assert "Its limits are still in the kernel, until the next boot" in said
+    assert "a teardown pauses" not in said
+
+
 def test_purging_leaves_nothing(staged: Path) -> None:
     run("scripts/uninstall", "--root", staged, "--purge")
     assert list_files(staged) == {}
