@@ -196,6 +196,13 @@ def _parse_url(value: object) -> str:
     return str(value).rstrip("/")
 
 
+def _find_url(known: dict[str, Any]) -> str:
+    """Where the API of these settings is found on its own host."""
+    listen: Listen = known.get("listen", Listen("127.0.0.1", 8750))
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - who listens at all addresses
+    return f"{'https' if known.get('tls_cert') else 'http'}://{Listen(host, listen.port)}"
+
+
 def _is_host(text: str) -> bool:
     """Whether it may be a name or an address; what is none of either is left to who looks it up."""
     return bool(re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%[\w.-]+)?", text)) and (text.isascii() or bool(text.encode("idna")))
@@ -261,8 +268,8 @@ class Settings(BaseSettings):
     """So many lines of the audit are kept, or a few more."""
     revisions: Annotated[int, BeforeValidator(_parse_count)] = 1000
     """So many changes of rules can be undone."""
-    url: Annotated[str, BeforeValidator(_parse_url)] = "http://127.0.0.1:8750"
-    """Where the command line finds the API."""
+    url: Annotated[str, BeforeValidator(_parse_url)] = Field(default_factory=_find_url)
+    """Where the command line finds the API: by default where that listens on this host."""
     token: SecretStr | None = None
     """What the command line shows to the API."""
     ca_file: Path | None = None

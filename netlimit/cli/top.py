@@ -85,7 +85,7 @@ def render(frame: Frame) -> Group:
     observing = [flow for flow in frame.flows if flow.action == Action.OBSERVE]
     others = [flow for flow in frame.flows if flow.action not in (Action.SHAPE, Action.OBSERVE)]
     parts = [
-        _list_offenders(frame.offenders) if frame.offenders else make_line("Nobody is being limited."),
+        _list_offenders(frame.offenders) if frame.offenders else make_line("No host loses packets to a limit."),
         *([_list_limits(others)] if others else []),
         *([_list_limits(observing, "WOULD DROP")] if observing else []),
         *([_list_queues(shaping)] if shaping else []),

@@ -37,7 +37,7 @@ def test_top(served: Netlimit) -> None:
     assert frame["offenders"] == []
     assert [(flow["name"], flow["dropped_packets"]) for flow in frame["rules"]] == [("one", 0)]
     printed = served.do("top", "one", "--once", "--every", "0.2")
-    assert "Nobody is being limited." in printed
+    assert "No host loses packets to a limit." in printed
     assert "drop 10.1.2.3 from 200 packets/s per host" in printed
     assert "There is no rule named 'two'" in served.refuse("top", "two", "--once")
 

@@ -189,3 +189,23 @@ def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: it is a directory"):
         load_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ("192.0.2.1:8760", "http://192.0.2.1:8760"),
+        ("[fd00::1]:8750", "http://[fd00::1]:8750"),
+        ("0.0.0.0:80", "http://127.0.0.1:80"),
+        ("[::]:80", "http://[::1]:80"),
+        ("localhost:8751", "http://localhost:8751"),
+    ],
+)
+def test_the_command_line_looks_for_the_api_where_it_listens(tmp_path: Path, listen: str, url: str) -> None:
+    config = tmp_path / "netlimit.toml"
+    config.write_text(f'listen = "{listen}"')
+    assert load_settings(config).url == url
+    config.write_text(f'listen = "{listen}"\ntls_cert = "/a"\ntls_key = "/b"')
+    assert load_settings(config).url == url.replace("http:", "https:")
+    config.write_text(f'listen = "{listen}"\nurl = "https://gw1.example"')
+    assert load_settings(config).url == "https://gw1.example"
