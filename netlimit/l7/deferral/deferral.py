@@ -11,6 +11,7 @@ import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -82,6 +83,8 @@ class Deferral:
         self._tries = tries
         self._largest = largest
         self._replayer: Replayer | None = None
+        self._context = copy_context()
+        """What is replayed knows of no client's context, though it may be the first request that has it begin."""
 
     def start(self, limiter: Limiter, app: App | None = None, state: Message | None = None) -> None:
         """Begin to replay, if it has not begun. `app` is where to, unless there is an upstream; `state` that of its
@@ -95,7 +98,7 @@ class Deferral:
             else:
                 raise SettingsError("UPSTREAM", "There is nowhere to replay to: give the URL of an upstream.")
             self._replayer = Replayer(self._backlog, limiter, upstream, self._tries)
-        self._replayer.start()
+        self._context.copy().run(self._replayer.start)
 
     async def stop(self) -> None:
         """Replay no more, and let go of everything."""

@@ -20,6 +20,8 @@ _PATIENCE = 5.0
 """Seconds that an application has to end once it is cancelled."""
 _UNSERVED = (429, 502, 503, 504)
 """What a server answers that has not dealt with the request: it is to be tried again."""
+_WITH_BODIES = ("POST", "PUT", "PATCH")
+"""Methods whose requests tell even that they have no body (RFC 9110, 8.6)."""
 
 App = Callable[[Message, Receive, Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
@@ -52,6 +54,11 @@ class Upstream(Protocol):
     async def aclose(self) -> None:
         """Let go of connections."""
         ...
+
+
+def tells_length(request: Deferred) -> bool:
+    """Whether a Content-Length goes with a request. Others have no body, and say nothing of one."""
+    return bool(request.body) or request.method in _WITH_BODIES
 
 
 async def break_off(serving: asyncio.Task[None]) -> None:
@@ -113,6 +120,8 @@ class AppUpstream:
         path, _, query = request.target.partition("?")
         host, _, port = (request.client or "").rpartition(" ")
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+        if tells_length(request):
+            pairs.append((b"content-length", b"%d" % len(request.body)))
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -123,7 +132,7 @@ class AppUpstream:
             "raw_path": path.encode("latin-1"),
             "query_string": query.encode("latin-1"),
             "root_path": request.root_path,
-            "headers": [*pairs, (b"content-length", b"%d" % len(request.body))],
+            "headers": pairs,
             "client": (host, int(port)) if host else None,
             "server": None,
             "state": dict(self.state or {}),

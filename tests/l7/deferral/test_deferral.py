@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from netlimit.l7.middleware import RateLimit
 from netlimit.l7.rules import Descriptor, Entry, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.store import Ask
 from scripts.testbed.streams import ROOT
-from tests.l7.asking import Answer, ask, begin
+from tests.l7.asking import Answer, ask, begin, hello
 from tests.l7.deferral.backlogs import make_request
 from tests.l7.redis.servers import Server
 from tests.l7.waking import Waking
@@ -44,6 +45,7 @@ from tests.l7.waking import Waking
 pytestmark = pytest.mark.anyio
 FAST = Limit(20, 1, Algorithm.GCRA, burst=1)
 NEVER = Limit(1, 86_400)
+CONFIGURED: ContextVar[str] = ContextVar("configured")
 
 
 class Recorder:
@@ -210,6 +212,41 @@ async def test_in_an_application_that_is_mounted_and_told_of_no_life(
     waking.go_on()
     ends = [await await_end(app, answer) for answer in answers[1:]]
     assert [end["reply"]["body"] for end in ends] == ["/sub/jobs /sub 1", "/sub/jobs /sub 2"]
+
+
+async def test_what_is_known_of_one_client_is_not_known_of_another(
+    make_app: Callable[..., RateLimit], waking: Waking
+) -> None:
+    """Context variables are those of the application, and not those of whoever came first."""
+    user: ContextVar[str] = ContextVar("user")
+    CONFIGURED.set("at the start")
+    seen = list[tuple[str, str]]()
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((user.get("nobody"), CONFIGURED.get()))
+        await hello(scope, receive, send)
+
+    limited = make_app(inner)
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            user.set(dict(scope["headers"])[b"x-user"].decode())
+        await limited(scope, receive, send)
+
+    answers = [await post(outer, user=who) for who in ("alice", "alice", "bob", "bob")]
+    assert [answer.status for answer in answers] == [200, 202, 200, 202]
+    waking.go_on()
+    for answer in answers[1::2]:
+        assert (await await_end(outer, answer))["state"] == "done"
+    assert [who for who, _ in seen] == ["alice", "bob", "nobody", "nobody"]
+    assert {configured for _, configured in seen} == {"at the start"}
+
+
+@pytest.mark.parametrize(("method", "body", "length"), [("GET", b"", None), ("GET", b"a", "1"), ("POST", b"", "0")])
+async def test_a_request_that_has_no_body_says_nothing_of_one(method: str, body: bytes, length: str | None) -> None:
+    recorder = Recorder()
+    await AppUpstream(recorder).send(make_request(method=method, body=body))
+    assert [headers.get("content-length") for _, _, headers in recorder.served] == [length]
 
 
 async def test_a_path_that_was_written_anew_is_replayed_so(make_app: Callable[..., RateLimit], waking: Waking) -> None:
