@@ -14,6 +14,7 @@ from netlimit.errors import CountersUnavailable
 from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
+from netlimit.l7.service.calls import Calls
 from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
 from netlimit.l7.service.metrics import Answers
 from netlimit.l7.service.protocol.service_pb2 import RateLimitResponse
@@ -24,9 +25,12 @@ SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 LARGEST = 4 * 2**20
 """Bytes of a question at most. Clients decide how long it is, since Envoy may tell a header in each descriptor; what is
 not answered passes."""
-_PENDING = 2**30
-"""Questions that wait for their turn. By default some of 1,000 are thrown away, and all of 3,000: whoever sends many at
-once would pass."""
+_STREAMS = 4096
+"""Calls at once on one connection, four times as many as an Envoy makes that is told nothing else. gRPC refuses some a
+little earlier, for those count that have ended just now."""
+_PENDING = 2**14
+"""Calls whose turn to be looked at has not come. By default some of 1,000 are thrown away, and all of 3,000: whoever
+sends many at once would pass. Each takes 20 KB."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", LARGEST),
     ("grpc.max_metadata_size", 256 * 2**10),
@@ -37,6 +41,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", _STREAMS),
     ("grpc.so_reuseport", 1),  # beside the socket that keeps the place, which nobody else shares
     # Who opens connections and says nothing, or no more, keeps none for ever.
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -58,7 +63,8 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         self._turns = Turns()
         # As many as HTTP has, so that files are left for both.
-        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.max_allowed_incoming_connections", find_most())])
+        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", find_most())]
+        self._server = grpc.aio.server(interceptors=[Calls()], options=options)
         handlers: dict[str, Any] = {
             "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
                 self._should_rate_limit, None, RateLimitResponse.SerializeToString
