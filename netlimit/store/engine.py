@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, Pool, PoolProxiedConnection, QueuePool
 
 from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
@@ -161,6 +161,7 @@ class Database:
         self._turn = threading.Lock()
         self._log: Log | None = None
         self._opening, self._rescuing, self._lets_go = threading.Lock(), threading.Lock(), False
+        self._former: list[Pool] = []
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
 
     def __str__(self) -> str:
@@ -307,7 +308,9 @@ class Database:
                     raise self._say_lost("It is in use here yet; try again.")
             else:
                 self._refuse_other_users(self.path)
-            return self._open()
+            connection = self._open()
+            connection.note_log()
+            return connection
 
     def _refuse_other_users(self, path: Path) -> None:
         end = time.monotonic() + USER_SECONDS
@@ -337,6 +340,7 @@ class Database:
         Raises StoreError until all of this process have."""
         if self._find_lost() is None:
             self._lets_go = False
+            self._former.clear()
             return
         with self._rescuing:
             self._checked = False
@@ -358,7 +362,10 @@ class Database:
                     self,
                 )
             self._lets_go = True
+            self._former.append(self.engine.pool)
             self.close()
+            for pool in self._former:  # where others may have given one back since
+                pool.dispose()
         raise self._say_lost("What it held is in the database now; try again.")
 
     def _save_log(self, path: Path) -> None:

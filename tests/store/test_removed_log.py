@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from netlimit.errors import StoreError
 from netlimit.store import Store
+from netlimit.store.engine import Database
 from tests.store.examples import NOW, keep, rule
 
 REMOVED = r"\(-wal, -shm\) was removed while it was in use\."
@@ -241,6 +243,24 @@ def test_threads_that_are_at_work_lose_nothing(store: Store, path: Path) -> None
     store.close()
     assert kept <= {each.rule.id for each in store.select(limit=100_000)[0]}
     store._database.check_pages()
+
+
+def test_one_who_has_just_come_must_let_go_too(sqlite_url: str, path: Path) -> None:
+    """SQLite has one index for all connections of a process: a new log would be read by that of the removed one."""
+    database, ask = Database(sqlite_url, patience=0.2), text("SELECT revision FROM clock")
+    with ExitStack() as stack:
+        with database.reading() as first:
+            first.execute(ask)
+            stack.enter_context(database.reading()).execute(ask)  # another connection, for the first time
+        remove(path)
+        for words in ("What it held is in the database", "", ""):
+            with pytest.raises(StoreError, match=REMOVED + ".*" + words), database.reading():
+                pass
+        assert not path.with_name("netlimit.db-wal").exists()
+    with database.reading() as again:
+        assert again.execute(ask).scalar_one() == 0
+    assert path.with_name("netlimit.db-wal").exists()
+    database.close()
 
 
 def test_logs_that_come_and_go_by_themselves_are_no_matter(
