@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from netlimit.errors import StoreError
 from netlimit.settings import Settings
-from netlimit.store import Store
+from netlimit.store import Store, TokenExists
 from netlimit.tokens import BOOTSTRAP, hash_token, is_reserved, make_token, verify_token
 
 REVOKED = (
@@ -31,12 +34,28 @@ def bootstrap_token(store: Store, settings: Settings, now: datetime) -> None:
     if settings.bootstrap_token:
         _keep_given(store, settings.bootstrap_token.get_secret_value(), now)
     elif not store.tokens_exist():
-        token = make_token()
         path = token_path(settings.database_url)
+        text = make_first(store, path, now)
+        if text and sys.stdout.isatty():
+            print(f"The admin token is {text}\nIt is also in {path}; netlimit itself keeps only its hash.")
+
+
+def make_first(store: Store, path: Path, now: datetime) -> str | None:
+    """Make the first token, whose text only this file holds then, and is returned; None, and no file, where another
+    start, here or on another gateway, has made one meanwhile. Raises StoreError."""
+    token = make_token()
+    kept = hash_token(token.text)
+    with _alone(path):
+        if store.tokens_exist():  # its text may be in this very file
+            return None
         _write_secret(path, token.text)
-        store.add_token(BOOTSTRAP, hash_token(token.text), "admin", now, handle=token.handle)
-        if sys.stdout.isatty():
-            print(f"The admin token is {token.text}\nIt is also in {path}; netlimit itself keeps only its hash.")
+        try:
+            store.add_token(BOOTSTRAP, kept, "admin", now, handle=token.handle)
+        except TokenExists:
+            path.unlink(missing_ok=True)
+            log.info("Another gateway has made the first token just now; its file is there.")
+            return None
+    return token.text
 
 
 def token_path(database_url: str) -> Path:
@@ -57,7 +76,24 @@ def _keep_given(store: Store, text: str, now: datetime) -> None:
     for token in given:
         store.revoke_token(token.id, now)
     name = f"{BOOTSTRAP}-{len(store.tokens()) + 1}" if store.token(BOOTSTRAP) else BOOTSTRAP
-    store.add_token(name, hash_token(text), "admin", now)
+    try:
+        store.add_token(name, hash_token(text), "admin", now)
+    except TokenExists:  # another gateway has begun at the same moment, very likely with the same one
+        _keep_given(store, text, now)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let no other start on this host write the file meanwhile. Raises StoreError."""
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _say_unwritten(path, error) from error
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -67,6 +103,10 @@ def _write_secret(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(text + "\n")
     except OSError as error:
-        raise StoreError(
-            f"The admin token cannot be written to {path}: {error.strerror}. Set NETLIMIT_BOOTSTRAP_TOKEN instead."
-        ) from error
+        raise _say_unwritten(path, error) from error
+
+
+def _say_unwritten(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"The admin token cannot be written to {path}: {error.strerror}. Set NETLIMIT_BOOTSTRAP_TOKEN instead."
+    )

@@ -5,7 +5,9 @@ import os
 import pty
 import stat
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,12 +18,13 @@ import pytest
 from pydantic import SecretStr
 
 from api import description
-from api.bootstrap import bootstrap_token, token_path
+from api.bootstrap import bootstrap_token, make_first, token_path
 from netlimit.roles import Role
 from netlimit.settings import Settings
 from netlimit.store import Store
 from netlimit.tokens import find_handle, hash_token, verify_token
 from tests.api.server import ask, connect, get, serve
+from tests.databases import DATABASES, find_url
 
 RULE = {"target": "10.1.2.3", "rate": "200 packets/s"}
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -169,6 +172,57 @@ def test_the_first_start_makes_a_token(empty: Store, tmp_path: Path, capsys: pyt
     bootstrap_token(empty, settings, NOW)
     assert path.read_text().strip() == secret
     assert len(empty.tokens()) == 1
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_of_several_that_start_at_once_one_makes_the_token(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Each in a place of its own, but for two that share one."""
+    address = find_url(database, request, tmp_path)
+    places = [tmp_path / "one", tmp_path / "two", tmp_path / "shared", tmp_path / "shared"]
+    start = threading.Barrier(3)
+
+    class Racing(Store):
+        def add_token(self, *arguments: Any, **named: Any) -> Any:
+            start.wait(60)
+            return super().add_token(*arguments, **named)
+
+    def begin(place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        with closing(Racing(address)) as store:
+            make_first(store, place / "admin.token", NOW)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        list(pool.map(begin, places))
+    (file,) = tmp_path.glob("*/admin.token*")
+    with closing(Store(address)) as store:
+        assert find_active(store, file.read_text().strip()) == ["bootstrap"]
+        assert len(store.tokens()) == 1
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_several_that_start_at_once_may_be_given_one_token(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    address = find_url(database, request, tmp_path)
+    settings = Settings(database_url=address, bootstrap_token=SecretStr("of all"))
+    start = threading.Barrier(3)
+
+    class Racing(Store):
+        def add_token(self, *arguments: Any, **named: Any) -> Any:
+            start.wait(60)
+            return super().add_token(*arguments, **named)
+
+    def begin(_: int) -> None:
+        with closing(Racing(address)) as store:
+            bootstrap_token(store, settings, NOW)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(begin, range(3)))
+    with closing(Store(address)) as store:
+        assert find_active(store, "of all") == ["bootstrap"]
+        assert len(store.tokens()) == 1
 
 
 def test_a_terminal_is_shown_the_token(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
