@@ -304,13 +304,13 @@ class Database:
         with self._opening:
             if find_opened(self.path):
                 # SQLite has one index for all of a process, which would be that of the other log.
-                if self._find_lost() is not None:
+                if self._lets_go or self._find_lost() is not None:
                     raise self._say_lost("It is in use here yet; try again.")
             else:
+                self._lets_go = False
+                self._former.clear()
                 self._refuse_other_users(self.path)
-            connection = self._open()
-            connection.note_log()
-            return connection
+            return self._open()
 
     def _refuse_other_users(self, path: Path) -> None:
         end = time.monotonic() + USER_SECONDS
@@ -339,8 +339,6 @@ class Database:
         """See whether the log that is in use was removed; then bring what it holds to the file, and let go of it.
         Raises StoreError until all of this process have."""
         if self._find_lost() is None:
-            self._lets_go = False
-            self._former.clear()
             return
         with self._rescuing:
             self._checked = False
@@ -387,7 +385,7 @@ class Database:
         if not isinstance(connection, DiskConnection):
             return
         connection.note_log()
-        if self._lets_go and self._find_lost() is not None:
+        if self._lets_go:  # no new one is opened meanwhile
             entry.invalidate()
 
     def find_place(self) -> files.Place | None:
