@@ -31,15 +31,21 @@ class Distinct:
         if rank > self._ranks[register]:
             self._ranks[register] = rank
 
+    def __bool__(self) -> bool:
+        """Whether there has been any."""
+        return self._ranks.count(0) < _REGISTERS
+
     def merge(self, other: Distinct) -> Distinct:
         """What has been in either."""
         both = Distinct()
-        both._ranks = bytearray(map(max, self._ranks, other._ranks))
+        both._ranks = bytearray(map(max, self._ranks, other._ranks)) if other else self._ranks[:]
         return both
 
     def estimate(self) -> int:
         """How many there have been; exact for none, and nearly so for a few."""
         empty = self._ranks.count(0)
+        if empty == _REGISTERS:
+            return 0
         rough = _ALPHA * _REGISTERS**2 / sum(map(_WEIGHTS.__getitem__, self._ranks))
         if empty and rough <= 2.5 * _REGISTERS:
             return round(_REGISTERS * log(_REGISTERS / empty))

@@ -34,6 +34,9 @@ class Fit(StrEnum):
     """It has seen too little, or not for long enough."""
 
 
+_RANKS = {fit: number for number, fit in enumerate(Fit)}
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is to be said of one limit. Numbers are hits unless they are keys; keys are estimates."""
@@ -70,13 +73,17 @@ def make_report(rules: Iterable[Rule], usage: Usage, now: float) -> list[Finding
         for limit, concurrency in ((rule.limit, False), (rule.concurrency, True))
         if limit is not None
     ]
-    order = list(Fit)
-    return sorted(found, key=lambda finding: (order.index(finding.fit), finding.domain, finding.rule, finding.kind))
+    return sorted(found, key=rank)
 
 
-def describe_report(findings: Iterable[Finding]) -> dict[str, object]:
+def rank(finding: Finding) -> tuple[int, str, str, str]:
+    """By this findings are in order."""
+    return _RANKS[finding.fit], finding.domain, finding.rule, finding.kind
+
+
+def describe_report(findings: Iterable[Finding]) -> list[dict[str, object]]:
     """As JSON."""
-    return {"limits": [asdict(finding) for finding in findings]}
+    return [asdict(finding) for finding in findings]
 
 
 def _find(rule: Rule, limit: Limit, counts: Counts | None, concurrency: bool, now: float) -> Finding:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from netlimit.l7.decision import Decision
-from netlimit.l7.detail import Detail
+from netlimit.l7.detail import Detail, Space
 from netlimit.l7.distinct import Distinct
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import BROUGHT, Rule
@@ -23,7 +23,8 @@ class Counts:
         "observed", "observes", "over", "queued", "refused", "rule", "since",
     )  # fmt: skip
 
-    def __init__(self, rule: Rule, limit: Limit, now: float) -> None:
+    def __init__(self, rule: Rule, limit: Limit, now: float, space: Space | None = None) -> None:
+        """`space` is that of values, for rules that tell of them."""
         self.limit = limit
         self.capacity = self.least = limit.capacity
         """The least that an admitted request has ever left to its key."""
@@ -47,7 +48,7 @@ class Counts:
         """Keys that had the whole limit before them."""
         self.limited = Distinct()
         """Keys that were over it."""
-        self.detail = Detail(rule) if rule.detailed_metric or rule.value_to_metric else None
+        self.detail = Detail(rule, space or Space()) if rule.detailed_metric or rule.value_to_metric else None
         self.follow(rule)
 
     def follow(self, rule: Rule) -> None:
@@ -79,6 +80,11 @@ class Counts:
         if self.detail is not None:
             self.detail.record(key, hits, admitted)
 
+    def leave(self) -> None:
+        """Make room for others' values: nothing is counted here any more."""
+        if self.detail is not None:
+            self.detail.leave()
+
     @property
     def seen(self) -> int:
         """All hits."""
@@ -96,6 +102,7 @@ class Usage:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._counts: dict[str, dict[str, dict[bool, Counts]]] = {}  # by domain, rule, and whether it is of concurrency
         self._room = MOST
+        self._space = Space()
         self._clock = clock
         self.others = Counts(Rule("", ""), Limit(0, 1), clock())
         """What came when so many were counted already."""
@@ -106,6 +113,11 @@ class Usage:
             for limits in rules.values():
                 yield from limits.items()
 
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Where metrics tell less than rules want, as sentences."""
+        return self._space.troubles
+
     def get(self, rule: Rule, concurrency: bool = False) -> Counts | None:
         """What has been counted of a rule's limit, if it has been asked for."""
         return self._counts.get(rule.domain, {}).get(rule.name, {}).get(concurrency)
@@ -113,13 +125,14 @@ class Usage:
     def forget_gone(self, rules: Iterable[Rule]) -> None:
         """These are the rules from now on. If there is no room left, what was counted of others makes room for them;
         limits that requests bring stay."""
-        if self._room:
+        if self._room and self._space.left:
             return
         known = {(rule.domain, rule.name) for rule in rules}
         for domain, counted in self._counts.items():
-            self._counts[domain] = {
-                name: limits for name, limits in counted.items() if (domain, name) in known or name.startswith(BROUGHT)
-            }
+            gone = [name for name in counted if (domain, name) not in known and not name.startswith(BROUGHT)]
+            for name in gone:
+                for counts in counted.pop(name).values():
+                    counts.leave()
         self._room = max(0, MOST - sum(1 for _ in self))
 
     def find_counts(self, rule: Rule, limit: Limit, concurrency: bool = False) -> Counts:
@@ -140,6 +153,8 @@ class Usage:
         return counts
 
     def _begin(self, rule: Rule, limit: Limit, concurrency: bool) -> Counts:
-        counts = Counts(rule, limit, self._clock())
-        self._counts.setdefault(rule.domain, {}).setdefault(rule.name, {})[concurrency] = counts
+        limits = self._counts.setdefault(rule.domain, {}).setdefault(rule.name, {})
+        if concurrency in limits:
+            limits[concurrency].leave()
+        counts = limits[concurrency] = Counts(rule, limit, self._clock(), self._space)
         return counts

@@ -13,7 +13,7 @@ import pytest
 from netlimit.l7 import usage as usage_module
 from netlimit.l7.counters import open_counters
 from netlimit.l7.decision import Decision
-from netlimit.l7.detail import OTHERS, Detail
+from netlimit.l7.detail import OTHERS, Detail, Space
 from netlimit.l7.distinct import Distinct
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Verdict
@@ -214,7 +214,7 @@ class TestCounting:
     def test_it_is_all_json(self) -> None:
         site = Site(user=rule(2))
         site.ask("user", "key", times=3)
-        (told,) = json.loads(json.dumps(describe_report(site.report())))["limits"]
+        (told,) = json.loads(json.dumps(describe_report(site.report())))
         assert told["fit"] == "too early"
         assert (told["domain"], told["rule"], told["kind"], told["limit"]) == ("site", "user", "rate", "2/minute")
         assert (told["admitted"], told["refused"], told["keys"], told["limited_keys"]) == (2, 1, 1, 1)
@@ -264,20 +264,50 @@ class TestDetail:
 
     def test_only_those_of_the_entries_that_are_named(self) -> None:
         name = r"host=a\,b\=c,path=/v*,user,plan"
-        detail = Detail(Rule("site", name, value_to_metric=(0, 1, 3)))
+        detail = Detail(Rule("site", name, value_to_metric=(0, 1, 3)), Space())
         detail.record(r"/v1|alice|free", 1, True)
         detail.record(r"/v1|bob|free", 2, False)
         detail.record(r"/v\|2|bob|free", 1, True)
         assert detail.counts == {"/v1|free": [1, 2], r"/v\|2|free": [1, 0]}
 
     def test_a_hundred_are_told_apart(self) -> None:
-        detail = Detail(rule(2, detailed_metric=True))
+        detail = Detail(rule(2, detailed_metric=True), Space())
         for number in range(150):
             detail.record(f"user {number}", 1, True)
         detail.record("user 5", 1, False)
         assert len(detail.counts) == 101
         assert detail.counts[OTHERS] == [50, 0]
         assert detail.counts["user 5"] == [1, 1]
+
+    def test_so_many_of_all_rules_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def tell(name: str) -> dict[str, list[int]]:
+            counts = site.usage.get(site.rules[name])
+            assert counts is not None
+            assert counts.detail is not None
+            return counts.detail.counts
+
+        monkeypatch.setattr(usage_module, "Space", lambda: Space(3))
+        site = Site(user=rule(2, detailed_metric=True), other=rule(2, name="other", detailed_metric=True))
+        for who in ("alice", "bob"):
+            site.ask("user", who)
+            assert not site.usage.troubles
+            site.ask("other", who)
+        site.ask("other", "carol")
+        assert (tell("user"), tell("other")) == (
+            {"alice": [1, 0], "bob": [1, 0]},
+            {"alice": [1, 0], OTHERS: [2, 0]},
+        )
+        (told,) = site.usage.troubles
+        assert "10,000 values of all rules" in told
+        site.rules["user"] = rule(3, detailed_metric=True)  # begins anew, and so there is room
+        site.ask("user", "dave")
+        site.ask("other", "carol")
+        assert (tell("user"), tell("other")["carol"]) == ({"dave": [1, 0]}, [1, 0])
+        del site.rules["user"]
+        site.rules["third"] = rule(2, name="third", detailed_metric=True)
+        site.ask("third", "frank")
+        site.ask("third", "grace")
+        assert tell("third") == {"frank": [1, 0], OTHERS: [1, 0]}
 
 
 def test_counters_that_are_away_are_told() -> None:

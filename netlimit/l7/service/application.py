@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,17 @@ from netlimit.l7.headers import USUAL, Family
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.queueing import Queues
-from netlimit.l7.report import Finding, describe_report, make_report
+from netlimit.l7.report import Finding
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.answers import JSON, Answer, Problem
 from netlimit.l7.service.auth import LOOPBACK, Authorizer
 from netlimit.l7.service.decisions import decide
 from netlimit.l7.service.envoy import answer_json
 from netlimit.l7.service.leases import Leases
-from netlimit.l7.service.metrics import Answers, make_registry, write_metrics
+from netlimit.l7.service.metrics import Answers, LimiterMetrics
+from netlimit.l7.service.pieces import Shared
 from netlimit.l7.service.questions import parse_object, read_body
+from netlimit.l7.service.reporting import find_all, write_report
 from netlimit.l7.service.turns import Turns
 
 Scope = MutableMapping[str, Any]
@@ -66,7 +68,9 @@ class Service:
         self._turns = Turns()
         authorizer = Authorizer(self._queues, families, proxies, self.askers)
         self._leases = Leases(rules, limiter.find_flight)
-        self._registry = make_registry(limiter.usage, self.answers, self._find, lambda: limiter.counts_well, count_lost)
+        metrics = LimiterMetrics(limiter.usage, self.answers, self._find, lambda: limiter.counts_well, count_lost)
+        self._metrics = Shared(metrics.write)
+        self._told = Shared(self._write_report)
         self._ways: dict[str, tuple[str, str, Respond]] = {
             "/v1/decide": ("decide", "POST", partial(decide, limiter, families, self._turn)),
             "/v1/auth": ("auth", "GET", authorizer.answer),
@@ -132,7 +136,7 @@ class Service:
         return Answer(204, [])
 
     async def _check_health(self, scope: Scope, receive: Receive) -> Answer:
-        troubles = self._troubles()
+        troubles = [*self._troubles(), *self._limiter.usage.troubles]
         return Answer(200, [JSON], json.dumps({"status": "ok", "troubles": troubles}).encode() if troubles else _WELL)
 
     async def _check_readiness(self, scope: Scope, receive: Receive) -> Answer:
@@ -142,14 +146,17 @@ class Service:
 
     async def _read_metrics(self, scope: Scope, receive: Receive) -> Answer:
         await self._turn(scope)
-        return Answer(200, [_METRICS], write_metrics(self._registry))
+        return Answer(200, [_METRICS], await self._metrics.find())
 
     async def _report(self, scope: Scope, receive: Receive) -> Answer:
         await self._turn(scope)
-        return Answer(200, [JSON], json.dumps(describe_report(self._find())).encode())
+        return Answer(200, [JSON], await self._told.find())
 
-    def _find(self) -> list[Finding]:
-        return make_report(self._rules(), self._limiter.usage, time.time())
+    async def _write_report(self) -> bytes:
+        return await write_report(await self._find())
+
+    async def _find(self) -> Iterator[Finding]:
+        return await find_all(self._rules(), self._limiter.usage, time.time())
 
     async def _miss(self, scope: Scope, receive: Receive) -> Answer:
         known = ", ".join(self._ways)

@@ -1,0 +1,151 @@
+"""Questions that are dear to answer keep nobody else from his answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from netlimit.l7.document import parse_document
+from netlimit.l7.limiter import Limiter
+from netlimit.l7.listening import Message
+from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.rules import Descriptor, Entry, RuleSet
+from netlimit.l7.service.answers import Answer
+from netlimit.l7.service.application import Service
+from netlimit.l7.service.pieces import PIECE, Shared, in_pieces
+
+NUMBER = 5 * PIECE
+RULES = "domain: web\ndescriptors:\n" + "".join(
+    f"- key: key{number}\n  detailed_metric: true\n  rate_limit: {{unit: day, requests_per_unit: 2}}\n"
+    for number in range(NUMBER)
+)
+
+
+async def silence() -> Message:
+    """Of a client that waits for its answer."""
+    await asyncio.sleep(3600)
+    return {"type": "http.disconnect"}
+
+
+class Fields(list[tuple[bytes, bytes]]):
+    """Header fields that know how often they have been looked through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        self.looks += 1
+        return super().__iter__()
+
+
+class Desk:
+    """A service without sockets, each of whose rules has been asked for."""
+
+    def __init__(self) -> None:
+        document = parse_document(RULES)
+        rules = RuleSet({document.domain: document.root})
+        self.limiter = Limiter(lambda: rules, MemoryStore())
+        self.service = Service(self.limiter, lambda: rules)
+
+    async def use(self, numbers: range = range(NUMBER)) -> None:
+        for number in numbers:
+            await self.limiter.decide("web", [Descriptor((Entry(f"key{number}", "value"),))])
+
+    async def ask(self, path: str, query: str = "", fields: list[tuple[bytes, bytes]] | None = None) -> Answer:
+        return await self.service.answer(
+            {
+                "type": "http",
+                "client": ("127.0.0.1", 4000),
+                "method": "GET",
+                "path": path,
+                "query_string": query.encode(),
+                "headers": fields or [],
+            },
+            silence,
+        )
+
+    async def count_answers(self, dear: Awaitable[Answer]) -> int:
+        """How many questions of proxies are answered, one after the other, before a dear one is."""
+        answer = asyncio.ensure_future(dear)
+        number = 0
+        while not answer.done():
+            assert (await self.ask("/v1/auth", "domain=web&key=key0=value")).status in (200, 403)
+            await asyncio.sleep(0)
+            number += 1
+        assert answer.result().status == 200
+        return number
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/report"])
+def test_proxies_are_answered_between_the_pieces(path: str) -> None:
+    async def run() -> int:
+        desk = Desk()
+        await desk.use()
+        return await desk.count_answers(desk.ask(path))
+
+    assert asyncio.run(run()) >= NUMBER // PIECE
+
+
+def test_pieces_are_all_of_it_and_each_family_stands_once() -> None:
+    async def run() -> tuple[str, list[dict[str, str]]]:
+        desk = Desk()
+        await desk.use()
+        return (await desk.ask("/metrics")).body.decode(), json.loads((await desk.ask("/v1/report")).body)["limits"]
+
+    text, limits = asyncio.run(run())
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families) == text.count("# TYPE") == text.count("# HELP")
+    numbers = {family.name: len(family.samples) for family in families}
+    hits = {
+        f"netlimit_limiter_{name}": number * NUMBER for name, number in (("hits", 3), ("value_hits", 2), ("keys", 2))
+    }
+    assert hits.items() <= numbers.items()
+    names = [each["rule"] for each in limits]
+    assert names == sorted(f"key{number}" for number in range(NUMBER))
+
+
+def test_what_comes_while_metrics_are_written_is_in_those_that_are_asked_for_later() -> None:
+    async def run() -> tuple[bytes, bytes]:
+        desk = Desk()
+        await desk.use(range(NUMBER - 1))
+        first = asyncio.create_task(desk.ask("/metrics"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await desk.use(range(NUMBER - 1, NUMBER))
+        second = await desk.ask("/metrics")
+        return (await first).body, second.body
+
+    first, second = asyncio.run(run())
+    last = b'value_hits_total{domain="web",limit="rate",outcome="admitted",rule="key%d"' % (NUMBER - 1)
+    assert last not in first
+    assert last in second
+
+
+def test_it_is_made_once_for_all_who_ask_meanwhile_and_once_at_a_time() -> None:
+    under_way, most, made = 0, 0, 0
+
+    async def make() -> int:
+        nonlocal under_way, most, made
+        under_way += 1
+        most = max(most, under_way)
+        async for _ in in_pieces(range(3 * PIECE)):
+            pass
+        under_way -= 1
+        made += 1
+        return made
+
+    async def run() -> list[int]:
+        shared = Shared(make)
+        asked = []
+        for _ in range(3):
+            asked += [asyncio.create_task(shared.find()) for _ in range(10)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        asked[0].cancel()  # who goes takes it from nobody
+        return list(await asyncio.gather(*asked[1:]))
+
+    assert asyncio.run(run()) == [1] * 9 + [2] * 20
+    assert (most, made) == (1, 2)
