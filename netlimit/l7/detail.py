@@ -39,8 +39,8 @@ class Space:
     def _complain(self) -> None:
         if not self.troubles:
             sentence = (
-                f"Metrics by value (detailed_metric, value_to_metric) tell apart {MOST_OF_ALL:,} values of all rules, and "
-                f"there have been more: these are in {OTHERS}. Have fewer rules tell of values."
+                f"Metrics by value (detailed_metric, value_to_metric) tell apart {MOST_OF_ALL:,} values of all rules, "
+                f"and there have been more: these are in {OTHERS}. Have fewer rules tell of values."
             )
             self.troubles = (sentence,)
             log.warning("%s", sentence)

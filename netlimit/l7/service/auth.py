@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from functools import lru_cache, partial
 from math import inf
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
 from netlimit.l7.decision import new
@@ -40,6 +41,11 @@ class Part(NamedTuple):
     find: Extractor
     whole: Extractor | None = None
     """Finds what is told, in the question or a header, of which the value is the plain form or the block."""
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it is the path of the request."""
+        return self.key == PATH_KEY and self.whole is None
 
 
 class Template(NamedTuple):
@@ -120,15 +126,25 @@ class Authorizer:
         deny = DENIALS.get(once.get("deny", "403"))
         if deny is None:
             raise Problem(422, f"`deny` is the status of a refusal: {' or '.join(DENIALS)}.", "deny")
-        descriptors = tuple(tuple(self._read_part(part) for part in key.split(",")) for key in keys)
+        descriptors = self._read_keys(keys)
         clients = [part for parts in descriptors for part in parts if part.key == CLIENT_KEY]
         told = any(part.whole is not None for part in clients)
-        finders = [part.whole or self._address.find for part in clients]
+        finders = [*dict.fromkeys(part.whole or self._address.find for part in clients)]
         client = partial(_find_told, finders) if told else self._address.find
-        reads = any(part.find is find_path for parts in descriptors for part in parts)
+        reads = any(part.is_path for parts in descriptors for part in parts)
         of_paths = tuple(parts for parts in descriptors if reads and any(part.key == PATH_KEY for part in parts))
         hits, wait = _read_hits(once.get("hits", "1")), _read_wait(once.get("wait"))
         return Template(once["domain"], descriptors, of_paths, hits, wait, deny, client, not told)
+
+    def _read_keys(self, keys: Sequence[str]) -> tuple[tuple[Part, ...], ...]:
+        """The descriptors. What several of them tell is found once: a value may be long, and there may be many keys."""
+        described = [[_name_part(text) for text in key.split(",")] for key in keys]
+        times = Counter(text for texts in described for text in texts)
+        parts = {text: self._read_part(text) for text in times}
+        for place, text in enumerate(text for text, number in times.items() if number > 1):
+            part = parts[text]
+            parts[text] = part._replace(find=partial(_find_once, f"netlimit.{place}", part.find))
+        return tuple(tuple(parts[text] for text in texts) for texts in described)
 
     def _read_part(self, text: str) -> Part:
         key, given, value = text.partition("=")
@@ -142,6 +158,19 @@ class Authorizer:
             known = ", ".join(self._known)
             raise Problem(422, f"There is no key {text[:100]!r}; there are {known}, header:NAME and KEY=VALUE.", "key")
         return Part(text, find)
+
+
+def _name_part(text: str) -> str:
+    """An entry of a key in one form: a header is the same however its name is written."""
+    return text.lower() if text.startswith("header:") and "=" not in text else text
+
+
+def _find_once(place: str, find: Extractor, scope: MutableMapping[str, Any]) -> str | None:
+    """What has been found before of this request, or is found now."""
+    if place not in scope:
+        scope[place] = find(scope)
+    value: str | None = scope[place]
+    return value
 
 
 def _give(value: str, scope: Scope) -> str:
@@ -211,7 +240,7 @@ def _find_others(of_paths: tuple[tuple[Part, ...], ...], scope: Scope) -> Iterat
     """The descriptors of what a path may mean besides: its limits hold for the request as well."""
     for reading, other in [*enumerate(read_paths(_read_uri(scope)))][1:]:
         for parts in of_paths:
-            meant = tuple(Part(part.key, partial(_give, other)) if part.find is find_path else part for part in parts)
+            meant = tuple(Part(part.key, partial(_give, other)) if part.is_path else part for part in parts)
             descriptor = _make_descriptor(meant, scope)
             if descriptor is not None:
                 yield descriptor._replace(besides=reading)

@@ -44,9 +44,9 @@ class Fields(list[tuple[bytes, bytes]]):
 class Desk:
     """A service without sockets, each of whose rules has been asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: RuleSet | None = None) -> None:
         document = parse_document(RULES)
-        rules = RuleSet({document.domain: document.root})
+        rules = rules or RuleSet({document.domain: document.root})
         self.limiter = Limiter(lambda: rules, MemoryStore())
         self.service = Service(self.limiter, lambda: rules)
 
@@ -149,3 +149,39 @@ def test_it_is_made_once_for_all_who_ask_meanwhile_and_once_at_a_time() -> None:
 
     assert asyncio.run(run()) == [1] * 9 + [2] * 20
     assert (most, made) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields"),
+    [
+        (["host"], [(b"x-forwarded-host", b"www.example")]),
+        (["host", "method=GET,host"], [(b"x-forwarded-host", b"www.example")]),
+        (["header:host", "header:Host", "header:HOST,k=1"], [(b"host", b"www.example")]),
+        (["path,host"], [(b"x-forwarded-host", b"www.example"), (b"x-forwarded-uri", b"/a/../b")]),
+        (["header:user"], []),
+    ],
+)
+def test_what_many_keys_tell_of_a_request_is_found_once(keys: list[str], fields: list[tuple[bytes, bytes]]) -> None:
+    async def count_looks(keys: list[str]) -> int:
+        seen = Fields(fields)
+        answer = await Desk().ask("/v1/auth", "&".join(["domain=web", *(f"key={key}" for key in keys)]), seen)
+        assert answer.status == 200
+        return seen.looks
+
+    async def run() -> None:
+        assert await count_looks(30 * keys) <= await count_looks(keys[:1])
+
+    asyncio.run(run())
+
+
+def test_repeated_keys_count_each_time_and_of_every_reading() -> None:
+    async def run() -> list[int]:
+        document = parse_document(
+            "domain: web\ndescriptors:\n- key: path\n  rate_limit: {unit: day, requests_per_unit: 5}\n"
+        )
+        desk = Desk(RuleSet({document.domain: document.root}))
+        query = "domain=web&key=path&key=path&hits=2"
+        asked = [(b"x-forwarded-uri", b"/a/../b")], [(b"x-forwarded-uri", b"/b")], [(b"x-forwarded-uri", b"/a/../c")]
+        return [(await desk.ask("/v1/auth", query, fields)).status for fields in asked]
+
+    assert asyncio.run(run()) == [200, 403, 200]
