@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -92,6 +93,14 @@ def collect_seldom() -> None:
     """A hundred thousand rules are many objects and no garbage: looking through them again and again takes a fifth of
     the time that a bulk of them takes (measured)."""
     gc.set_threshold(100_000, 20, 100)
+
+
+def stay_prompt() -> None:
+    """Let what other threads do, such as reading many rules, hold answers up as little as can be: who waits for the
+    interpreter gets it after half a millisecond (usually 5, each time that a question comes or an answer goes), and
+    garbage is looked for among some thousand objects at a time, all of which nothing else goes on."""
+    sys.setswitchinterval(0.000_5)
+    gc.set_threshold(5_000, 2, 5_000)
 
 
 def run_controller(settings: Settings, user: str | None = None, api_user: str = USER) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from netlimit.cli import descriptor_store
-from netlimit.cli.daemons import UMASK, collect_seldom, hold, listen, raise_open_files
+from netlimit.cli.daemons import UMASK, hold, listen, raise_open_files, stay_prompt
 from netlimit.cli.descriptor_store import GRPC, LIMITER
 from netlimit.cli.errors import CommandError
 from netlimit.cli.logs import log_to_stderr
@@ -50,7 +50,7 @@ def limiter(
     deciding = _import("netlimit.cli.deciding")
     for module in _LATE:
         _import(module)
-    collect_seldom()
+    stay_prompt()
     os.umask(UMASK)
     raise_open_files(OPEN_FILES)
     log_to_stderr("limiter", settings)

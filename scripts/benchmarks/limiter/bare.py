@@ -10,7 +10,7 @@ import grpc
 import uvicorn
 import uvloop
 
-from netlimit.cli.daemons import collect_seldom
+from netlimit.cli.daemons import stay_prompt
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.rpc import SERVICE
 
@@ -35,7 +35,7 @@ async def do_nothing(request: RateLimitRequest, context: object) -> RateLimitRes
 
 def main() -> None:
     """Serve both until it is ended, and print where."""
-    collect_seldom()
+    stay_prompt()
     uvloop.run(_serve())
 
 

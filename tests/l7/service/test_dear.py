@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import sys
 from collections.abc import Awaitable, Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from netlimit.cli.daemons import stay_prompt
 from netlimit.l7.document import parse_document
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.listening import Message
@@ -185,3 +188,35 @@ def test_repeated_keys_count_each_time_and_of_every_reading() -> None:
         return [(await desk.ask("/v1/auth", query, fields)).status for fields in asked]
 
     assert asyncio.run(run()) == [200, 403, 200]
+
+
+@pytest.fixture
+def prompt() -> Iterator[None]:
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    gc.collect()
+    stay_prompt()
+    yield
+    gc.set_threshold(*threshold)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("prompt")
+def test_to_read_many_rules_looks_for_garbage_among_few_objects_at_a_time() -> None:
+    looked: list[int] = []
+
+    def count(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            looked.append(sum(len(gc.get_objects(generation)) for generation in range(about["generation"] + 1)))
+
+    rules = "".join(
+        f"- {{key: user, value: u{number}, rate_limit: {{unit: day, requests_per_unit: 3}}}}\n"
+        for number in range(3000)
+    )
+    gc.callbacks.append(count)
+    try:
+        parse_document(f"domain: web\ndescriptors:\n{rules}")
+    finally:
+        gc.callbacks.remove(count)
+    assert looked
+    assert max(looked) <= 25_000
+    assert sys.getswitchinterval() < 0.001
