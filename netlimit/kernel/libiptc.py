@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from netlimit.errors import KernelError
+from netlimit.kernel.libraries import confine_search
 from netlimit.kernel.tables import Layout, TableChanged, read_layout
 from netlimit.plan import SwitchTable
 from netlimit.state import (
@@ -96,6 +97,7 @@ def _reason(error: Exception) -> str:
 @cache
 def _iptc() -> Any:
     """Import it late: it looks for libraries, and fails where they are missing; only a controller needs it."""
+    confine_search()
     import iptc
 
     for kind in (iptc.Match, iptc.Target):
