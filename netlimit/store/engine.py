@@ -60,6 +60,10 @@ USER_SECONDS = 1.0
 """How long who opens a file waits for others to let go of a log that was removed. Who opens it himself at that moment
 has the file before he has the log."""
 
+_OPENING: dict[str, threading.Lock] = {}
+"""By file: who looks whether others have one ends every lock that this process has on it (fcntl(2)), so nobody opens it
+here meanwhile."""
+
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
 
@@ -160,7 +164,8 @@ class Database:
         self._place: files.Place | None = None
         self._turn = threading.Lock()
         self._log: Log | None = None
-        self._opening, self._rescuing, self._lets_go = threading.Lock(), threading.Lock(), False
+        self._opening = _OPENING.setdefault(str(self.path), threading.Lock())
+        self._rescuing, self._lets_go = threading.Lock(), False
         self._former: list[Pool] = []
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
 
