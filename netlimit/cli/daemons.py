@@ -11,8 +11,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +34,6 @@ from netlimit.cli.parts import (
 )
 from netlimit.cli.privileges import NETWORK, USER, become, find_user, is_root
 from netlimit.cli.tls import check_certificate
-from netlimit.errors import StoreError
 from netlimit.packages import import_beside
 from netlimit.settings import Backend, Listen, Settings
 
@@ -53,9 +50,6 @@ OPEN_FILES = 4096
 """What the API may have open: about 900 connections and 150 files of the database, at most."""
 PATIENCE = 1.0
 """How long the controller waits for who has locked the database, in seconds: the kernel must be looked at."""
-
-HEED_SECONDS = 0.5
-"""So often the API, which may be asked nothing for days, looks whether somebody has removed the log of its database."""
 
 _LATE_IN_CONTROLLER = ("netlimit.controller", "netlimit.store", "netlimit.kernel.linux", "encodings.idna")
 _LATE = ("anyio._backends._asyncio", "encodings.idna", "encodings.utf_8_sig")
@@ -164,18 +158,8 @@ def run_api(settings: Settings, user: str, listening: socket.socket | None = Non
         if is_root():
             _drop_root(config, store, user)
         store.revision()
-        threading.Thread(target=_heed, args=(store,), daemon=True).start()
         log.info("Answering at %s.", settings.listen)
         uvicorn.Server(config).run(sockets=[door])
-
-
-def _heed(store: Store) -> None:
-    """See that the log of the database is there, for ever: all others wait until this process lets go of a removed
-    one."""
-    while True:
-        time.sleep(HEED_SECONDS)
-        with suppress(StoreError):
-            store.heed()
 
 
 def raise_open_files(wanted: int) -> None:

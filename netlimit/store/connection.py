@@ -8,20 +8,17 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
-from weakref import WeakSet
 
 from netlimit.custody import Rights, find_rights, is_exchangeable, opened, opening_as
 from netlimit.stalls import Disk, Overworked, Stalled, find_disk
-from netlimit.store import files, vfs
+from netlimit.store import vfs
 from netlimit.store.allowance import Allowance
-from netlimit.store.log import Log, find_log
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
@@ -34,9 +31,6 @@ WORK_SECONDS = 300.0
 disk makes that much more."""
 LONGEST_VALUE = 2**27
 """Bytes. One function makes a value of a thousand million, in one step that nobody can end."""
-_opened: WeakSet[DiskConnection] = WeakSet()
-"""The connections of this process."""
-_noting = threading.Lock()
 
 
 def refuse_work(seconds: float) -> Overworked:
@@ -64,20 +58,7 @@ def connect(path: Path, patience: float, allowance: Allowance | None = None) -> 
     except OSError as error:
         raise sqlite3.OperationalError(f"unable to open database file: {error.strerror}") from error
     connection.place(path, disk, rights, allowance or Allowance(refuse_work))
-    with _noting:
-        _opened.add(connection)
     return connection
-
-
-def find_opened(path: Path) -> list[DiskConnection]:
-    """The connections to a file that this process has open."""
-    with _noting:
-        return [connection for connection in _opened if connection.leads_to(path)]
-
-
-def find_lost(path: Path, log: Log | None) -> Log | None:
-    """The log by way of which this process has a file open, where that is another than the one beside it now."""
-    return next((each.log for each in find_opened(path) if each.has_lost(log)), None)
 
 
 def find_memory(patience: float) -> Callable[[], sqlite3.Connection]:
@@ -105,7 +86,6 @@ def _open(path: Path, patience: float, rights: Rights | None) -> DiskConnection:
 def _close_late(connection: DiskConnection | None) -> None:
     if connection is not None:
         sqlite3.Connection.close(connection)
-        connection.is_closed = True
 
 
 def _judge(path: Path) -> Rights | None:
@@ -178,9 +158,7 @@ class DiskConnection(sqlite3.Connection):
     _disk: Disk
     _rights: Rights | None = None
     _allowance: Allowance
-    _is_lost = _writes = is_closed = False
-    log: Log | None = None
-    """Which it has open, once that is known."""
+    _is_lost = _writes = False
 
     @property
     def is_lost(self) -> bool:
@@ -190,33 +168,6 @@ class DiskConnection(sqlite3.Connection):
     def place(self, path: Path, disk: Disk, rights: Rights | None, allowance: Allowance) -> None:
         """Say of which file it is, where that lies, with whose rights calls are made, and how long they may work."""
         self._path, self._disk, self._rights, self._allowance = path, disk, rights, allowance
-
-    def leads_to(self, path: Path) -> bool:
-        """Whether it is open, and of this file."""
-        return not self.is_closed and self._path == path
-
-    def note_log(self) -> None:
-        """Note which log it has, unless that is known already."""
-        if self.log is not None or self._is_lost:
-            return
-        with suppress(sqlite3.Error):
-            # From the first time that it reads, SQLite has the log open, and nobody removes one that is in use.
-            self.execute("PRAGMA schema_version").fetchone()
-            self.log = find_log(self._path)
-
-    def has_lost(self, log: Log | None) -> bool:
-        """Whether it has another log than this one, which is beside its file now. Another file is another matter."""
-        if self.log is None or log == self.log:
-            return False
-        return self.log.file == (log.file if log is not None else files.find_place(self._path))
-
-    def save_log(self) -> bool:
-        """Whether everything that was committed to its log is in the file now. Raises sqlite3.Error."""
-        if self._is_lost or self.in_transaction:
-            return False
-        # Waits for who writes to it, and lets nobody else do so meanwhile.
-        is_busy, frames, saved = self.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-        return not is_busy and frames == saved
 
     def work(self, work: Callable[[], Result], statement: _Statement, again: bool = False) -> Result:
         """What `work`, which is of a statement, gives within its bound; `again` as for `call`. Raises Stalled, and
@@ -280,7 +231,6 @@ class DiskConnection(sqlite3.Connection):
         if not self._is_lost:
             with suppress(Stalled):
                 self.call(super().close)
-                self.is_closed = True
 
     def _unlock(self, end: Callable[[], None]) -> None:
         """End a transaction that has written nothing: that calls no disk. Raises Stalled."""

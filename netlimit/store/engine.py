@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
@@ -17,24 +16,14 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry, Pool, PoolProxiedConnection, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
 from netlimit.store import files
 from netlimit.store.allowance import Allowance
-from netlimit.store.connection import (
-    READ,
-    WRITE,
-    DiskConnection,
-    connect,
-    find_lost,
-    find_memory,
-    find_opened,
-    refuse_work,
-)
+from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
-from netlimit.store.log import Log, find_log, find_user, has_successor
 from netlimit.store.servers import Names, Reached, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
@@ -55,14 +44,6 @@ some."""
 
 MEMORY = URL.create("sqlite")
 """A database of one process, which needs no file system: it is gone when it is closed."""
-
-USER_SECONDS = 1.0
-"""How long who opens a file waits for others to let go of a log that was removed. Who opens it himself at that moment
-has the file before he has the log."""
-
-_OPENING: dict[str, threading.Lock] = {}
-"""By file: who looks whether others have one ends every lock that this process has on it (fcntl(2)), so nobody opens it
-here meanwhile."""
 
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
@@ -89,8 +70,6 @@ asked on it, and changes of rules wait for each other anyway: so a few that stay
 
 _STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 """Who waits to hear of changes is idle, however short the server would have that be. PostgreSQL 13 does not know it."""
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -141,10 +120,8 @@ class Database:
         or what it asks broken off, and it hears Slow. Of a server's, who is not impatient is asked nothing."""
         self._allowance = Allowance(refuse_work)
         if self.path:
-            self.engine = _open_sqlite(self._connect if wal else self._open, self._patience)
+            self.engine = _open_sqlite(partial(connect, self.path, self._patience, self._allowance), self._patience)
             self.allow = self._allow_work
-            if wal:
-                event.listen(self.engine, "checkin", self._note_log)
         elif self.is_sqlite:
             self.engine = _open_sqlite(find_memory(self._patience), self._patience)
         else:
@@ -163,10 +140,6 @@ class Database:
         self._checked = False
         self._place: files.Place | None = None
         self._turn = threading.Lock()
-        self._log: Log | None = None
-        self._opening = _OPENING.setdefault(str(self.path), threading.Lock())
-        self._rescuing, self._lets_go = threading.Lock(), False
-        self._former: list[Pool] = []
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
 
     def __str__(self) -> str:
@@ -194,11 +167,6 @@ class Database:
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:
             raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
-        if self._find_lost() is not None:
-            raise StoreError(
-                f"The log of the database {self} (-wal, -shm) was removed meanwhile; nothing was changed.",
-                "The log of the database was removed meanwhile; nothing was changed.",
-            )
         if wake and not self.is_sqlite:
             connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
@@ -212,7 +180,6 @@ class Database:
             self._make_file(self.path)
             files.check_file(self.path)
             files.check_beside(self.path)
-            self.heed_log()
         self._checked = False
         with self._in_words():
             if self.is_sqlite:
@@ -245,7 +212,7 @@ class Database:
         files.check_beside(self.path)
         end = time.monotonic() + CHECK_SECONDS
         with self._in_words():
-            connection = self._connect()
+            connection = connect(self.path, BUSY_SECONDS, self._allowance)
             connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_STEPS)
             try:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -299,100 +266,6 @@ class Database:
         with self.engine.connect() as connection:
             connection.execution_options(**{_BEGIN: None}).exec_driver_sql(f"PRAGMA journal_mode={self._journal}")
 
-    def _open(self) -> DiskConnection:
-        assert self.path is not None
-        return connect(self.path, self._patience, self._allowance)
-
-    def _connect(self) -> DiskConnection:
-        """A new connection, by way of the log that all others go by. Raises StoreError where there is none."""
-        assert self.path is not None
-        with self._opening:
-            if find_opened(self.path):
-                # SQLite has one index for all of a process, which would be that of the other log.
-                if self._lets_go or self._find_lost() is not None:
-                    raise self._say_lost("It is in use here yet; try again.")
-            else:
-                self._lets_go = False
-                self._former.clear()
-                self._refuse_other_users(self.path)
-            return self._open()
-
-    def _refuse_other_users(self, path: Path) -> None:
-        end = time.monotonic() + USER_SECONDS
-        disk = find_disk(path.parent)
-        while (process := disk.call(partial(find_user, path))) is not None:
-            if time.monotonic() > end:
-                raise self._say_lost(
-                    f"Process {process} still uses it: one of netlimit lets go of it by itself within seconds, once "
-                    "all that it holds is in the database; end any other, and one that does not. Then try again."
-                )
-            time.sleep(0.02)
-
-    def _find_lost(self) -> Log | None:
-        """The log that was removed while this process has it open."""
-        if not self.path:
-            return None
-        found = find_log(self.path)
-        if found == self._log:
-            return None
-        lost = find_lost(self.path, found)
-        if lost is None:
-            self._log = found
-        return lost
-
-    def heed_log(self) -> None:
-        """See whether the log that is in use was removed; then bring what it holds to the file, and let go of it.
-        Raises StoreError until all of this process have."""
-        if self._find_lost() is None:
-            return
-        with self._rescuing:
-            self._checked = False
-            if (lost := self._find_lost()) is None:
-                return
-            assert self.path is not None
-            if has_successor(self.path, lost):
-                # Pages of both in one file would make it useless.
-                raise self._say_lost(
-                    "Another program has begun a log in its place: what netlimit was told lately is in the removed one "
-                    "alone, and is lost if netlimit ends now. End that program, and move away the log that is beside "
-                    "the database (-wal, -shm); then netlimit saves what it was told."
-                )
-            self._save_log(self.path)
-            if not self._lets_go:
-                log.warning(
-                    "The log of the database %s (-wal, -shm) was removed while it was in use. What it held is in the "
-                    "database; a new one is begun as soon as nobody uses it any more.",
-                    self,
-                )
-            self._lets_go = True
-            self._former.append(self.engine.pool)
-            self.close()
-            for pool in self._former:  # where others may have given one back since
-                pool.dispose()
-        raise self._say_lost("What it held is in the database now; try again.")
-
-    def _save_log(self, path: Path) -> None:
-        """Bring what was committed to a removed log to the file. Raises StoreError."""
-        with self._in_words():
-            if any(connection.save_log() for connection in find_opened(path)):
-                return
-        raise self._say_lost("It is in use here yet; try again.")
-
-    def _say_lost(self, follows: str) -> StoreError:
-        removed = "(-wal, -shm) was removed while it was in use."
-        return StoreError(
-            f"The log of the database {self} {removed} {follows}",
-            f"The log of the database {removed} Try again.",
-        )
-
-    def _note_log(self, connection: Any, entry: ConnectionPoolEntry) -> None:
-        """Of a connection that is given back, note which log it has; one that has a removed one is of no more use."""
-        if not isinstance(connection, DiskConnection):
-            return
-        connection.note_log()
-        if self._lets_go:  # no new one is opened meanwhile
-            entry.invalidate()
-
     def find_place(self) -> files.Place | None:
         """Which file SQLite's is now; None when there is none, and for a server."""
         return files.find_place(self.path) if self.path else None
@@ -409,8 +282,6 @@ class Database:
         if self._place not in (None, place):
             self._checked = False
             self.close()
-        else:
-            self.heed_log()
         if self._checked:
             return
         if self.path:

@@ -135,11 +135,6 @@ class Store:
         """What errors call it; without a password."""
         return str(self._database)
 
-    def heed(self) -> None:
-        """Notice now, and not with the next question, that the log of a SQLite file was removed while it is in use
-        here: what it holds is saved then. Raises StoreError."""
-        self._database.heed_log()
-
     def break_off(self) -> None:
         """Have end what SQLite works at now, in whatever thread: who asked hears Slow."""
         self._database.break_off()

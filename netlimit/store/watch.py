@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from netlimit.errors import StoreError
 from netlimit.store.engine import CHANNEL, Database
 
 POLL_SECONDS = 0.02
@@ -60,12 +59,10 @@ class SqliteWatch(Watch):
             self._open()
             return True
         end = time.monotonic() + timeout
-        self._heed_log()
         while (version := self._version()) == self._seen:
             quiet = self._is_quiet()
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, left))
-                self._heed_log()
                 quiet = self._is_quiet()
                 if not quiet:
                     break
@@ -85,14 +82,6 @@ class SqliteWatch(Watch):
         self._log = f"{self._database.path}-wal"
         self._connection = self._database.pin()
         self._seen = self._version()
-        self._connection.driver_connection.note_log()
-
-    def _heed_log(self) -> None:
-        try:
-            self._database.heed_log()
-        except StoreError:
-            self.close()
-            raise
 
     def _is_quiet(self) -> bool:
         """Whether nobody has written since the version was asked. A clock that was set may say so wrongly; the next
