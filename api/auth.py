@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -11,17 +12,19 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from netlimit.errors import StoreError
 from netlimit.records import Actor
 from netlimit.roles import MAY, WORDS, Act, Role
+from netlimit.store import Token
 
 from .admission import LOOKING
 from .doorkeeper import Doorkeeper
 from .origin import origin_of
-from .problems import Problem
+from .problems import Problem, unauthorized
 from .turns import TURN, Rank
 from .visitors import Visitors
 
 _bearer = HTTPBearer(
     auto_error=False, description="An access token: the one that the first start made, or of `netlimit token create`."
 )
+_NOT_GOOD = "The token is not known, or was revoked, or has expired."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +57,30 @@ async def authorized(
     Raises Problem 401, 403, 429 and 503.
     """
     if credentials is None:
-        raise _unauthorized("A token is needed: send the header `Authorization: Bearer TOKEN`.")
+        raise unauthorized("A token is needed: send the header `Authorization: Bearer TOKEN`.", was_shown=False)
     doorkeeper: Doorkeeper = request.app.state.doorkeeper
     visitors: Visitors = request.app.state.visitors
     origin = origin_of(request)
     token = await doorkeeper.find(credentials.credentials, origin.place)
     if token is None:
-        raise _unauthorized("The token is not known, or was revoked, or has expired.", ', error="invalid_token"')
+        raise unauthorized(_NOT_GOOD)
     turn = TURN.get()
     if turn is not None:
-        turn.show(token.id, Rank.ADMIN if token.role == Role.ADMIN else Rank.KNOWN)
-    caller = Caller(token.role, Actor(token.name, origin.address, origin.request))
+        rank = Rank.ADMIN if token.role == Role.ADMIN else Rank.KNOWN
+        turn.show(token.id, rank, partial(_look_again, doorkeeper, token))
+    caller = Caller(token.role, Actor(token.name, origin.address, origin.request, token.id, token.role))
     request.state.caller = caller
     caller.require(Act.READ if request.method in LOOKING else Act.CHANGE)
     for address in filter(None, dict.fromkeys((origin.address, origin.neighbour))):  # who is refused proves nothing
         visitors.see(address, token.name, Role(token.role))
     return caller
+
+
+async def _look_again(doorkeeper: Doorkeeper, token: Token) -> None:
+    """A body may take ten minutes to come, and a turn some more. Raises Problem 401 for a token that ended more than a
+    second ago, and 503, and StoreError. With what is changed the store looks at it once more, without that second."""
+    if not await doorkeeper.is_good(token):
+        raise unauthorized(_NOT_GOOD)
 
 
 async def recognized(
@@ -92,7 +103,3 @@ CallerOf = Annotated[Caller, Depends(authorized)]
 async def for_admins(caller: CallerOf) -> None:
     """Let only those pass who may deal with tokens. Raises Problem 403."""
     caller.require(Act.TOKENS)
-
-
-def _unauthorized(sentence: str, reason: str = "") -> Problem:
-    return Problem(401, sentence, headers={"WWW-Authenticate": f'Bearer realm="netlimit"{reason}'})

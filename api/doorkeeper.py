@@ -66,8 +66,7 @@ class Doorkeeper:
     async def find(self, text: str, place: str) -> Token | None:
         """The active token that this is; `place` is where it was shown. Raises Problem 429, 503, and StoreError."""
         came_at = time.monotonic()
-        if time.monotonic() - self._read_at >= _FRESH_SECONDS:
-            await self._read()
+        await self._refresh()
         known = self.recall(text)
         if known is not None:
             return known
@@ -84,7 +83,17 @@ class Doorkeeper:
         token = self._active.get(kept[0]) if kept else None
         if kept is None or token is None or token.hash != kept[1]:
             return None
-        return token if token.expires_at is None or token.expires_at > datetime.now(UTC) else None
+        return None if _has_expired(token) else token
+
+    async def is_good(self, token: Token) -> bool:
+        """Whether a token that was found before is as it was then, and good. Raises Problem 503, StoreError."""
+        await self._refresh()
+        return self._active.get(token.id) == token and not _has_expired(token)
+
+    async def _refresh(self) -> None:
+        """See to it that what is known of tokens is a second old at most. Raises Problem 503, StoreError."""
+        if time.monotonic() - self._read_at >= _FRESH_SECONDS:
+            await self._read()
 
     async def _read(self) -> None:
         """Read which tokens there are: once for all who come meanwhile. Raises StoreError."""
@@ -174,6 +183,10 @@ def _hear(done: asyncio.Task[None]) -> None:
     """Take note of an error: who waited has heard it, or has given up before."""
     if not done.cancelled():
         done.exception()
+
+
+def _has_expired(token: Token) -> bool:
+    return token.expires_at is not None and token.expires_at <= datetime.now(UTC)
 
 
 def _digest(text: str) -> bytes:

@@ -27,6 +27,7 @@ from netlimit.store import (
     NotKept,
     NoWindow,
     Stale,
+    TokenEnded,
     TokenExists,
     WindowOpen,
 )
@@ -116,6 +117,12 @@ class Problem(Exception):
         return Response(content, self.status, self.headers, MEDIA_TYPE)
 
 
+def unauthorized(sentence: str, was_shown: bool = True) -> Problem:
+    """What is told to who needs another token; or any, if none was shown."""
+    reason = ', error="invalid_token"' if was_shown else ""
+    return Problem(401, sentence, headers={"WWW-Authenticate": f'Bearer realm="netlimit"{reason}'})
+
+
 def say_ending() -> Problem:
     """What is told to whose request cannot be done any more, for the API has been told to end."""
     sentence = "The API ends just now; ask again, and look first whether what was to be changed is."
@@ -140,6 +147,8 @@ def find_problem(error: NetlimitError) -> Problem:
             return Problem(409, sentence, rule=other)
         case NeedsForce():
             return Problem(409, sentence, field="target")
+        case TokenEnded():
+            return unauthorized(sentence)
         case TokenExists():
             return Problem(409, sentence, field="name")
         case Stale() | DocumentChanged():

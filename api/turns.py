@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from enum import StrEnum
 from functools import wraps
@@ -76,6 +76,7 @@ class Turn:
         self.owner, self.rank, self.kind = owner, rank, kind
         self._turns = turns
         self._begun = False
+        self._confirm: Callable[[], Awaitable[None]] | None = None
         self._coming: asyncio.Future[None] | None = None
         self.counted: tuple[tuple[object, int], ...] = ()
         """Whom it was given to, each with the most that there may be; nobody while it is not taken."""
@@ -90,8 +91,10 @@ class Turn:
         """Whether it was taken before. What is begun comes to its end: it is never refused, and goes first."""
         return self._begun
 
-    def show(self, owner: object, rank: Rank) -> None:
-        """Tell who asks: what was unknown until a token was looked at."""
+    def show(self, owner: object, rank: Rank, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Tell who asks: what was unknown until a token was looked at. `confirm` is asked when the turn has come first,
+        and raises if they may not ask any more."""
+        self._confirm = confirm
         if not self.counted:
             self.owner, self.rank = owner, rank
 
@@ -101,7 +104,7 @@ class Turn:
             self.kind = Kind.BULK
 
     async def take(self) -> None:
-        """Wait for the turn, unless it is taken already. Raises Problem 429, and ClientDisconnect."""
+        """Wait for the turn, unless it is taken already. Raises Problem 429, ClientDisconnect, and what `show` says."""
         if self.counted:
             return
         if not self._begun and self._turns.count_line(self) >= MOST_IN_LINE:
@@ -121,7 +124,9 @@ class Turn:
             raise
         finally:
             self._coming = None
-        self._begun = True
+        is_first, self._begun = not self._begun, True
+        if is_first and self._confirm is not None:
+            await self._confirm()
 
     def give(self, counted: tuple[tuple[object, int], ...]) -> None:
         """It has come."""

@@ -167,11 +167,17 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who changes something: the name of a token or a local user, the address it came from, and the request's id."""
+    """Who changes something: the name of a token or a local user, the address it came from, and the request's id.
+
+    `token` is the id of the token, and `role` what it was when the request was let in: nothing is kept for a token that
+    has ended since, or is of another role. Both are None for whoever is on this host.
+    """
 
     name: str
     address: str | None = None
     request: str | None = None
+    token: int | None = None
+    role: str | None = None
 
 
 LIMITER = Actor("limiter")

@@ -15,6 +15,7 @@ from netlimit.store.errors import (
     NotKept,
     NoWindow,
     Stale,
+    TokenEnded,
     TokenExists,
     WindowOpen,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Stale",
     "Store",
     "Token",
+    "TokenEnded",
     "TokenExists",
     "Watch",
     "WindowOpen",

@@ -114,6 +114,16 @@ class TokenExists(NetlimitError):
         self.name = name
 
 
+class TokenEnded(NetlimitError):
+    """The token of who wants to change something is good no more, or not for that."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The token {name!r} was revoked, has expired, or is of another role since this was asked; "
+            "nothing was changed."
+        )
+
+
 class ManyErrors(NetlimitError):
     """Several rules of one batch cannot be kept: `errors` pairs the index in the batch with what is wrong there."""
 

@@ -91,8 +91,9 @@ NETLIMIT = Actor("netlimit")
 class Store:
     """The database behind a URL (`sqlite:////var/lib/…`, `postgresql+psycopg://…`). Opens nothing until it is used.
 
-    Each method is one transaction. All of them raise StoreError when the database cannot do its part. Threads may
-    share a store; processes must each make their own.
+    Each method is one transaction. All of them raise StoreError when the database cannot do its part, and those that an
+    actor changes something by TokenEnded when it is a token that is good no more. Threads may share a store; processes
+    must each make their own.
     """
 
     tells_of_others = True
@@ -208,7 +209,7 @@ class Store:
         Raises Conflict or NameTaken for a batch of one, ManyErrors with every wrong rule for a larger one, and what
         `judge` raises, who is asked before it.
         """
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return rules.add(connection, batch, as_actor(actor), now, judge)
 
     def replace(
@@ -234,7 +235,7 @@ class Store:
 
         Raises as `replace` does, and what `alter` and `judge` raise.
         """
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return rules.change(connection, rule_id, alter, as_actor(actor), now, expected_revision, judge)
 
     @again
@@ -248,7 +249,7 @@ class Store:
     ) -> None:
         """Forget a rule with its states and counters. Raises NotKept, Stale as `replace` does, and what `judge`
         raises."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision, judge)
 
     def check(self, rule: Rule, now: datetime) -> None:
@@ -304,7 +305,7 @@ class Store:
         after: Mapping[str, Any] | None = None,
     ) -> None:
         """Write something into the audit that changes nothing in the database."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             audit.note_other(connection, action, as_actor(actor), now, before, after)
 
     # The limiter's documents
@@ -334,7 +335,7 @@ class Store:
 
         Raises DocumentChanged if `expected_revision` is given, and the former one is not at it.
         """
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return limits.put(connection, domain, text, content_type, as_actor(actor), now, expected_revision)
 
     @again
@@ -342,7 +343,7 @@ class Store:
         self, domain: str, actor: Actor | str, now: datetime, expected_revision: int | None = None
     ) -> None:
         """Forget the document of a domain. Raises NoDocument, and DocumentChanged as `put_limits` does."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             limits.remove(connection, domain, as_actor(actor), now, expected_revision)
 
     def find_limits(self, domain: str) -> LimitDocument | None:
@@ -367,7 +368,7 @@ class Store:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
         was nothing to change. Raises NoSuchRevision, and what `judge` raises.
         """
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return rollback.roll_back(connection, revision, as_actor(actor), now, judge)
 
     def revisions(self, limit: int = 100, before: int | None = None) -> list[Revision]:
@@ -411,7 +412,7 @@ class Store:
 
         Raises WindowOpen, NoSuchRevision, ConcernsOthers.
         """
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return windows.begin(connection, seconds, as_actor(actor), now, base, paused, forces, holder)
 
     def now(self) -> datetime:
@@ -448,7 +449,7 @@ class Store:
     @again
     def confirm(self, actor: Actor | str, now: datetime, opened_at: datetime | None = None) -> Window:
         """Keep what was changed in the open window; with `opened_at`, only in that of this time. Raises NoWindow."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return windows.confirm(connection, as_actor(actor), now, opened_at)
 
     @again
@@ -462,19 +463,19 @@ class Store:
     ) -> Window:
         """Undo what was changed in the open window; with `opened_at`, only in that of this time, and with `base`, only
         what has changed since that revision. Raises NoWindow, and what `judge` raises."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return windows.abandon(connection, as_actor(actor), now, judge, opened_at, base)
 
     @again
     def resume_within(self, window: Window, host: str, actor: Actor | str, now: datetime) -> None:
         """End the pause of a gateway, which the end of this window begins again. Raises NoWindow if it has ended."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             windows.resume(connection, window.opened_at, host, as_actor(actor), now)
 
     @again
     def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:
         """Undo what was changed in a window that was not confirmed; None if it has ended already."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return windows.expire(connection, window.opened_at, as_actor(actor), now)
 
     def guarded(self, host: str) -> None:
@@ -657,7 +658,7 @@ class Store:
     @again
     def forget_gateway(self, host: str, actor: Actor | str, now: datetime) -> None:
         """Forget a gateway that is gone. Raises NoGateway, and GatewayAlive where something of it still reports."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             gateways.forget(connection, host, as_actor(actor), now)
 
     def count_naming(self) -> dict[str, int]:
@@ -696,7 +697,7 @@ class Store:
     ) -> None:
         """Tell a gateway's controller to keep its hands off, or to go on; `for_good`: whatever becomes of an open
         window of confirmation."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             if for_good:
                 windows.release(connection, host)
             if hosts.pause(connection, host, paused) or paused:
@@ -714,7 +715,7 @@ class Store:
     def end_pause(self, host: str, word: str, actor: Actor | str) -> bool:
         """End the pause of a gateway, if it is that of the teardown with this word, and no later one's; whether it
         was."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             if not hosts.hold_pause(connection, host) or audit.last_pause(connection, host) != word:
                 return False
             hosts.pause(connection, host, False)
@@ -744,7 +745,7 @@ class Store:
         self, host: str, device: str, root: SavedRoot, actor: Actor | str = NETLIMIT, now: datetime | None = None
     ) -> None:
         """Keep a root qdisc of somebody else that is about to be taken over, so that it can be put back."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             roots.save(connection, host, device, root)
             said = {"host": host, "device": device, "qdisc": root.kind}
             audit.note_other(connection, "take-over", as_actor(actor), now or datetime.now(UTC), before=said)
@@ -835,6 +836,7 @@ class Store:
         with self._database.reading() as connection:
             return tokens.any_kept(connection)
 
+    @again
     def add_token(
         self,
         name: str,
@@ -846,7 +848,7 @@ class Store:
         actor: Actor | str = NETLIMIT,
     ) -> Token:
         """Keep a new token. Raises TokenExists when the name is taken."""
-        with self._changing() as connection:
+        with self._changing(actor) as connection:
             return tokens.add(connection, name, token_hash, role, now, expires_at, handle, as_actor(actor))
 
     def issue_token(
@@ -872,17 +874,26 @@ class Store:
         with self._database.reading() as connection:
             return tokens.active(connection, now)
 
+    @again
     def revoke_token(self, token_id: int, now: datetime, actor: Actor | str = NETLIMIT) -> bool:
-        """Revoke a token; False when there is none, or it was revoked before."""
-        with self._changing() as connection:
+        """Revoke a token; False when there is none, or it was revoked before. One may revoke itself."""
+        with self._changing(actor, ends_itself=as_actor(actor).token == token_id) as connection:
             return tokens.revoke(connection, token_id, now, as_actor(actor))
 
     @contextmanager
-    def _changing(self) -> Iterator[Connection]:
-        """A transaction that the audit tells of."""
+    def _changing(self, actor: Actor | str, ends_itself: bool = False) -> Iterator[Connection]:
+        """A transaction that the audit tells of. Raises TokenEnded where the actor's token is good no more.
+
+        That is looked at before anything else, and again before it is kept: a large change takes a while, and whoever
+        revokes a token must not wait for it. `ends_itself`: it is that token which this revokes.
+        """
+        known = as_actor(actor)
         with self._database.writing() as connection:
+            tokens.check(connection, known)
             yield connection
             self._prune(connection)
+            if not ends_itself:
+                tokens.check(connection, known, until_kept=True)
 
     def _prune(self, connection: Connection) -> None:
         audit.prune(connection, self._audit_length)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from netlimit.records import Actor
 from netlimit.store import audit, clock
-from netlimit.store.errors import TokenExists
+from netlimit.store.errors import TokenEnded, TokenExists
 from netlimit.store.tables import LARGEST, tokens
 
 
@@ -78,6 +78,20 @@ def active(connection: Connection, now: datetime) -> list[Token]:
     """The tokens that are neither revoked nor expired."""
     good = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
     return [Token(**row) for row in connection.execute(select(tokens).where(*good).order_by(tokens.c.id)).mappings()]
+
+
+def check(connection: Connection, actor: Actor, until_kept: bool = False) -> None:
+    """Raise TokenEnded if the actor is a token that is good no more, or of another role. `until_kept`: whoever ends it
+    waits until this transaction has ended. (In SQLite nobody else writes meanwhile.)"""
+    if actor.token is None:
+        return
+    wanted = select(tokens.c.role, tokens.c.expires_at, tokens.c.revoked_at).where(
+        tokens.c.id == actor.token, tokens.c.name == actor.name
+    )
+    row = connection.execute(wanted.with_for_update(read=True) if until_kept else wanted).one_or_none()
+    is_over = row is None or (row.expires_at is not None and row.expires_at <= datetime.now(UTC))
+    if row is None or is_over or row.revoked_at is not None or row.role != actor.role:
+        raise TokenEnded(actor.name)
 
 
 def revoke(connection: Connection, token_id: int, now: datetime, actor: Actor) -> bool:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from datetime import timedelta
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from netlimit.store import Store, Token, TokenExists
-from tests.store.examples import NOW
+from netlimit.records import Actor
+from netlimit.rules import Rule
+from netlimit.store import Store, Token, TokenEnded, TokenExists
+from tests.store.examples import NOW, rule
 
 
 def test_a_token_is_kept_by_its_hash(store: Store) -> None:
@@ -51,3 +54,56 @@ def test_expired_and_revoked_tokens_are_not_active(store: Store) -> None:
     assert revoked is not None
     assert revoked.revoked_at == NOW
     assert len(store.tokens()) == 3
+
+
+def actor_of(token: Token) -> Actor:
+    return Actor(token.name, token=token.id, role=token.role)
+
+
+def test_a_change_is_not_kept_whose_token_expires_meanwhile(store: Store) -> None:
+    began = datetime.now(UTC)
+    token = store.add_token("ci", "hash-1", "operator", NOW, began + timedelta(seconds=1))
+
+    def outlast(changes: object, standing: object) -> dict[int, Rule]:
+        time.sleep((began + timedelta(seconds=1.1) - datetime.now(UTC)).total_seconds())
+        return {}
+
+    with pytest.raises(TokenEnded, match="'ci' was revoked, has expired, or is of another role"):
+        store.add([rule()], actor_of(token), NOW, outlast)
+    assert store.revision() == 0
+
+
+def test_a_change_is_not_kept_whose_token_is_revoked_meanwhile(postgres_url: str) -> None:
+    with closing(Store(postgres_url)) as store:
+        token = store.add_token("ci", "hash-1", "operator", NOW)
+
+        def outlast(changes: object, standing: object) -> dict[int, Rule]:
+            assert store.revoke_token(token.id, NOW)  # waits for no change
+            return {}
+
+        with pytest.raises(TokenEnded):
+            store.add([rule()], actor_of(token), NOW, outlast)
+        assert store.revision() == 0
+
+
+def test_of_two_admins_who_revoke_each_other_one_is_heard(store: Store) -> None:
+    for number in range(20):
+        one, other = (store.add_token(f"{name}-{number}", "hash", "admin", NOW) for name in ("one", "other"))
+
+        def revoke(who: Token, whom: Token) -> bool:
+            with suppress(TokenEnded):
+                return store.revoke_token(whom.id, NOW, actor_of(who))
+            return False
+
+        with ThreadPoolExecutor(2) as pool:
+            heard = list(pool.map(revoke, (one, other), (other, one)))
+        assert sorted(heard) == [False, True]
+
+
+def test_a_token_of_another_database_is_not_taken_for_the_one_of_its_number(store: Store) -> None:
+    token = store.add_token("ci", "hash-1", "operator", NOW)
+    with pytest.raises(TokenEnded):
+        store.add([rule()], Actor("other", token=token.id, role="operator"), NOW)
+    with pytest.raises(TokenEnded):
+        store.add([rule()], Actor("ci", token=token.id + 1, role="operator"), NOW)
+    store.add([rule()], actor_of(token), NOW)
