@@ -55,7 +55,7 @@ TITLES = {
 MEANINGS = {
     400: "The body is not JSON (nor YAML, where that is read), or is JSON in a way that readers disagree about (a key "
     "twice, NaN).",
-    401: "No bearer token, or one that is not known.",
+    401: "No bearer token, or one that is not known, or has ended, be it while the request came: nothing was changed.",
     403: "The token's role may not do this.",
     404: "There is no such thing.",
     405: "The method does not exist here; `Allow` names those that do.",
