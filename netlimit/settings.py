@@ -200,7 +200,8 @@ def _find_url(known: dict[str, Any]) -> str:
     """Where the API of these settings is found on its own host."""
     listen: Listen = known.get("listen", Listen("127.0.0.1", 8750))
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - who listens at all addresses
-    return f"{'https' if known.get('tls_cert') else 'http'}://{Listen(host, listen.port)}"
+    port = listen.port or 8750  # 0: any that is free, which nobody knows before it listens
+    return f"{'https' if known.get('tls_cert') else 'http'}://{Listen(host, port)}"
 
 
 def _is_host(text: str) -> bool:

@@ -199,6 +199,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         ("0.0.0.0:80", "http://127.0.0.1:80"),
         ("[::]:80", "http://[::1]:80"),
         ("localhost:8751", "http://localhost:8751"),
+        ("127.0.0.1:0", "http://127.0.0.1:8750"),
     ],
 )
 def test_the_command_line_looks_for_the_api_where_it_listens(tmp_path: Path, listen: str, url: str) -> None:
