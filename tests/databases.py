@@ -22,7 +22,7 @@ from netlimit.store import Store
 from netlimit.store.tables import metadata
 
 DATABASES = ("sqlite", "postgres")
-_SETTINGS = {"listen_addresses": "", "fsync": "off", "autovacuum": "off", "max_connections": "200"}
+_SETTINGS = {"listen_addresses": "", "fsync": "off", "max_connections": "200"}
 
 
 @dataclass

@@ -91,9 +91,16 @@ def test_a_lost_server_is_an_error_and_its_return_counts_as_a_change(postgres: P
     store.close()
 
 
-def test_a_server_that_ends_idle_sessions_does_not_end_a_watch(postgres: Postgres, migrated: str) -> None:
+@pytest.fixture
+def hasty(postgres: Postgres, migrated: str) -> Iterator[str]:
+    """A database that ends sessions which are idle; other tests use it afterwards."""
     postgres.run(migrated, f"ALTER DATABASE {migrated} SET idle_session_timeout = '200ms'")
-    store = Store(postgres.url(migrated))
+    yield migrated
+    postgres.run(migrated, f"ALTER DATABASE {migrated} RESET idle_session_timeout")
+
+
+def test_a_server_that_ends_idle_sessions_does_not_end_a_watch(postgres: Postgres, hasty: str) -> None:
+    store = Store(postgres.url(hasty))
     watch = store.watch()
     assert not watch.wait(1)
     store.pause("gw1", False)
