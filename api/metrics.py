@@ -8,8 +8,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -24,11 +26,11 @@ from prometheus_client.registry import Collector
 
 from netlimit.errors import StoreError
 from netlimit.records import DISPENSABLE, Counts, HostStatus, RuleCounters
+from netlimit.shared import Shared
 from netlimit.store import Store
 
 from .context import no_query
 from .problems import responses
-from .shared import Shared
 from .standing import is_live
 from .tally import count_states
 
@@ -59,7 +61,7 @@ async def read_metrics(request: Request) -> Response:
 
 def share_exposition(registry: CollectorRegistry) -> Shared[bytes]:
     """The text of all metrics, read once for all who ask at the same time: no token is needed for it on this host."""
-    return Shared(lambda: generate_latest(registry))
+    return Shared(partial(run_in_threadpool, generate_latest, registry))
 
 
 def make_registry(store: Store, version: str) -> CollectorRegistry:

@@ -79,8 +79,14 @@ keep_services_down() {
     install -m 755 /dev/stdin "$policy" <<<"$said"
 }
 
-# Nor from the next boot on: their packages have them enabled.
-disable_services() { # PACKAGE…, just installed
-    local each
-    for each in "$@"; do rm -f /etc/systemd/system/*.wants/"$each".service; done
+list_enabled() { find /etc/systemd/system -path '*.wants/*.service' 2>/dev/null || true; }
+
+# Nor from the next boot on: their packages have them enabled. What was so before is another's.
+disable_services() { # WHAT WAS ENABLED BEFORE, PACKAGE…, just installed
+    local before=$1 package link
+    for package in "${@:2}"; do
+        while read -r link; do
+            [[ $link != */"$package".service ]] || grep -qxF "$link" <<<"$before" || rm -f "$link"
+        done < <(list_enabled)
+    done
 }

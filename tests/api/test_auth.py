@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,20 @@ def test_the_first_start_makes_a_token(empty: Store, tmp_path: Path, capsys: pyt
     assert len(empty.tokens()) == 1
 
 
+class Race:
+    """Stores of a database that add their tokens three at a time."""
+
+    def __init__(self, address: str) -> None:
+        start = threading.Barrier(3)
+
+        class Racing(Store):
+            def add_token(self, *arguments: Any, **named: Any) -> Any:
+                start.wait(60)
+                return super().add_token(*arguments, **named)
+
+        self.enter = partial(Racing, address)
+
+
 @pytest.mark.parametrize("database", DATABASES)
 def test_of_several_that_start_at_once_one_makes_the_token(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -181,16 +196,11 @@ def test_of_several_that_start_at_once_one_makes_the_token(
     """Each in a place of its own, but for two that share one."""
     address = find_url(database, request, tmp_path)
     places = [tmp_path / "one", tmp_path / "two", tmp_path / "shared", tmp_path / "shared"]
-    start = threading.Barrier(3)
-
-    class Racing(Store):
-        def add_token(self, *arguments: Any, **named: Any) -> Any:
-            start.wait(60)
-            return super().add_token(*arguments, **named)
+    race = Race(address)
 
     def begin(place: Path) -> None:
         place.mkdir(exist_ok=True)
-        with closing(Racing(address)) as store:
+        with closing(race.enter()) as store:
             make_first(store, place / "admin.token", NOW)
 
     with ThreadPoolExecutor(len(places)) as pool:
@@ -207,15 +217,10 @@ def test_several_that_start_at_once_may_be_given_one_token(
 ) -> None:
     address = find_url(database, request, tmp_path)
     settings = Settings(database_url=address, bootstrap_token=SecretStr("of all"))
-    start = threading.Barrier(3)
-
-    class Racing(Store):
-        def add_token(self, *arguments: Any, **named: Any) -> Any:
-            start.wait(60)
-            return super().add_token(*arguments, **named)
+    race = Race(address)
 
     def begin(_: int) -> None:
-        with closing(Racing(address)) as store:
+        with closing(race.enter()) as store:
             bootstrap_token(store, settings, NOW)
 
     with ThreadPoolExecutor(3) as pool:

@@ -228,7 +228,7 @@ mount -t tmpfs none /usr/sbin
 {
     source scripts/debian.bash
     apt-get() { [[ " $* " != *" install "* ]] || enable redis-server.service; }
-    missing_packages() { echo redis-server; }
+    missing_packages() { echo redis-server haproxy; }
     hold_lock() { :; }
     source /dev/stdin <<<"$(sed -n '/^wanted=/,/^fi$/p' scripts/setup)"
 } >&2

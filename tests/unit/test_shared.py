@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
-from api.shared import Shared
+from netlimit.shared import Shared
 
 
 def test_all_who_ask_at_once_have_one_reading_and_nobody_has_an_older_one() -> None:
@@ -18,7 +19,7 @@ def test_all_who_ask_at_once_have_one_reading_and_nobody_has_an_older_one() -> N
         return len(begun)
 
     async def ask() -> tuple[list[int], list[int]]:
-        shared = Shared(read)
+        shared = Shared(partial(asyncio.to_thread, read))
         first = [asyncio.create_task(shared.find()) for _ in range(10)]
         while not begun:
             await asyncio.sleep(0.01)
@@ -41,7 +42,7 @@ def test_after_an_error_it_is_read_anew() -> None:
         return value
 
     async def ask() -> list[object]:
-        shared = Shared(read)
+        shared = Shared(partial(asyncio.to_thread, read))
         return [(await asyncio.gather(shared.find(), return_exceptions=True))[0] for _ in range(2)]
 
     first, second = asyncio.run(ask())

@@ -25,10 +25,10 @@ from netlimit.l7.service.decisions import decide
 from netlimit.l7.service.envoy import answer_json
 from netlimit.l7.service.leases import Leases
 from netlimit.l7.service.metrics import Answers, LimiterMetrics
-from netlimit.l7.service.pieces import Shared
 from netlimit.l7.service.questions import parse_object, read_body
 from netlimit.l7.service.reporting import find_all, write_report
 from netlimit.l7.service.turns import Turns
+from netlimit.shared import Shared
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

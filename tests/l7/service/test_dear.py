@@ -19,7 +19,8 @@ from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Descriptor, Entry, RuleSet
 from netlimit.l7.service.answers import Answer
 from netlimit.l7.service.application import Service
-from netlimit.l7.service.pieces import PIECE, Shared, in_pieces
+from netlimit.l7.service.pieces import PIECE, in_pieces
+from netlimit.shared import Shared
 
 NUMBER = 5 * PIECE
 RULES = "domain: web\ndescriptors:\n" + "".join(
