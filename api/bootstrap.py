@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -45,16 +42,17 @@ def make_first(store: Store, path: Path, now: datetime) -> str | None:
     start, here or on another gateway, has made one meanwhile. Raises StoreError."""
     token = make_token()
     kept = hash_token(token.text)
-    with _alone(path):
-        if store.tokens_exist():  # its text may be in this very file
-            return None
-        _write_secret(path, token.text)
-        try:
-            store.add_token(BOOTSTRAP, kept, "admin", now, handle=token.handle)
-        except TokenExists:
-            path.unlink(missing_ok=True)
-            log.info("Another gateway has made the first token just now; its file is there.")
-            return None
+    written = path.with_name(f"{path.name}.{token.handle}")
+    _write_secret(written, token.text)  # before it is kept, for nobody could read it afterwards
+    try:
+        store.add_token(BOOTSTRAP, kept, "admin", now, handle=token.handle)
+    except BaseException as error:
+        written.unlink(missing_ok=True)
+        if not isinstance(error, TokenExists):
+            raise
+        log.info("Another start has made the first token just now; its file is there.")
+        return None
+    written.replace(path)
     return token.text
 
 
@@ -82,23 +80,8 @@ def _keep_given(store: Store, text: str, now: datetime) -> None:
         _keep_given(store, text, now)
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let no other start on this host write the file meanwhile. Raises StoreError."""
-    try:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _say_unwritten(path, error) from error
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
-
-
 def _write_secret(path: Path, text: str) -> None:
     try:
-        path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text + "\n")

@@ -218,7 +218,8 @@ class _Worker:
             lock.acquire()
         self._ident = self._number = 0
         # A thread that took a signal for a process which waits for it (`sigwait`) would end that instead.
-        heeded = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # One that it causes itself (of memory that others have cut) it must take, or the process ends.
+        heeded = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGBUS})
         try:
             # Not by `threading`, which waits for ever for a thread that had no memory left to begin.
             _thread.start_new_thread(self._run, ())

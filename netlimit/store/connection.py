@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from netlimit.custody import Rights, find_rights, is_exchangeable, opened, opening_as
 from netlimit.stalls import Disk, Overworked, Stalled, find_disk
-from netlimit.store import vfs
+from netlimit.store import mapping, vfs
 from netlimit.store.allowance import Allowance
 
 P = ParamSpec("P")
@@ -159,6 +159,8 @@ class DiskConnection(sqlite3.Connection):
     _rights: Rights | None = None
     _allowance: Allowance
     _is_lost = _writes = False
+    _cuts: int | None = None
+    """How often shared memory had been found cut when the transaction began."""
 
     @property
     def is_lost(self) -> bool:
@@ -171,10 +173,14 @@ class DiskConnection(sqlite3.Connection):
 
     def work(self, work: Callable[[], Result], statement: _Statement, again: bool = False) -> Result:
         """What `work`, which is of a statement, gives within its bound; `again` as for `call`. Raises Stalled, and
-        Overworked: then what was being written is undone."""
+        Overworked and Cut: then what was being written is undone."""
         bound = _Bound(self, statement, self._allowance)
+        if self._cuts is None:
+            self._cuts = mapping.count_cuts()
         try:
-            return self.call(work, again, bound)
+            result = self.call(work, again, bound)
+            self._refuse_cut()
+            return result
         except sqlite3.OperationalError as error:
             if bound.is_told and getattr(error, "sqlite_errorname", None) == "SQLITE_INTERRUPT":
                 raise refuse_work(round(bound.worked, 1)) from error
@@ -213,16 +219,21 @@ class DiskConnection(sqlite3.Connection):
         return super().cursor(*(arguments or (_Cursor,)), **named)
 
     def commit(self) -> None:
-        """Raises Stalled; where that comes of the commit itself, it may come about later."""
+        """Raises Stalled; where that comes of the commit itself, it may come about later. Raises Cut."""
         if not self._writes:
             return self._unlock(super().commit)
+        self._refuse_cut()
         self.try_disk()
-        self._writes = False
-        return self.call(super().commit, again=True)
+        try:
+            self.call(super().commit, again=True)
+            if self._is_cut():
+                mapping.void_indexes()
+        finally:
+            self._writes, self._cuts = False, None
 
     def rollback(self) -> None:
         """Raises Stalled; what was lost before is undone anyway."""
-        writes, self._writes = self._writes, False
+        writes, self._writes, self._cuts = self._writes, False, None
         if not self._is_lost:
             (self.call if writes else self._unlock)(super().rollback)
 
@@ -236,18 +247,30 @@ class DiskConnection(sqlite3.Connection):
         """End a transaction that has written nothing: that calls no disk. Raises Stalled."""
         if self._is_lost:
             raise Stalled
+        self._cuts = None
         end()
+
+    def _refuse_cut(self) -> None:
+        """Neither the read nor the written is to be trusted where the index of the log was gone in between."""
+        if self._is_cut():
+            mapping.void_indexes()
+            raise mapping.Cut
+        if mapping.is_lost():
+            raise mapping.Cut
+
+    def _is_cut(self) -> bool:
+        return self._cuts not in (None, mapping.count_cuts())
 
     def _act(self, work: Callable[[], Result], again: bool = False) -> Result:
         begun = self.in_transaction
         try:
-            with opening_as(self._rights):
+            with opening_as(self._rights), vfs.working_at(self._path):
                 return work()
         except sqlite3.OperationalError:
             # An error may have undone the transaction: what is done again would not be within it.
             if not self._judge_anew() or not again or self.in_transaction != begun:
                 raise
-        with opening_as(self._rights):
+        with opening_as(self._rights), vfs.working_at(self._path):
             return work()
 
     def _judge_anew(self) -> bool:

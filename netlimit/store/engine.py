@@ -20,7 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 
 from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
-from netlimit.store import files
+from netlimit.store import files, mapping
 from netlimit.store.allowance import Allowance
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
@@ -342,6 +342,8 @@ class Database:
 
     def _doubt(self, error: BaseException) -> StoreError:
         """What an error means. After any but that of a slow server, the schema is looked at again."""
+        if mapping.is_lost():
+            self.close()  # what was cut is given back when nobody has it any more
         said = self.explain(error)
         self._checked = self._checked and isinstance(said, Slow)
         return said
@@ -424,6 +426,7 @@ def _describe_damage(found: str) -> sqlite3.DatabaseError:
 def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
     connection.text_factory = _read_text  # else one text that is no UTF-8 hides all rows that are asked for with it
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA mmap_size=0")  # what is mapped of the file itself, who may write it may cut
     connection.execute("PRAGMA temp_store=MEMORY")  # else large changes need room in /var/tmp, which anybody can fill
 
 

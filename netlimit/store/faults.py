@@ -33,6 +33,8 @@ _SENTENCES = {
     "SQLITE_IOERR": "{name} cannot be read or written ({reason}); look whether its disk has room, and is sound.",
     "SQLITE_CANTOPEN": "{name} cannot be opened for writing ({reason}); look at the rights of its directory.",
     "SQLITE_READONLY": "{name} cannot be opened for writing ({reason}); look at the rights of its directory.",
+    "NETLIMIT_CUT": "{name} was lost for a moment ({reason}). Look who may write in its directory; what was asked just "
+    "now has to be asked again.",
     "NETLIMIT_STALLED": "{name} does not answer: {reason} (it may be frozen for a backup, or be dying). What was asked "
     "just now may come about when it does again.",
     "08": "{name} cannot be reached ({reason}); look at NETLIMIT_DATABASE_URL and the server.",

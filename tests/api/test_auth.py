@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -175,11 +176,28 @@ def test_the_first_start_makes_a_token(empty: Store, tmp_path: Path, capsys: pyt
     assert len(empty.tokens()) == 1
 
 
-class Race:
-    """Stores of a database that add their tokens three at a time."""
+def test_who_locks_the_directory_does_not_keep_the_first_start_waiting(empty: Store, tmp_path: Path) -> None:
+    """Who may read a directory may lock it."""
+    path = tmp_path / "new" / "admin.token"
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(make_first, empty, path, NOW)
+            try:
+                assert made.result(timeout=30) == path.read_text().strip()
+            finally:
+                fcntl.flock(directory, fcntl.LOCK_UN)
+    finally:
+        os.close(directory)
+    assert [each.name for each in path.parent.iterdir() if "token" in each.name] == ["admin.token"]
 
-    def __init__(self, address: str) -> None:
-        start = threading.Barrier(3)
+
+class Race:
+    """Stores of a database that add their tokens so many at a time."""
+
+    def __init__(self, address: str, together: int) -> None:
+        start = threading.Barrier(together)
 
         class Racing(Store):
             def add_token(self, *arguments: Any, **named: Any) -> Any:
@@ -196,7 +214,7 @@ def test_of_several_that_start_at_once_one_makes_the_token(
     """Each in a place of its own, but for two that share one."""
     address = find_url(database, request, tmp_path)
     places = [tmp_path / "one", tmp_path / "two", tmp_path / "shared", tmp_path / "shared"]
-    race = Race(address)
+    race = Race(address, len(places))
 
     def begin(place: Path) -> None:
         place.mkdir(exist_ok=True)
@@ -217,7 +235,7 @@ def test_several_that_start_at_once_may_be_given_one_token(
 ) -> None:
     address = find_url(database, request, tmp_path)
     settings = Settings(database_url=address, bootstrap_token=SecretStr("of all"))
-    race = Race(address)
+    race = Race(address, 3)
 
     def begin(_: int) -> None:
         with closing(race.enter()) as store:
