@@ -19,16 +19,18 @@ STEP = (
 """Works for days within one function, of which nobody can tell SQLite to end."""
 LARGE = "SELECT {} FROM (SELECT 1 AS x) WHERE length(hex(zeroblob(400000000))) = 1"
 """Makes a value that takes most of a machine's memory."""
+MUCH = "printf('%.*c', 1000000, 'a')"
+"""A value of which a machine can hold many, and not any number."""
 _CHANGES = ("INSERT", "UPDATE", "DELETE")
 
 
-def put_view(path: str | Path, table: str, query: str = SEARCH) -> None:
-    """Put a view in the place of a table."""
+def put_view(path: str | Path, table: str, query: str = SEARCH, value: str = "abs(x)") -> None:
+    """Put a view in the place of a table; each column is a value of `x`."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
         connection.execute("PRAGMA legacy_alter_table=ON")
         connection.execute(f"ALTER TABLE {table} RENAME TO former_{table}")
-        selected = ", ".join(f"abs(x) AS {column}" for column in columns)
+        selected = ", ".join(f"{value} AS {column}" for column in columns)
         connection.execute(f"CREATE VIEW {table} AS {query.format(selected)}")
 
 

@@ -159,6 +159,16 @@ def copy_rows(source: Connection, target: Connection, table: Table) -> None:
         target.execute(insert(table), [dict(row) for row in some])
 
 
+def _refuse_working(source: Connection, database: Database) -> None:
+    """Raise StoreError where a table of ours holds more than rows: what is worked out as it is read may fill disks."""
+    for name in source.exec_driver_sql(_WORKING).scalars():
+        if name.partition(".")[0] in metadata.tables:
+            raise StoreError(
+                f"The database {database} is not as netlimit made it: what {name!r} holds is worked out as it is read, "
+                "and nobody knows how much that is. Find out who has done that, and bring back a backup of before."
+            )
+
+
 def _fill(database: Database, path: Path, now: datetime) -> Label:
     target = _open(path)
     try:
@@ -166,6 +176,8 @@ def _fill(database: Database, path: Path, now: datetime) -> Label:
             migrate.upgrade(connection)
             connection.execute(delete(metadata.tables["clock"]))
         with database.reading() as source, target.writing() as connection:
+            if database.is_sqlite:
+                _refuse_working(source, database)
             for table in metadata.sorted_tables:
                 copy_rows(source, connection, table)
             label = Label(now, str(database), clock.revision(source))

@@ -19,6 +19,7 @@ from netlimit.custody import Rights, find_rights, is_exchangeable, opened, openi
 from netlimit.stalls import Disk, Overworked, Stalled, find_disk
 from netlimit.store import mapping, vfs
 from netlimit.store.allowance import Allowance
+from netlimit.store.burden import Burden
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=sqlite3.Connection | sqlite3.Cursor)
@@ -112,38 +113,42 @@ def _on_disk(
     def call(self: Owner, /, *arguments: P.args, **named: P.kwargs) -> Result:
         connection = self.connection if isinstance(self, sqlite3.Cursor) else self
         assert isinstance(connection, DiskConnection)
-        bound = self.statement if isinstance(self, _Cursor) else _Statement()
+        bound = self.statement if isinstance(self, _Cursor) else Burden()
         return connection.work(partial(method, self, *arguments, **named), bound, again)
 
     return call
 
 
-class _Statement:
-    """How long one statement has worked, all its calls together, in seconds."""
-
-    worked = 0.0
-
-
 class _Bound:
     """Of one call: by its statement, and by what the thread that makes it may wait in all."""
 
-    def __init__(self, connection: DiskConnection, statement: _Statement, allowance: Allowance) -> None:
+    def __init__(self, connection: DiskConnection, statement: Burden, allowance: Allowance) -> None:
         """Raises what a call does that may not even begin."""
         allowance.spend(0.0)
         if statement.worked > WORK_SECONDS:
             raise refuse_work(WORK_SECONDS)
+        if excess := statement.find_excess(statement.worked):
+            raise excess
         self._connection, self._statement, self._allowance = connection, statement, allowance
         self._breaks = allowance.breaks
         self.is_told = False
         self.worked = 0.0
+        self._excess: Overworked | None = None
 
     def is_passed(self, worked: float) -> bool:
+        self._excess = self._excess or self._statement.find_excess(self._statement.worked + worked)
+        if self._excess is not None:
+            return True
         left = min(WORK_SECONDS - self._statement.worked, self._allowance.find_left())
         return worked > left or self._allowance.breaks != self._breaks
 
     def spend(self, worked: float) -> None:
         self.worked = worked
         self._statement.worked += worked
+
+    def find_reason(self) -> Overworked:
+        """Why it was told to end."""
+        return self._excess or refuse_work(round(self.worked, 1))
 
     def end(self) -> None:
         self.is_told = True
@@ -171,7 +176,7 @@ class DiskConnection(sqlite3.Connection):
         """Say of which file it is, where that lies, with whose rights calls are made, and how long they may work."""
         self._path, self._disk, self._rights, self._allowance = path, disk, rights, allowance
 
-    def work(self, work: Callable[[], Result], statement: _Statement, again: bool = False) -> Result:
+    def work(self, work: Callable[[], Result], statement: Burden, again: bool = False) -> Result:
         """What `work`, which is of a statement, gives within its bound; `again` as for `call`. Raises Stalled, and
         Overworked and Cut: then what was being written is undone."""
         bound = _Bound(self, statement, self._allowance)
@@ -183,7 +188,7 @@ class DiskConnection(sqlite3.Connection):
             return result
         except sqlite3.OperationalError as error:
             if bound.is_told and getattr(error, "sqlite_errorname", None) == "SQLITE_INTERRUPT":
-                raise refuse_work(round(bound.worked, 1)) from error
+                raise bound.find_reason() from error
             raise
         finally:
             self._allowance.note(bound.worked)
@@ -297,23 +302,23 @@ class _Cursor(sqlite3.Cursor):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.statement = _Statement()
+        self.statement = Burden()
 
     def executemany(self, sql: str, *arguments: Any) -> Any:
         """Raises Stalled and Overworked."""
-        self.statement = _Statement()
+        self.statement = Burden()
         return self._executemany(sql, *arguments)
 
     def executescript(self, script: str) -> Any:
         """Raises Stalled and Overworked."""
-        self.statement = _Statement()
+        self.statement = Burden()
         return self._executescript(script)
 
     def execute(self, sql: str, *arguments: Any) -> Any:
         """Raises Stalled and Overworked."""
         if sql == READ:
             return super().execute(sql, *arguments)
-        self.statement = _Statement()
+        self.statement = Burden()
         if sql == WRITE and isinstance(self.connection, DiskConnection):
             self.connection.begin_writing()
         return self._execute(sql, *arguments)

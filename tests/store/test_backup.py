@@ -23,6 +23,7 @@ from netlimit.store.engine import Database
 from netlimit.store.migrate import alembic_config
 from netlimit.store.tables import metadata
 from netlimit.tree import SavedRoot
+from tests.endless import ROWS, put_view
 from tests.store.examples import NOW, keep, rule
 
 PASSING = {"clock", "tombstones", "requests", "windows", "guards", "clients", "pauses", "audit", "revisions"}
@@ -275,6 +276,15 @@ def test_what_is_worked_out_as_it_is_read_is_refused_however_it_is_sealed(
     _seal(backup, Label(NOW, "somebody", 12))
     with pytest.raises(NoBackup, match="more"):
         sqlite_store.restore(backup, "test", NOW, force=True)
+
+
+def test_what_is_worked_out_as_it_is_read_gets_into_no_backup(sqlite_store: Store, file: Path) -> None:
+    """It may fill the disk."""
+    assert sqlite_store.path is not None
+    put_view(sqlite_store.path, "repairs", ROWS)
+    with pytest.raises(StoreError, match=r"what 'repairs' holds is worked out as it is read"):
+        sqlite_store.back_up(file, NOW)
+    assert not file.exists()
 
 
 def test_a_value_that_takes_the_memory_of_a_machine_is_not_read(sqlite_store: Store, backup: Path) -> None:

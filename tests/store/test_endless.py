@@ -18,7 +18,7 @@ from netlimit.records import HostStatus
 from netlimit.store import Store, open_replica
 from netlimit.store.allowance import Allowance
 from netlimit.store.connection import connect, refuse_work
-from tests.endless import LARGE, ROWS, STEP, put_triggers, put_view
+from tests.endless import LARGE, MUCH, ROWS, STEP, put_triggers, put_view
 from tests.store.examples import keep
 from tests.warm import ROOT
 
@@ -37,6 +37,19 @@ WRITES: dict[str, Callable[[Store], object]] = {
     "pauses": lambda store: store.pause("gw", True, "test"),
     "rules": keep,
 }
+HEAVY = """
+import resource, sys
+from netlimit.errors import Slow
+from netlimit.store import Store
+store = Store(f"sqlite:///{sys.argv[1]}")
+for _ in range(2):
+    try:
+        store.hosts()
+    except Slow as error:
+        print(error, flush=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+store.close()
+"""
 ALONE = """
 import sys
 import netlimit.store.connection
@@ -102,6 +115,16 @@ def test_a_value_that_would_take_all_memory(store: Store, path: Path) -> None:
     put_view(path, "hosts", LARGE)
     with pytest.raises(StoreError, match="too big"):
         store.hosts()
+
+
+def test_rows_that_would_take_all_memory(path: Path) -> None:
+    put_view(path, "hosts", ROWS, MUCH)
+    command = [sys.executable, "-c", HEAVY, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST, check=True)
+    *said, most = done.stdout.splitlines()
+    assert len(said) == 2
+    assert all(" MiB of memory)" in each for each in said), said
+    assert int(most) < 2500
 
 
 def test_one_function_that_heeds_nobody(store: Store, path: Path, tmp_path: Path) -> None:
