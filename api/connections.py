@@ -194,12 +194,13 @@ class Connection(H11Protocol):
                 return 0
             self._lines, self._last = (0, b"") if end else (self._lines, text[-2:])
             return size
-        if self.conn.their_state is not h11.SEND_BODY or not self._comes_in_chunks():
+        if self.conn.their_state is not h11.SEND_BODY or not self._has("transfer-encoding"):
             return len(data)
         return _SLICE if self.conn.trailing_data[0].count(b"\n") <= MOST_FIELDS else 0
 
-    def _comes_in_chunks(self) -> bool:
-        return any(name == b"transfer-encoding" for name, _ in (self.scope or {}).get("headers", ()))
+    def _has(self, *fields: str) -> bool:
+        """Whether the request has all these fields."""
+        return {name.encode() for name in fields} <= {name for name, _ in (self.scope or {}).get("headers", ())}
 
     def _refuse_fields(self) -> None:
         """In a head, say so."""
@@ -250,9 +251,14 @@ class Connection(H11Protocol):
 
     def _answer_once(self) -> None:
         """A stranger makes a connection for each request: how often he may, the door counts. By connections that are
-        kept he could ask without end, and keep others waiting."""
+        kept he could ask without end, and keep others waiting. And who says in two ways where a body ends may have been
+        understood otherwise by a proxy: what comes behind it is not asked (RFC 9112, 6.1)."""
         stranger = self._guest is not None and self._guest.standing is Standing.STRANGER
-        if stranger and self.cycle is not None and not self.cycle.response_started:
+        if (
+            (stranger or self._has("transfer-encoding", "content-length"))
+            and self.cycle is not None
+            and not self.cycle.response_started
+        ):
             self.cycle.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
 
     def _find_owner(self) -> object:

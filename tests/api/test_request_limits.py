@@ -289,6 +289,19 @@ def test_nor_are_many_fields_read_behind_a_body_in_chunks(url: str, fields: int,
         connection.close()
 
 
+def test_behind_a_body_that_may_end_at_two_places_nothing_is_asked(url: str) -> None:
+    """A proxy before the API may have seen one request there."""
+    body = b'{"target": "10.1.2.3", "rate": "200 packets/s"}'
+    head = post(0).replace(b"Content-Length: 0", b"Content-Length: 4\r\nTransfer-Encoding: chunked")
+    hidden = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with open_socket(url) as connection:
+        connection.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) + hidden)
+        answer = read_all(connection)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 201")
+    assert b"connection: close" in answer.lower()
+
+
 def test_connections_are_bounded_and_the_newest_takes_the_place_of_who_waits_longest(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
