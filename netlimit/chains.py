@@ -53,6 +53,7 @@ from netlimit.state import (
     AddTo,
     ChainId,
     ChainRule,
+    Confirmed,
     Crowded,
     Effect,
     Ended,
@@ -674,11 +675,25 @@ class _Family:
             limit = Limit(group, profile)
             leaf = f"{CHAIN_PREFIX}C{digest(f'{group.key} {profile.key}')}"
             rules.append(chain_rule(Jump(leaf, goto=True), InSet(matched_set(limit, self.facts).name, group.side)))
-            crowded = Crowded(profile.rate.amount, self._bucket_length(group), group.bucket_side)
-            # What is over counts no more, until the server has answered a SYN within it: many at once would not count.
-            yield leaf, [chain_rule(Jump(f"{leaf}-over", goto=True), over) for over in (Ended(), crowded)]
+            yield from self._crowd_chains_of(leaf, group, profile)
             yield f"{leaf}-over", self._end(limit)
         yield _group_name(group), rules
+
+    def _crowd_chains_of(self, leaf: str, group: Group, profile: Profile) -> Iterator[tuple[str, list[ChainRule]]]:
+        """Two counts. The kernel takes in whom it refuses, too, and forgets them only when somebody new comes: by one
+        count alone nobody could repeat a SYN whose connection counts already. So the first is asked by who is new, and
+        what it lets pass is in the second, which is asked by all that have an entry in the connection table as well."""
+        above, length, side = profile.rate.amount, self._bucket_length(group), group.bucket_side
+        held, over = _go_on(f"{leaf}-held"), _go_on(f"{leaf}-over")
+        entry = [
+            # What is over counts no more, until the server has answered a SYN within it: many at once would not count.
+            chain_rule(over, Ended()),
+            chain_rule(held, Confirmed()),  # not "unless it is new": what is INVALID would be asked by neither
+            chain_rule(over, Crowded(above, length, side)),
+            chain_rule(held),
+        ]
+        yield leaf, entry
+        yield held.chain, [chain_rule(over, Crowded(above, length, side))]
 
     def _above(self, group: Group, profile: Profile) -> Above:
         if group.scope == PEER:

@@ -314,6 +314,16 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The packet belongs to a flow that connection tracking has in its table: one packet of it has gone on before. What
+    is dropped never comes there, and what is not tracked, or INVALID, is of none."""
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "conntrack", "--ctstatus", "CONFIRMED"
+
+
+@dataclass(frozen=True, slots=True)
 class Icmp6:
     """An ICMPv6 type."""
 
@@ -423,6 +433,7 @@ Match = (
     | Opens
     | Invalid
     | Ended
+    | Confirmed
     | Icmp6
     | InSet
     | Marked

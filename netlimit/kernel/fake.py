@@ -29,6 +29,7 @@ from netlimit.state import (
     AddTo,
     ChainId,
     ChainRule,
+    Confirmed,
     Connected,
     Continues,
     Crowded,
@@ -710,7 +711,7 @@ def _selects(packet: Packet, match: Match) -> bool:
         return packet.hop_limit < match.value if match.below else packet.hop_limit == match.value
     if isinstance(match, HasSocket):
         return packet.established
-    if isinstance(match, Ended | Invalid):  # it knows of none that is over, and takes all for sound
+    if isinstance(match, Ended | Invalid | Confirmed):  # each opens a flow of its own, that is sound, and never over
         return False
     return isinstance(match, Icmp6) and packet.icmp_type == match.type
 

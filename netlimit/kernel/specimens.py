@@ -12,6 +12,7 @@ from netlimit.state import (
     Above,
     AddTo,
     ChainRule,
+    Confirmed,
     Connected,
     Continues,
     Crowded,
@@ -85,6 +86,7 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield (Opens(),)
     yield Is("udplite"), Invalid()
     yield (Ended(),)
+    yield (Confirmed(),)
     yield Connected(name, "src"), Connected(name, "dst")
     yield from ((IsOwn(side),) for side in get_args(Side))
     yield from ((IsOwn(side, inverted=True),) for side in get_args(Side))
