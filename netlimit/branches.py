@@ -10,7 +10,7 @@ HTB takes time for each class in proportion to those that its qdisc has, so host
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 
@@ -102,6 +102,12 @@ class Branches:
         self._branches: dict[int, _Branch] = {self.top: _Branch(classid(handle, 0), Wish(LINE, LINE), False)}
         self._stale: set[int] = set()
         self._write(self.top, self._size(self._branches[self.top], LINE))
+
+    def give_room(self, direct: int) -> None:
+        """Let the root take so many packets without a class, should it be made anew. Another device needs another
+        number, and so does one of which others have changed how much it takes by itself."""
+        if direct != self.tree.direct:
+            self.tree = replace(self.tree, direct=direct)
 
     # -- branches
 

@@ -146,6 +146,8 @@ class Shaping:
         if facts.topology is not before.topology:
             rehomed = set(self._find_rehomed(before.topology))
             self._count_homes()
+            for name, device in self._devices.items():
+                device.branches.give_room(self._room_of(name))
             for rule in self._rules.values():
                 if rule.id not in self.problems:
                     self._look_past(rule)
@@ -369,11 +371,14 @@ class Shaping:
             number = self._numbers.take("tc root", name, _ROOTS)
             if number is None:
                 return None
-            known = self.facts.topology.devices.get(name)
-            direct = 0 if known is not None and known.queue >= DIRECT else DIRECT
-            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf, direct)
+            branches = Branches(FIRST_ROOT - 1 + 2 * number, self.facts.hz, self._leaf, self._room_of(name))
             device = self._devices[name] = _Device(name, number, branches)
         return device
+
+    def _room_of(self, name: str) -> int:
+        """How many packets the root of a device has to be told to take; 0: it takes enough by itself."""
+        known = self.facts.topology.devices.get(name)
+        return 0 if known is not None and known.queue >= DIRECT else DIRECT
 
     @property
     def _leaf(self) -> LeafKind:

@@ -310,6 +310,26 @@ def test_who_has_no_class_may_wait_on_a_device_that_has_hardly_room(
         lab.gateway.ip(f"link set wan txqueuelen {usual}")
 
 
+def test_a_root_that_is_made_anew_has_room_though_the_device_has_less_by_now(gateway: Gateway, lab: Lab) -> None:
+    """Its txqueuelen was lowered meanwhile, which leaves the queue of a root alone that is there."""
+    device = "/sys/class/net/wan/tx_queue_len"
+    usual = lab.gateway.run("cat", device).stdout.strip()
+    gateway.put({"target": SERVER, "direction": "to", "action": "shape", "rate": "10 Mbit/s"})
+    lab.gateway.ip("link set wan txqueuelen 3")
+    try:
+        gateway.put({"target": HOST, "rate": "9 packets/s"})  # devices are looked at before
+        lab.gateway.run("tc", "qdisc", "del", "dev", "wan", "root")
+
+        def shown() -> str:
+            return lab.gateway.run("tc", "qdisc", "show", "dev", "wan").stdout
+
+        gateway.wait(lambda: " htb " in shown(), "a root")
+        assert "direct_qlen 1000" in shown()
+    finally:
+        gateway.clear()
+        lab.gateway.ip(f"link set wan txqueuelen {usual}")
+
+
 def test_teardown_leaves_the_devices_as_they_were(gateway: Gateway, lab: Lab) -> None:
     gateway.do("teardown")
     before = snapshot(lab)
