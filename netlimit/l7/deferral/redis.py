@@ -11,14 +11,16 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import BusyLoadingError, ConnectionError, MasterDownError, ReadOnlyError, RedisError
 
 from netlimit.l7.deferral import scripts
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
@@ -62,10 +64,38 @@ class _Waiting(NamedTuple):
         return tuple(map(int, self.entry.split("-")))
 
 
+class _Pool(BlockingConnectionPool):
+    """Connections to whoever is master, as far as the name in the URL leads there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._made: WeakSet[AbstractConnection] = WeakSet()
+        self._past: WeakSet[AbstractConnection] = WeakSet()
+        """Those in use that are to be closed."""
+
+    def make_connection(self) -> AbstractConnection:
+        """As for every pool."""
+        connection: AbstractConnection = super().make_connection()  # type: ignore[no-untyped-call]
+        self._made.add(connection)
+        return connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        """As for every pool."""
+        if connection in self._past:
+            self._past.discard(connection)
+            await connection.disconnect()
+        await super().release(connection)
+
+    async def renew(self) -> None:
+        """Close all connections, those in use as soon as they are not."""
+        await self.disconnect(inuse_connections=False)
+        self._past.update(connection for connection in self._made if connection.is_connected)
+
+
 def _connect(url: str, most: int, tries: int = 1) -> Any:
     """A client with so many connections, which waits for one of them while all are in use. With more `tries` than one
     what it asks must do no harm twice: then a connection that has broken meanwhile is opened anew."""
-    pool = BlockingConnectionPool.from_url(
+    pool = _Pool.from_url(
         url,
         max_connections=most,
         timeout=_PATIENCE,
@@ -77,12 +107,10 @@ def _connect(url: str, most: int, tries: int = 1) -> Any:
     return Redis.from_pool(pool)
 
 
-@contextmanager
-def _asking() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise BacklogUnavailable(error) from error
+def _is_no_master(error: Exception) -> bool:
+    """Whether this is said by a server that others have taken the place of, or will."""
+    known = isinstance(error, ReadOnlyError | MasterDownError | BusyLoadingError)
+    return known or str(error).startswith("NOREPLICAS")
 
 
 class RedisBacklog:
@@ -93,6 +121,7 @@ class RedisBacklog:
         self.lease = self._bounds.lease
         self._redis = _connect(url, _REPLAYING)
         self._coming, self._polling = _connect(url, _COMING, tries=2), _connect(url, _POLLING, tries=2)
+        self._clients = self._redis, self._coming, self._polling
         self.now = open_clock()
         self._worker = secrets.token_hex(8)
         self._stream, self._keys, self._bytes, self._shares, self._lock, self._ended = (
@@ -109,7 +138,7 @@ class RedisBacklog:
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
-        with _asking():
+        async with self._asking():
             names = self._stream, self._keys, self._bytes, self._name(request.id), self._shares
             bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
             told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
@@ -120,14 +149,14 @@ class RedisBacklog:
 
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
-        with _asking():
+        async with self._asking():
             waiting: bool = await self._coming.hexists(self._keys, key)
             return waiting
 
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None, also while another worker replays."""
         owned, self._owns = self._owns, False  # should anything fail, all is read anew: it may be another server's
-        with _asking():
+        async with self._asking():
             held = await self._redis.eval(scripts.LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
             if not held:
                 return None
@@ -159,21 +188,21 @@ class RedisBacklog:
 
     async def renew(self, request: Deferred, now: float) -> None:
         """Let a claim last a whole lease from now, and the lock: nothing is claimed while all places are taken."""
-        with _asking():
+        async with self._asking():
             if request.id in self._due:
                 self._due[request.id] = now + self.lease
             await self._redis.eval(scripts.KEEP_LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
 
     async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
         """Give a claim back."""
-        with _asking():
+        async with self._asking():
             if not tried:
                 await self._redis.eval(scripts.FORGET_TRY, 1, self._name(request.id))
             self._due[request.id] = until
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
-        with _asking():
+        async with self._asking():
             # Not the first of its line only: a new master may have brought back what had ended before.
             waiting = next((each for each in self._lines.get(request.key, ()) if each.id == request.id), None)
             if waiting is None:
@@ -183,7 +212,7 @@ class RedisBacklog:
 
     async def find(self, identity: str) -> Report | None:
         """What has become of a request."""
-        with _asking():
+        async with self._asking():
             names = ("state", "accepted", "expires", "tries", "reply", "body", "reason")
             values = await self._polling.hmget(self._name(identity), names)
             if values[0] is None:
@@ -205,8 +234,18 @@ class RedisBacklog:
         """Leave the requests to other workers, and close the connections."""
         with suppress(RedisError, OSError):
             await self._redis.eval(scripts.RELEASE, 1, self._lock, self._worker)
-        for client in (self._redis, self._coming, self._polling):
+        for client in self._clients:
             await client.aclose()
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            if _is_no_master(error):  # it would say so for ever: the next connection may reach another server
+                for client in self._clients:
+                    await client.connection_pool.renew()
+            raise BacklogUnavailable(error) from error
 
     def _name(self, identity: str) -> str:
         return f"nl:{{deferred}}:request:{identity}"
