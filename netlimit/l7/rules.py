@@ -12,7 +12,9 @@ from netlimit.l7.decision import new
 from netlimit.l7.limit import Limit
 
 LONGEST_KEY = 200
-"""Letters of a counter's key at most; of longer ones it is a digest, so that nobody can fill the memory with them."""
+"""Letters of a counter's key at most; of longer ones it has digests, so that nobody can fill the memory with them."""
+_LONGEST_PART = 43
+"""Letters of what stays as it is in such a key: addresses and their /64s do, so that it is known whose key it is."""
 BROUGHT = "override:"
 """With this the names of rules begin whose limit a request has brought."""
 CLIENT_KEY = "remote_address"
@@ -242,7 +244,17 @@ def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
 def make_key(values: Sequence[str]) -> str:
     """The key of a counter for these values."""
     key = values[0] if len(values) == 1 else join_key(values)
-    return key if len(key) <= LONGEST_KEY else "#" + blake2b(key.encode("utf-8", "surrogatepass")).hexdigest()
+    if len(key) <= LONGEST_KEY:
+        return key
+    if len(values) > 1:
+        parts = join_key([value if len(value) <= _LONGEST_PART else _digest(value, 16) for value in values])
+        if len(parts) <= LONGEST_KEY:
+            return parts
+    return _digest(key, 64)
+
+
+def _digest(text: str, size: int) -> str:
+    return "#" + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
 def join_key(values: Sequence[str]) -> str:

@@ -8,12 +8,14 @@ annex A), less its tolerance; in whole numbers nothing is ever rounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import gcd, inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Algorithm, Limit, bound_debt
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
+from netlimit.l7.memory.shares import Shares
 
 
 class Bucket(Counter):
@@ -101,6 +103,13 @@ class Bucket(Counter):
         nearly = now * self._amount - self._cost
         self._levels = {key: level for key, level in self._levels.items() if level > nearly}
 
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(self._levels, room)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        levels = [self._levels.pop(key) for key in keys]
+        self._levels[crowd] = max(self._levels.get(crowd, levels[0]), *levels)
+
 
 class IntervalBucket(Counter):
     """A token bucket that gets its whole amount at once, whenever a unit (by the clock, UTC) begins.
@@ -176,3 +185,10 @@ class IntervalBucket(Counter):
     def _drop_within(self, now: int) -> None:
         given = (now + self._origin) // self._period * self._amount
         self._levels = {key: level for key, level in self._levels.items() if level >= given}
+
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(self._levels, room)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        levels = [self._levels.pop(key) for key in keys]
+        self._levels[crowd] = max(self._levels.get(crowd, levels[0]), *levels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from threading import Lock
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from netlimit.l7.decision import Decision
 from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Limit
 from netlimit.l7.memory.budget import KEY_BYTES, Budget
+from netlimit.l7.memory.shares import Shares
 
 SECOND = 10**9
 """Nanoseconds."""
@@ -38,8 +39,10 @@ class Counter(ABC):
     """The counters of one limit, by key; every method may be called by any thread.
 
     It holds at most `keys` of them, and no more than its `budget` has left. Those that no longer make a difference are
-    swept whenever their number has doubled. Where that is not enough, keys that are within their limit are forgotten,
-    never one that is over it; and when three quarters are over it, newcomers share one counter for a while.
+    swept whenever their number has doubled. Where that is not enough, networks that have more than their share (see
+    `netlimit.l7.memory.shares`) keep that, and what their clients have and bring beyond it is counted together for a
+    while. Where that is not enough either, keys that are within their limit are forgotten, never one that is over it;
+    and when three quarters are over it, newcomers share one counter for a while.
     """
 
     def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
@@ -48,7 +51,10 @@ class Counter(ABC):
         self._clock = clock.read
         self._origin = clock.origin
         self._keys = keys
-        self._room = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
+        self.shares: Shares | None = None
+        """What networks have of its room, where keys tell a client and something besides."""
+        self._shares_end, self._shares_least = 0, 0  # who has more than his share is held to it until then
+        self._room = self._due = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
         self.start_anew()
         renew_after_fork(self)
@@ -95,9 +101,25 @@ class Counter(ABC):
     def _drop_within(self, now: int) -> None:
         """Forget the keys that are within their limit."""
 
+    @abstractmethod
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        """Have networks held to their shares of so many keys; the keys to merge, by their crowd."""
+
+    @abstractmethod
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        """Forget keys, and count for that of their crowd as much as for the one that has used most."""
+
     def _admit_key(self, key: str) -> str:
-        """Make room for a new key; the key itself, or that of the crowd."""
+        """Make room for a new key; the key itself, or that of a crowd."""
         now = self._clock()
+        if self.shares is not None and self.shares.any_greedy:
+            if now >= self._shares_end or len(self) <= self._shares_least:
+                self.shares.forget()
+                self._room = self._due
+            elif (crowd := self.shares.find_crowd(key)) is not None:
+                return crowd
+            if len(self) < self._due:
+                return key
         if self._crowd and now < self._crowd_end:
             self._crowd -= 1
             return CROWD
@@ -105,24 +127,46 @@ class Counter(ABC):
         bound = min(self._keys, self._offer())
         most = bound * 3 // 4  # a sweep costs as much as there are keys: it is to make room for many
         if len(self) > most:
+            self._cut_shares(now, bound // 2)
+        if len(self) > most:
             self._drop_within(now)
+        crowd = self.shares.find_crowd(key) if self.shares is not None else None
         if len(self) > most:
             self._crowd, self._crowd_end = max(1, bound // 4), now + self.limit.seconds * SECOND
-            return CROWD
-        self._room = max(min(FEW, bound), min(2 * len(self), bound))
-        self._hold(self._room)
-        return key
+            return crowd or CROWD
+        self._set_room(max(min(FEW, bound), min(2 * len(self), bound)))
+        return crowd or key
+
+    def _cut_shares(self, now: int, room: int) -> None:
+        """Hold networks to their shares of the room for as long as what is counted together makes a difference."""
+        if self.shares is not None:
+            self._merge_all(now, self._cut(self.shares, room))
+
+    def _merge_all(self, now: int, excess: Mapping[str, Sequence[str]]) -> None:
+        for crowd, keys in excess.items():
+            self._merge(keys, crowd)
+        self._shares_end, self._shares_least = now + self.limit.seconds * SECOND, len(self) // 2
+
+    def _set_room(self, keys: int) -> None:
+        """So many keys may come before they are looked at again; where some are held to their share, each new one is
+        looked at."""
+        self._due = keys
+        self._room = 0 if self.shares is not None and self.shares.any_greedy else keys
+        self._hold(keys)
 
     def shrink(self) -> None:
-        """Forget the keys that are within their limit, for others need the memory; not if it is in use."""
+        """Forget what those have who have more than their share, or else the keys that are within their limit, for
+        others need the memory; not if it is in use."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             now = self._clock()
             self._sweep(now)
-            self._drop_within(now)
-            self._room = max(1, len(self) + len(self) // 4)
-            self._hold(self._room)
+            size = len(self)
+            self._cut_shares(now, size // 2)
+            if len(self) > size * 3 // 4:
+                self._drop_within(now)
+            self._set_room(max(1, len(self) + len(self) // 4))
         finally:
             self._lock.release()
 

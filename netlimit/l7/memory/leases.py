@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from math import inf
+from operator import itemgetter
 
 from netlimit.l7.decision import Decision
 from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
+from netlimit.l7.memory.shares import Shares
 
 
 class Leases(Counter):
@@ -58,29 +61,38 @@ class Leases(Counter):
     def release(self, key: str, lease: str, hits: int = 1) -> None:
         """End a lease."""
         with self._lock:
-            for owner in (key, CROWD):
+            for owner in self._find_owners(key):
                 ends = self._ends.get(owner, {})
                 if lease in ends:
                     for name in _name_parts(lease, hits):
                         ends.pop(name, None)
                     if not ends:
                         del self._ends[owner]
+                    return
 
     def renew(self, key: str, lease: str, hits: int = 1, anew: bool = False) -> bool:
         """Let a lease last its whole time from now, if it has not ended; whether that is so. One that has is taken
         `anew`, whatever the limit."""
         with self._lock:
             now, found = self._clock(), False
-            for owner in (key, CROWD):
+            for owner in self._find_owners(key):
                 ends = self._ends.get(owner, {})
                 if ends.get(lease, now) > now:
                     found = True
                     for name in _name_parts(lease, hits):
                         ends.pop(name, None)
                         ends[name] = now + self._period
+                    break
         if anew and not found:
             self.take(key, lease, hits, BOUNDLESS)
         return found
+
+    def _find_owners(self, key: str) -> Iterator[str]:
+        """The key, and those that its leases may have been counted with."""
+        yield key
+        yield CROWD
+        if self.shares is not None:
+            yield self.shares.name_crowd(key)
 
     def _adopt(self, other: Counter) -> None:
         assert isinstance(other, Leases)
@@ -94,6 +106,16 @@ class Leases(Counter):
 
     def _drop_within(self, now: int) -> None:
         self._ends = {key: ends for key, ends in self._ends.items() if len(ends) >= self._amount}
+
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(self._ends, room)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        """All of them: each ends by its name."""
+        flying = self._ends.get(crowd, {})
+        for key in keys:
+            flying |= self._ends.pop(key)
+        self._ends[crowd] = dict(sorted(flying.items(), key=itemgetter(1)))
 
 
 def _name_parts(lease: str, hits: int) -> list[str]:

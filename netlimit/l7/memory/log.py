@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import ENTRY_BYTES, KEY_BYTES, Budget
 from netlimit.l7.memory.counter import CROWD, FEW, SECOND, Clock, Counter
+from netlimit.l7.memory.shares import Shares
 
 _FEW_ENTRIES = 32 * FEW
 """Below so many times nothing is looked through."""
@@ -88,14 +91,16 @@ class SlidingWindowLog(Counter):
         for log in self._logs.values():
             while log[0] <= now - self._period:
                 log.popleft()
-        room = (self._budget.offer(self) - self._room * KEY_BYTES) // ENTRY_BYTES
+        room = (self._budget.offer(self) - self._due * KEY_BYTES) // ENTRY_BYTES
+        if self._count_entries() > room * 3 // 4 and self.shares is not None:
+            self._merge_all(now, self.shares.cut(self._logs, room // 2, len))
         if self._count_entries() > room * 3 // 4:
             self._drop_within(now)
         if self._count_entries() >= room:
             self._crowded_until = now + SECOND
             return CROWD
         self._entry_room = max(min(_FEW_ENTRIES, room), min(2 * self._entries, room))
-        self._hold(self._room)
+        self._set_room(self._due)
         return key
 
     def _count_entries(self) -> int:
@@ -134,3 +139,14 @@ class SlidingWindowLog(Counter):
             for key, log in self._logs.items()
             if len(log) >= self._amount and (not self._amount or log[-self._amount] > oldest)
         }
+
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(self._logs, room)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        logs = [self._logs.pop(key) for key in keys]
+        logs.append(self._logs.get(crowd, deque()))
+        most = max(map(len, logs))
+        times = sorted(chain.from_iterable(logs))
+        self._logs[crowd] = deque(times[len(times) - most :])
+        self._entries -= len(times) - most

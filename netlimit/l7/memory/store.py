@@ -13,6 +13,7 @@ from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
 from netlimit.l7.memory.leases import Leases
 from netlimit.l7.memory.log import SlidingWindowLog
+from netlimit.l7.memory.shares import find_shares
 from netlimit.l7.memory.windows import FixedWindow, SlidingWindowCounter
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
@@ -125,6 +126,7 @@ class MemoryStore:
         if len(self._counters) >= self._room:
             self._forget_idle()
         counter = make_counter(limit, self._clock, self._keys, self._budget)
+        counter.shares = find_shares(place[1])
         if old is not None and _differ_in_amount_alone(old.limit, limit):
             counter.adopt(old)
         self._counters[place] = counter

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter as Sizes
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from netlimit.l7.decision import Decision, new
 from netlimit.l7.limit import Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
+from netlimit.l7.memory.shares import Shares
 
 
 class FixedWindow(Counter):
@@ -78,6 +81,12 @@ class FixedWindow(Counter):
 
     def _drop_within(self, now: int) -> None:
         self._counts = {key: count for key, count in self._counts.items() if count >= self._amount}
+
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(self._counts, room)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        _merge_counts(self._counts, keys, crowd)
 
 
 class SlidingWindowCounter(Counter):
@@ -175,3 +184,16 @@ class SlidingWindowCounter(Counter):
         }
         self._current = {key: count for key, count in self._current.items() if key in over}
         self._previous = {key: count for key, count in self._previous.items() if key in over}
+
+    def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
+        return shares.cut(Sizes([*self._previous, *self._current]), room, int)
+
+    def _merge(self, keys: Sequence[str], crowd: str) -> None:
+        for counts in (self._previous, self._current):
+            _merge_counts(counts, keys, crowd)
+
+
+def _merge_counts(counts: dict[str, int], keys: Sequence[str], crowd: str) -> None:
+    most = max([counts.pop(key, 0) for key in keys])
+    if most:
+        counts[crowd] = max(most, counts.get(crowd, 0))
