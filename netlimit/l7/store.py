@@ -41,10 +41,10 @@ class Store(Protocol):
     """Counters. Each decision is one atomic step: no two requests ever share what only one of them may have.
 
     The counter of an Ask is that of its rule's domain and name, its limit and its key; a limit that changes its
-    algorithm, its unit or its burst begins anew, one that only changes its amount goes on. Hits of one Ask are admitted
-    together or not at all; the Asks of one call are independent of each other. What a store keeps of a key ends by
-    itself once it no longer makes a difference. A clock that jumps never refuses anybody for longer than the limit's
-    unit (or, for buckets, the time in which a full one drains).
+    algorithm, its unit or its burst begins anew, one that only changes its amount, or how long leases last, goes on.
+    Hits of one Ask are admitted together or not at all; the Asks of one call are independent of each other. What a
+    store keeps of a key ends by itself once it no longer makes a difference. A clock that jumps never refuses anybody
+    for longer than the limit's unit (or, for buckets, the time in which a full one drains).
     """
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from netlimit.l7.limit import BOUNDLESS, Algorithm, Limit, Refill
-from tests.l7.counting import Subjects
+from tests.l7.counting import SECOND, Subjects
 
 EVERY = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.CONCURRENCY]
 KINDS = [
@@ -316,4 +316,40 @@ class TestLeases:
     def test_a_clock_set_back_holds_no_lease_for_long(self, subject: Subjects) -> None:
         door = subject(Limit(1, 30, Algorithm.CONCURRENCY)).at("9:00:00")
         door.hit(lease="a")
-        assert door.at("3:00:00").hit(lease="b").admitted or door.at("3:00:30").hit(lease="b").admitted
+        refused = door.at("3:00:00").hit(lease="b")
+        assert (refused.admitted, refused.retry_after) == (False, 30)
+        assert door.at("3:00:30").hit(lease="b").admitted
+
+    @pytest.mark.parametrize("seconds", [10, 3600])
+    def test_what_is_in_flight_stays_so_when_the_lease_is_changed(self, subject: Subjects, seconds: int) -> None:
+        door = subject(Limit(2, 30, Algorithm.CONCURRENCY)).at("1:00:00")
+        first = door.make_ask(lease="a")
+        assert door.hit(lease="a").admitted
+        assert door.hit(lease="b").admitted
+        door.change_lease(seconds)
+        refused = door.at("1:00:05").hit(lease="c")
+        assert (refused.admitted, refused.retry_after) == (False, min(25, seconds))
+        door.counting.release(first)  # as it was taken
+        assert door.hit(lease="c").admitted
+        assert door.hit(lease="d").admitted is False
+        assert door.at(door.counting.now + min(25, seconds) * SECOND).hit(0).admitted
+
+    def test_a_lease_that_is_made_shorter_ends_in_order(self, subject: Subjects) -> None:
+        door = subject(Limit(3, 60, Algorithm.CONCURRENCY)).at("1:00:00")
+        for lease in "ab":
+            assert door.hit(lease=lease).admitted
+        door.change_lease(20).at("1:00:10")
+        door.counting.renew(door.make_ask(lease="a"))
+        assert door.at("1:00:15").hit(lease="c").admitted
+        refused = door.hit(lease="d")
+        assert (refused.admitted, refused.retry_after <= 20, refused.reset_after) == (False, True, 20)
+        door.at("1:00:36")
+        assert [door.hit(lease=f"e{number}").admitted for number in range(4)] == [True] * 3 + [False]
+
+    def test_a_lease_that_is_made_longer_lasts_when_it_is_renewed(self, subject: Subjects) -> None:
+        door = subject(Limit(1, 10, Algorithm.CONCURRENCY)).at("1:00:00")
+        assert door.hit(lease="a").admitted
+        assert door.change_lease(100).at("1:00:05").hit(0, lease="b").admitted is False
+        door.counting.renew(door.make_ask(lease="a"))
+        assert door.at("1:01:44").hit(lease="b").admitted is False
+        assert door.at("1:01:45").hit(lease="b").admitted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import ceil, inf
 from typing import Protocol
@@ -64,6 +65,12 @@ class Subject:
         self.limit = limit
         concurrency = limit if limit.algorithm is Algorithm.CONCURRENCY else None
         self.rule = Rule("test", f"rule{next(_names)}", None if concurrency else limit, concurrency)
+
+    def change_lease(self, seconds: int) -> Subject:
+        """Have leases last another time from now on."""
+        self.limit = replace(self.limit, seconds=seconds)
+        self.rule = replace(self.rule, concurrency=self.limit)
+        return self
 
     def at(self, when: str | int) -> Subject:
         """Set the clock."""

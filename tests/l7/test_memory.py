@@ -12,6 +12,7 @@ import pytest
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.budget import KEY_BYTES, Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
+from netlimit.l7.memory.leases import Leases
 from netlimit.l7.memory.log import _FEW_ENTRIES, SlidingWindowLog
 from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.rules import Rule
@@ -203,6 +204,8 @@ class TestChanges:
 
     @every
     def test_another_unit_begins_anew(self, limit: Limit) -> None:
+        if limit.algorithm is Algorithm.CONCURRENCY:
+            return  # how long a lease lasts changes nothing of what is in flight
         counters = Counters()
         assert counters.hits(limit, 5) == [True] * 4 + [False]
         assert counters.hits(replace(limit, seconds=61), 5) == [True] * 4 + [False]
@@ -229,6 +232,26 @@ class TestChanges:
         assert counters.hits(faster, 1) == [False]
         counters.now += SECOND // 2
         assert counters.hits(faster, 2) == [True, False]
+
+
+def test_a_lease_that_has_ended_leaves_nothing_where_it_is_renewed() -> None:
+    kept = Kept(Limit(4, 60, Algorithm.CONCURRENCY))
+    assert kept.hit("key")
+    kept.now += 61 * SECOND
+    assert isinstance(kept.counter, Leases)
+    assert not kept.counter.renew("key", "\0000")
+    kept.counter.sweep()
+    assert len(kept.counter) == 0
+
+
+def test_many_leases_that_have_ended_hold_up_nobody() -> None:
+    kept = Kept(Limit(100_000, 60, Algorithm.CONCURRENCY))
+    for _ in range(100_000):
+        assert kept.hit("key")
+    kept.now += 61 * SECOND
+    before = time.thread_time()
+    assert kept.hit("key")
+    assert time.thread_time() - before < 2  # it took ten times as much
 
 
 class TestForgetting:

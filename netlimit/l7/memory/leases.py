@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from math import inf
 from operator import itemgetter
 
@@ -35,21 +35,15 @@ class Leases(Counter):
         """Take a lease, as heavy as the request, or see whether there is one to have (hits 0)."""
         with self._lock:
             now = self._clock()
-            ends = self._ends.get(key)
-            if ends is None:
-                if len(self._ends) >= self._room:
-                    key = self._admit_key(key)
-                ends = self._ends.get(key, {})
-            while ends and not now < (end := next(iter(ends.values()))) <= now + self._period:
-                del ends[next(name for name in ends if ends[name] == end)]
+            if key not in self._ends and len(self._ends) >= self._room:
+                key = self._admit_key(key)
+            ends = self._find_flying(key, now)
             ceiling = self._amount + slack
             admitted = len(ends) + (hits or 1) <= ceiling
             if admitted:
                 ends.update(dict.fromkeys(_name_parts(lease, hits), now + self._period))
             if ends:
                 self._ends[key] = ends
-            else:
-                self._ends.pop(key, None)
             over = len(ends) + (hits or 1) - ceiling
             wait = 0.0
             if over > 0:
@@ -76,16 +70,30 @@ class Leases(Counter):
         with self._lock:
             now, found = self._clock(), False
             for owner in self._find_owners(key):
-                ends = self._ends.get(owner, {})
+                ends = self._find_flying(owner, now)
                 if ends.get(lease, now) > now:
                     found = True
                     for name in _name_parts(lease, hits):
                         ends.pop(name, None)
                         ends[name] = now + self._period
+                    self._ends[owner] = ends
                     break
         if anew and not found:
             self.take(key, lease, hits, BOUNDLESS)
         return found
+
+    def _find_flying(self, key: str, now: int) -> dict[str, int]:
+        """The leases of a key that have not ended. What would last longer than a lease does lasts as long: leases were
+        longer before, or the clock has been set back."""
+        ends = self._ends.get(key, {})
+        latest = now + self._period
+        if ends and next(reversed(ends.values())) > latest:
+            self._ends[key] = ends = {name: min(end, latest) for name, end in ends.items()}
+        for name in [name for name, _ in takewhile(lambda lease: lease[1] <= now, ends.items())]:
+            del ends[name]
+        if not ends:
+            self._ends.pop(key, None)
+        return ends
 
     def _find_owners(self, key: str) -> Iterator[str]:
         """The key, and those that its leases may have been counted with."""

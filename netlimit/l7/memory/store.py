@@ -141,6 +141,9 @@ class MemoryStore:
 
 
 def _differ_in_amount_alone(one: Limit, other: Limit) -> bool:
+    """What is in flight stays so, too, when leases last another time."""
+    if one.algorithm is other.algorithm is Algorithm.CONCURRENCY:
+        return True
     return (one.algorithm, one.seconds, one.burst, one.refill, one.count_refused) == (
         other.algorithm, other.seconds, other.burst, other.refill, other.count_refused,
     )  # fmt: skip

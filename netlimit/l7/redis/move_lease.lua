@@ -20,7 +20,8 @@ for i, key in ipairs(KEYS) do
     end
   end
   if period > 0 and (found > 0 or anew) then
-    redis.call('PEXPIRE', key, period / 1000)
+    local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2] -- of a limiter that knows a longer lease, perhaps
+    redis.call('PEXPIRE', key, math.ceil((last - now) / 1000))
   end
   reply[#reply + 1] = found
 end

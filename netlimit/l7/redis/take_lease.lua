@@ -8,7 +8,10 @@ for i, key in ipairs(KEYS) do
   local at = 4 * i - 3
   local period, ceiling, hits, lease = ARGV[at] * 1000000, tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
-  redis.call('ZREMRANGEBYSCORE', key, string.format('(%.0f', now + period), '+inf') -- the clock has been set back
+  -- What would last longer than a lease does: leases were longer before, or the clock has been set back.
+  for _, late in ipairs(redis.call('ZRANGE', key, string.format('(%.0f', now + period), '+inf', 'BYSCORE')) do
+    redis.call('ZADD', key, now + period, late)
+  end
   local size = redis.call('ZCARD', key)
   local weight = math.max(hits, 1)
   local admitted = size + weight <= ceiling

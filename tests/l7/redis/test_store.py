@@ -162,6 +162,22 @@ def test_a_lease_that_is_renewed_is_kept_as_long_as_it_lasts(server: Server) -> 
     asyncio.run(renew())
 
 
+def test_leases_are_kept_as_long_as_the_longest_lasts(server: Server) -> None:
+    """Also when the one that is renewed is of a limiter that has read a shorter one already."""
+    long, short = (Limit(9, seconds, Algorithm.CONCURRENCY) for seconds in (DAY, 10))
+    rule = make_rule(long)
+
+    async def renew() -> None:
+        async with opened(server.url + PATIENT) as store:
+            old, new = (Ask(rule, limit, "alice", lease=f"{limit.seconds}") for limit in (long, short))
+            await store.decide([new])
+            await store.decide([old])
+            await store.renew([new])
+            assert server.client.pttl(name_of(rule)) > DAY * 1000 - 20_000
+
+    asyncio.run(renew())
+
+
 def test_a_rule_may_change_how_it_counts(server: Server) -> None:
     async def change() -> None:
         async with opened(server.url + PATIENT) as store:
