@@ -30,6 +30,11 @@ HEAD_BYTES = LARGEST
 """The head of a request has so many bytes at most, as many as a body: proxies hand on all fields of a client's."""
 _MOST_BYTES = 8 * LARGEST
 """What is read of one message at most, also of what nobody reads any more."""
+_PIECE, _LINES, _SHORT = 4096, 64, 256
+"""What comes is read in pieces of so many bytes that have so many lines, or else of so few: each line costs. So to read
+a piece costs about what an answer does."""
+_END = b"\r\n\r\n"
+"""The end of a head. The parser takes no other, so where a piece ends with the next one, few requests are in it."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 _INFO_BYTES = 56
@@ -73,7 +78,8 @@ class Connection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._last: Exchange | None = None
         self._pipeline: deque[Exchange] = deque()
-        self._ending = self._paused = False
+        self._ending = self._paused = self._reading = False
+        self._rest, self._at = b"", 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._expects = False
@@ -127,26 +133,17 @@ class Connection(asyncio.Protocol):
         self._state.connections.discard(self)
         self._room.leave(self)
         self._pipeline.clear()
+        self._rest = b""
         if self._current is not None:
             self._current.lose()
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
-        self._chunk = len(data)
-        self._size += self._chunk
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # nobody speaks anything else here: the request is answered, and the connection ends
-        except httptools.HttpParserError:
-            self._refuse(self._problem)
+        """Read on: at once what is one piece, as questions are; else piece by piece."""
+        if self._rest or (len(data) > _SHORT and not _is_piece(data)):
+            self._keep(data)
             return
-        if self._size > HEAD_BYTES:
-            if self._part == _HEAD:
-                self._refuse(_too_large())
-            elif self._part == _BODY and self._size > _MOST_BYTES:
-                self._transport.abort()
+        self._feed(data)
         if self._current is None and self._pipeline:
             self._begin()
 
@@ -163,7 +160,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server is about to end (uvicorn)."""
         self._ending = True
-        if self._current is None:
+        if self._current is None and not self._pipeline:
             self._transport.close()
 
     # -- what the parser tells
@@ -222,6 +219,70 @@ class Connection(asyncio.Protocol):
         if self._last is not None:
             self._last.end_body()
 
+    # -- what has come
+
+    def _keep(self, data: bytes) -> None:
+        """Read it by the piece, when it is its turn; nothing more comes in before that has been read."""
+        if self._part == _IDLE:
+            self._since = self._room.now
+        self._rest, self._at = self._rest[self._at :] + data, 0
+        if not self._reading:
+            self._reading = True
+            self._pace.begin(Connection._read_on, self)
+        if self._rest:
+            self._pause()
+
+    def _read_on(self) -> None:
+        """Read a piece, and one more of a body, and begin to answer. What was sent ahead of an answer stays as
+        it is until then: so it costs no more than it takes to hold it, whatever it is."""
+        self._reading = False
+        if self._transport.is_closing():
+            return
+        if self._rest and self._may_read():
+            self._feed(self._cut())
+            if self._part == _BODY and self._rest and self._may_read():
+                self._feed(self._cut())
+        if self._current is None and self._pipeline:
+            self._current = self._pipeline.popleft()
+            self._start(self._current)
+        if self._may_read():
+            self._resume()
+
+    def _may_read(self) -> bool:
+        """Whether more can be taken in: not while a whole request waits for its answer, or as much as is held."""
+        current = self._current
+        if self._pipeline or (current is not None and current.is_full):
+            return False
+        return current is None or current.more_body or not self._rest  # whether the other end goes is heard meanwhile
+
+    def _cut(self) -> bytes:
+        """The next piece of what has come."""
+        rest, begin = self._rest, self._at
+        found = rest.find(_END, begin, begin + _PIECE)
+        end = found + len(_END) if found >= 0 else min(begin + _PIECE, len(rest))
+        if end - begin > _SHORT and rest.count(b"\n", begin, end) > _LINES:
+            end = begin + _SHORT
+        self._at = end
+        if end == len(rest):
+            self._rest, self._at = b"", 0
+        return rest[begin:end]
+
+    def _feed(self, piece: bytes) -> None:
+        self._chunk = len(piece)
+        self._size += self._chunk
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._rest = b""  # nobody speaks anything else here: the request is answered, and the connection ends
+        except httptools.HttpParserError:
+            self._refuse(self._problem)
+            return
+        if self._size > HEAD_BYTES:
+            if self._part == _HEAD:
+                self._refuse(_too_large())
+            elif self._part == _BODY and self._size > _MOST_BYTES:
+                self._transport.abort()
+
     # -- answering
 
     def _begin(self) -> None:
@@ -265,8 +326,9 @@ class Connection(asyncio.Protocol):
             self._since = self._room.now
         if not keeps:
             self._transport.close()
-        elif self._pipeline:
-            self._begin()
+        elif (self._pipeline or self._rest) and not self._reading:
+            self._reading = True
+            self._pace.follow(self._read_on)
         elif self._paused:
             self._resume()
 
@@ -292,12 +354,19 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        self._paused = False
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        """Read what has come, then what comes."""
+        if self._rest:
+            if not self._reading:
+                self._reading = True
+                self._pace.follow(self._read_on)
+        elif self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def _refuse(self, answer: Answer) -> None:
         """Answer what is no request, after those before it, and close."""
+        self._rest = b""
         if not self._transport.is_closing():
             self._transport.write(write_answer(answer, self._state.default_headers, False, False))
             self._since = self._room.now
@@ -305,6 +374,10 @@ class Connection(asyncio.Protocol):
 
     def _measure_head(self) -> int:
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+
+def _is_piece(data: bytes) -> bool:
+    return len(data) <= _PIECE and data.find(_END, 0, -1) < 0 and data.count(b"\n") <= _LINES
 
 
 def _read_target(url: bytes) -> tuple[str, bytes]:

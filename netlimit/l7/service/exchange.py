@@ -49,6 +49,11 @@ class Exchange:
         if not self.answered:
             self._body += body
             self._wake()
+        return self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much of the body is held that the rest has to wait."""
         return len(self._body) > MOST_HELD
 
     def end_body(self) -> None:
@@ -64,8 +69,8 @@ class Exchange:
     async def receive(self) -> Message:
         """The next part of the body, or that the other end has gone (ASGI)."""
         while not (self._body or self.gone or (not self.more_body and not self._heard)):
-            self._go_on()
             self._waiting = asyncio.get_running_loop().create_future()
+            self._go_on()
             await self._waiting
         if self.gone:
             return {"type": "http.disconnect"}

@@ -21,6 +21,8 @@ from netlimit.l7.service.rpc import RpcServer
 
 GRACE_SECONDS = 5
 """How long answers that are under way have when it is told to end."""
+HELD_BYTES = 64 * 2**10
+"""What the kernel holds of a connection until it is read, and so what is read of one at most before it was its turn."""
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +45,12 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        for each in sockets or ():
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, HELD_BYTES)  # connections have it from there
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn does ten times a second: whether to end."""

@@ -210,6 +210,81 @@ def test_requests_behind_each_other_are_answered_in_their_order(limiter: Running
     assert statuses == [200, 404, 200, 422] * 50 + [200]
 
 
+AHEAD = {
+    "tiny requests": b"GET / HTTP/1.1\r\n\r\n",
+    "questions": b"GET /v1/auth?domain=web&key=host HTTP/1.1\r\n\r\n",
+    "fields of a head": b"a:\r\n",
+    "chunks": b"1\r\na\r\n",
+    "a body of line ends": b"\r\n\r\n",
+}
+BEGINNINGS = {
+    "fields of a head": WHOLE[:-2],
+    "chunks": b"POST /v1/decide HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a body of line ends": b"POST /v1/decide HTTP/1.1\r\nContent-Length: 60000\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", AHEAD)
+def test_what_is_sent_ahead_keeps_nobody_waiting_and_takes_no_memory(limiter: Running, what: str) -> None:
+    """As much as goes into a connection, by many, none of whom reads an answer."""
+    before = read_memory(limiter)
+    said = (BEGINNINGS.get(what, b"") + AHEAD[what] * (2**18 // len(AHEAD[what])))[: 2**18]
+    held = [connect(limiter) for _ in range(200)]
+    try:
+        for connection in held:
+            connection.setblocking(False)
+            with suppress(OSError):
+                connection.send(said)
+        took = [measure_ask(limiter) for _ in range(20)]
+        assert max(took) < 1, took
+        assert sorted(took)[10] < 0.1, took
+        assert read_memory(limiter) < before + 60_000_000
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def measure_ask(limiter: Running) -> float:
+    began = time.monotonic()
+    assert ask(limiter) == 200
+    return time.monotonic() - began
+
+
+MANY = [
+    (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+    (b"POST /v1/decide HTTP/1.1\r\nContent-Length: 8\r\n\r\n\r\n\r\n\r\n\r\n", 400),
+    (b"POST /v1/decide HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", 422),
+    (WHOLE[:-2] + b"X-Long: " + b"x" * 10_000 + b"\r\n\r\n", 200),
+    (WHOLE[:-2] + b"X-Many: y\r\n" * 1000 + b"\r\n", 200),
+    (b"POST /v1/decide HTTP/1.1\r\nContent-Length: 60000\r\n\r\n" + b"{}\r\n\r\n" * 10_000, 400),
+    (b"POST /nothing HTTP/1.1\r\nContent-Length: 20000\r\n\r\n" + b"\n" * 20_000, 404),
+    (b"GET /healthz HTTP/1.1\r\n\r\n", 200),
+]
+"""Requests, and the statuses of their answers."""
+
+
+@pytest.mark.parametrize("size", [1, 3, 511, 4096, 4097, 2**20])
+def test_requests_mean_the_same_in_whatever_pieces_they_come(limiter: Running, size: int) -> None:
+    few = MANY if size > 3 else [MANY[0], MANY[1], MANY[2], MANY[-1]]
+    said = b"".join(request for request, _ in few)
+    with connect(limiter) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(said), size):
+            connection.sendall(said[begin : begin + size])
+        connection.sendall(WHOLE[:-2] + b"Connection: close\r\n\r\n")
+        answers = receive_all(connection)
+    assert [int(each[:3]) for each in answers.split(b"HTTP/1.1 ")[1:]] == [*(status for _, status in few), 200]
+
+
+@pytest.mark.parametrize("long", [b"", b"X: " + b"x" * 9000 + b"\r\n"], ids=["short", "long"])
+def test_who_asks_the_last_time_is_answered_whatever_follows(limiter: Running, long: bytes) -> None:
+    with connect(limiter) as connection:
+        connection.sendall(WHOLE[:-2] + long + b"Connection: close\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 100)
+        said = receive_all(connection)
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert said.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
 def test_who_wants_to_change_the_protocol_is_answered_and_cut_off(limiter: Running, version: bytes) -> None:
     with connect(limiter) as connection:
