@@ -171,7 +171,7 @@ async def _serve(
         lambda: sources.rules,
         families,
         proxies,
-        troubles,
+        lambda: [*troubles(), *rpc.troubles],
         askers,
         count_lost,
     )

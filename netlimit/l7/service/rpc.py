@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import Any
@@ -14,6 +15,7 @@ from netlimit.errors import CountersUnavailable
 from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family
 from netlimit.l7.limiter import Limiter
+from netlimit.l7.service.callers import Callers
 from netlimit.l7.service.calls import Calls
 from netlimit.l7.service.envoy import Unanswerable, should_rate_limit
 from netlimit.l7.service.metrics import Answers
@@ -62,8 +64,10 @@ class RpcServer:
         self._askers = askers
         self._health = health.aio.HealthServicer()
         self._turns = Turns()
-        # As many as HTTP has, so that files are left for both.
-        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", find_most())]
+        most = find_most()  # as many as HTTP has, so that files are left for both
+        self._callers = Callers(most)
+        self._watching: asyncio.Task[None] | None = None
+        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
         self._server = grpc.aio.server(interceptors=[Calls()], options=options)
         handlers: dict[str, Any] = {
             "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
@@ -73,10 +77,16 @@ class RpcServer:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong with its connections, as sentences."""
+        return self._callers.troubles
+
     async def start(self, place: str) -> int:
         """Listen at "host:port", and be healthy; the port. Raises RuntimeError where the place is taken."""
         port = self._server.add_insecure_port(place)
         await self._server.start()
+        self._watching = asyncio.create_task(self._callers.watch(port))
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -85,10 +95,13 @@ class RpcServer:
         """Be healthy no longer, take no more questions, and answer what has been asked within `grace` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _should_rate_limit(self, question: bytes, context: Context) -> RateLimitResponse:
         peer = context.peer()
         known = self._vouch(context)
+        self._callers.note(peer, known)
         await self._turns.take(peer, known)
         self._askers.note(find_address(peer))
         try:

@@ -97,9 +97,12 @@ class Asker:
             f"/{SERVICE}/ShouldRateLimit", RateLimitRequest.SerializeToString, RateLimitResponse.FromString
         )
 
-    def ask(self, *descriptors: RateLimitDescriptor, domain: str = "web", hits: int = 0) -> RateLimitResponse:
+    def ask(
+        self, *descriptors: RateLimitDescriptor, domain: str = "web", hits: int = 0, wait: float = 0
+    ) -> RateLimitResponse:
+        """Ask, once there is a connection: `wait` seconds later at most."""
         request = RateLimitRequest(domain=domain, descriptors=descriptors, hits_addend=hits)
-        response: RateLimitResponse = self._ask(request, timeout=30)
+        response: RateLimitResponse = self._ask(request, timeout=wait or 30, wait_for_ready=bool(wait))
         return response
 
     def ask_bytes(self, question: bytes) -> RateLimitResponse:

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from netlimit.l7.service.room import HEAD_SECONDS, Room
 from tests.cli.conftest import make_directory  # noqa: F401  a fixture
 from tests.cli.running import Server
 from tests.cli.test_limiter import USER, Running
+from tests.l7.service.serving import Asker, describe
 from tests.warm import ROOT
 
 RULES = "domain: web\ndescriptors:\n  - key: remote_address\n    rate_limit: {unit: hour, requests_per_unit: 1000000}\n"
@@ -331,6 +333,58 @@ class Cramped(Running):
 
     def start(self) -> Server:
         return replace(self.netlimit, before=("prlimit", "--nofile=1000:1000")).start("limiter", *USER)
+
+
+def test_connections_that_ask_nothing_over_grpc_make_room_for_those_that_ask(
+    make_directory: Callable[[], Path],  # noqa: F811
+) -> None:
+    """Somebody takes all there are, and opens those anew that are closed on him."""
+    running = Cramped(make_directory(), RULES)
+    ending = threading.Event()
+    thread = threading.Thread(target=hold, args=(running.grpc_place, 500, ending))
+    early = Asker(running.grpc_place)
+    try:
+        early.ask(describe(remote_address="192.0.2.1"))
+        thread.start()
+        time.sleep(2)
+        for _ in range(10):
+            late = Asker(running.grpc_place)
+            late.ask(describe(remote_address="192.0.2.1"), wait=5)
+            late.close()
+        early.ask(describe(remote_address="192.0.2.1"))
+        assert "connections are open over gRPC" in running.http.get("/healthz").json()["troubles"][0]
+        assert running.server.said().count("connections are open over gRPC") == 1
+    finally:
+        ending.set()
+        thread.join()
+        early.close()
+        running.http.close()
+        running.server.end()
+
+
+def hold(place: str, number: int, ending: threading.Event) -> None:
+    """Hold so many connections that speak HTTP/2 and ask nothing."""
+    held: list[socket.socket] = []
+    while not ending.wait(0.2):
+        while len(held) < number:
+            held.append(socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2])), timeout=5))
+            held[-1].sendall(PREFACE)
+            held[-1].setblocking(False)
+        held = [each for each in held if is_open(each)]
+    for each in held:
+        each.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        if connection.recv(2**16):
+            return True
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    connection.close()
+    return False
 
 
 @pytest.mark.parametrize("wanted", ["http", "grpc"])
