@@ -56,7 +56,8 @@ class Failover:
 
     What the store elsewhere admits is counted here as well. While it is away, and for one unit of the limit after that,
     nothing is admitted that would be too much by what is counted here: however often it comes and goes, and whatever it
-    has forgotten, a process admits no more than the limit by itself, and n processes no more than n times as much.
+    has forgotten, a process admits no more than the limit by itself, and n processes no more than n times as much. Keys
+    for which there is no room here are not counted here: of them the word of the store elsewhere is enough.
     """
 
     def __init__(
@@ -177,8 +178,8 @@ class Failover:
     def _check(self, ask: Ask, answer: Decision, doubtful: float) -> Decision:
         """Count here what was admitted elsewhere. Its word is not enough while what was admitted here, or elsewhere
         before it forgot, still counts."""
-        if not ask.hits or not (answer.admitted or ask.charge):
-            return answer
+        if not ask.hits or not (answer.admitted or ask.charge) or not self._local.has_place(ask):
+            return answer  # of whom there is no room for nothing is known here: others' counts are none of theirs
         if doubtful >= find_span(ask.limit):
             slack = BOUNDLESS if ask.limit.algorithm is Algorithm.CONCURRENCY else ask.slack
             self._local.decide_now([ask._replace(charge=True, slack=slack)])
@@ -204,7 +205,7 @@ class Failover:
         if emergency is None or ask.limit.algorithm is Algorithm.CONCURRENCY:
             return self._local.decide_now([ask])[0]
         (decision,) = self._emergencies.decide_now([ask._replace(limit=emergency, slack=0)])
-        if not decision.admitted:
+        if not decision.admitted or not self._local.has_place(ask):
             return decision
         (known,) = self._local.decide_now([ask])
         return decision if known.admitted else known

@@ -92,6 +92,9 @@ class Bucket(Counter):
             if used > 0:  # rounded up: an amount that goes up and down gives no hits anew
                 self._levels[key] = supply - self._full - (-used * self._cost // other._cost)
 
+    def _holds(self, key: str) -> bool:
+        return key in self._levels
+
     def __len__(self) -> int:
         return len(self._levels)
 
@@ -174,6 +177,9 @@ class IntervalBucket(Counter):
         units = (self._clock() + self._origin) // self._period
         moved = units * (self._amount - other._amount) + other._full - self._full
         self._levels = {key: level + moved for key, level in other._levels.items()}
+
+    def _holds(self, key: str) -> bool:
+        return key in self._levels
 
     def __len__(self) -> int:
         return len(self._levels)

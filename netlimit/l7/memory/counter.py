@@ -85,6 +85,18 @@ class Counter(ABC):
     def _shift(self, now: int, origin: int) -> None:
         self._origin = origin
 
+    def has_place(self, key: str) -> bool:
+        """Whether a key is counted by itself, or would be now: what is said of another is said of a crowd."""
+        with self._lock:
+            return self._find_place(key) == key
+
+    def _find_place(self, key: str) -> str:
+        """The key by which a key would be counted now."""
+        return key if self._holds(key) or len(self) < self._room else self._admit_key(key)
+
+    @abstractmethod
+    def _holds(self, key: str) -> bool: ...
+
     @abstractmethod
     def __len__(self) -> int:
         """The keys that are held."""

@@ -106,6 +106,9 @@ class Leases(Counter):
         assert isinstance(other, Leases)
         self._ends = other._ends
 
+    def _holds(self, key: str) -> bool:
+        return key in self._ends
+
     def __len__(self) -> int:
         return len(self._ends)
 

@@ -82,6 +82,11 @@ class SlidingWindowLog(Counter):
         finally:
             self._release()
 
+    def _find_place(self, key: str) -> str:
+        if self._entries >= self._entry_room:
+            key = self._admit_entries(key)
+        return super()._find_place(key)
+
     def _admit_entries(self, key: str) -> str:
         """Make room for more times; the key itself, or that of the crowd for a while."""
         now = self._clock()
@@ -124,6 +129,9 @@ class SlidingWindowLog(Counter):
         self._former, self._former_until = other._amount, now + self._period
         if other._former > self._former and now < other._former_until:
             self._former = other._former
+
+    def _holds(self, key: str) -> bool:
+        return key in self._logs
 
     def __len__(self) -> int:
         return len(self._logs)

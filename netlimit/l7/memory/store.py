@@ -60,6 +60,10 @@ class MemoryStore:
         """Count and answer, in order."""
         return [self._decide(ask) for ask in asks]
 
+    def has_place(self, ask: Ask) -> bool:
+        """Whether the key is counted by itself, not with others for whom there is no room."""
+        return self._find_counter(ask.rule, ask.limit).has_place(ask.key)
+
     def set_origin(self, origin: int) -> None:
         """The time of day was set: it is `origin` nanoseconds ahead of the clock's `read` by now."""
         with self._lock:

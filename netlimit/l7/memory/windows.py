@@ -72,6 +72,9 @@ class FixedWindow(Counter):
         assert isinstance(other, FixedWindow)
         self._start, self._end, self._counts = other._start, other._end, dict(other._counts)
 
+    def _holds(self, key: str) -> bool:
+        return key in self._counts
+
     def __len__(self) -> int:
         return len(self._counts)
 
@@ -166,6 +169,9 @@ class SlidingWindowCounter(Counter):
         self._start, self._end, self._current, self._previous = (
             other._start, other._end, dict(other._current), dict(other._previous),
         )  # fmt: skip
+
+    def _holds(self, key: str) -> bool:
+        return key in self._current or key in self._previous
 
     def __len__(self) -> int:
         return len(self._current) + len(self._previous)

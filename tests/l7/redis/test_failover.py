@@ -8,6 +8,8 @@ import logging
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from math import inf
 
 import pytest
@@ -17,7 +19,7 @@ from netlimit.l7.failover import SETTLED, Failover, find_span
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
-from netlimit.l7.memory.store import make_counter
+from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.problems import REDUCED_CAPACITY, write_problem
 from netlimit.l7.rules import Descriptor, Entry, Node, OnFailure, Rule, RuleSet
 from netlimit.l7.store import Ask
@@ -376,6 +378,63 @@ def test_requests_in_flight_for_longer_than_redis_was_away_keep_their_places(mor
             assert (await store.decide([third]))[0].admitted
 
     asyncio.run(live())
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_who_has_no_room_here_has_what_redis_says_while_its_counters_are_in_doubt(
+    mortal: Server, algorithm: Algorithm
+) -> None:
+    """And whose count is here is refused by that, whatever Redis has forgotten."""
+    limit = Limit(2, DAY, algorithm)
+    rule = make_rule(limit) if algorithm is not Algorithm.CONCURRENCY else Rule("test", "flying", None, limit)
+    leases = count()
+
+    async def admit(store: Failover, *keys: str) -> list[int]:
+        """How many of three requests of each."""
+        asks = [Ask(rule, limit, key, lease=_name_lease(limit, leases)) for key in keys for _ in range(3)]
+        admitted = [answer.admitted for answer in await store.decide(asks)]
+        return [sum(admitted[first : first + 3]) for first in range(0, len(asks), 3)]
+
+    async def ask() -> None:
+        async with guarded(mortal.url + PATIENT) as store:
+            store._local = MemoryStore(keys=100)
+            counted = [f"counted {number}" for number in range(90)]
+            assert await admit(store, *counted) == [2] * 90
+            await admit(store, *(f"without room {number}" for number in range(30)))
+            losses = store._store.losses
+            await asyncio.to_thread(mortal.client.client_kill_filter, _type="normal", skipme=True)
+            await wait_until(lambda: store._store.losses != losses)
+            assert await admit(store, "counted 1", *(f"newcomer {number}" for number in range(40))) == [0] + [2] * 40
+            await asyncio.to_thread(mortal.client.flushall)
+            assert await admit(store, *counted[:10]) == [0] * 10
+
+    asyncio.run(ask())
+
+
+def _name_lease(limit: Limit, numbers: Iterator[int]) -> str:
+    return f"lease {next(numbers)}" if limit.algorithm is Algorithm.CONCURRENCY else ""
+
+
+@pytest.mark.parametrize("emergency", [None, Limit(2, DAY)], ids=["its own", "an emergency limit"])
+def test_who_has_no_room_here_is_not_refused_for_what_redis_admitted_to_others(
+    mortal: Server, emergency: Limit | None
+) -> None:
+    """While Redis is away they share one counter, as in memory, or have the emergency limit; never more."""
+    rule = make_rule(Limit(2, DAY), emergency=emergency)
+
+    async def ask() -> None:
+        async with guarded(mortal.url + "?probe_ms=60000") as store:
+            store._local = MemoryStore(keys=100)
+            for number in range(120):
+                await hit(store, rule, f"before {number}", hits=2)
+            mortal.kill()
+            admitted = sum([(await hit(store, rule, f"newcomer {number}")).admitted for number in range(8)])
+            assert admitted == (8 if emergency else 2)
+            assert [(await hit(store, rule, "one")).admitted for _ in range(3)] == (
+                [True, True, False] if emergency else [False] * 3
+            )
+
+    asyncio.run(ask())
 
 
 def test_two_processes_admit_no_more_than_the_limit_each(mortal: Server) -> None:
