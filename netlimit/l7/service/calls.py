@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +16,13 @@ MOST = 4096
 """Calls that may be open and have not asked, and as many that watch how the limiter is; each takes 20 KB."""
 SECONDS = 10.0
 """A question has come so long after its call."""
+FEW = 64
+"""So many calls may have a long question on its way, ..."""
+GROWTH = 256 * 2**20
+"""... and more of them as long as the process grows by no more bytes than that. gRPC holds what has come of a question,
+and tells nobody how much that is."""
+_LOOK_SECONDS, _CALM = 0.1, 100
+"""How often that is looked at, and after how many looks without many of them the process is as large as usual."""
 
 _Timeouts = dict[asyncio.Timeout, None]
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,6 +39,22 @@ class Calls(grpc.aio.ServerInterceptor):
         self._most = most
         self._silent = _Timeouts()
         self._watching = _Timeouts()
+
+    async def watch(self) -> None:
+        """Have those end that take too much memory together, the oldest first, until cancelled."""
+        before, usual, calm = set[asyncio.Timeout](), _read_memory(), 0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            slow = [each for each in self._silent if each in before]
+            before = set(self._silent)
+            memory = _read_memory()
+            calm = calm + 1 if len(slow) <= FEW else 0
+            if calm > _CALM:
+                usual = memory
+            elif not calm and memory - usual > GROWTH:
+                for each in slow[:-FEW]:
+                    self._end(self._silent, each)
+                await asyncio.to_thread(_give_back)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
@@ -71,10 +97,24 @@ class Calls(grpc.aio.ServerInterceptor):
     def _noting(self, open_ones: _Timeouts, timeout: asyncio.Timeout) -> Iterator[None]:
         open_ones[timeout] = None
         if len(open_ones) > self._most:
-            oldest = next(iter(open_ones))
-            del open_ones[oldest]
-            oldest.reschedule(0)  # at once
+            self._end(open_ones, next(iter(open_ones)))
         try:
             yield
         finally:
             open_ones.pop(timeout, None)
+
+    @staticmethod
+    def _end(open_ones: _Timeouts, one: asyncio.Timeout) -> None:
+        del open_ones[one]
+        one.reschedule(0)  # at once
+
+
+def _give_back() -> None:
+    """Give the kernel back what nobody uses any more: what ended would count as growth else."""
+    with suppress(AttributeError):  # not every C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _read_memory() -> int:
+    """Bytes that this process has in memory."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

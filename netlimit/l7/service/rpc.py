@@ -27,6 +27,9 @@ SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 LARGEST = 4 * 2**20
 """Bytes of a question at most. Clients decide how long it is, since Envoy may tell a header in each descriptor; what is
 not answered passes."""
+SHORT, HELD_BYTES = 4096, 64 * 2**20
+"""Of questions that are longer than the first so many bytes wait for their turn at most, but for those of who shows the
+token."""
 _STREAMS = 4096
 """Calls at once on one connection, four times as many as an Envoy makes that is told nothing else. gRPC refuses some a
 little earlier, for those count that have ended just now."""
@@ -44,6 +47,9 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_concurrent_streams", _STREAMS),
+    # So much of a question is taken before it is asked for: most are shorter. On a fast link it were megabytes else.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2**14),
     ("grpc.so_reuseport", 1),  # beside the socket that keeps the place, which nobody else shares
     # Who opens connections and says nothing, or no more, keeps none for ever.
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -66,9 +72,11 @@ class RpcServer:
         self._turns = Turns()
         most = find_most()  # as many as HTTP has, so that files are left for both
         self._callers = Callers(most)
-        self._watching: asyncio.Task[None] | None = None
+        self._calls = Calls()
+        self._watching: list[asyncio.Task[None]] = []
+        self._held = 0
         options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
-        self._server = grpc.aio.server(interceptors=[Calls()], options=options)
+        self._server = grpc.aio.server(interceptors=[self._calls], options=options)
         handlers: dict[str, Any] = {
             "ShouldRateLimit": grpc.unary_unary_rpc_method_handler(
                 self._should_rate_limit, None, RateLimitResponse.SerializeToString
@@ -86,7 +94,7 @@ class RpcServer:
         """Listen at "host:port", and be healthy; the port. Raises RuntimeError where the place is taken."""
         port = self._server.add_insecure_port(place)
         await self._server.start()
-        self._watching = asyncio.create_task(self._callers.watch(port))
+        self._watching = [asyncio.create_task(each) for each in (self._callers.watch(port), self._calls.watch())]
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -95,14 +103,17 @@ class RpcServer:
         """Be healthy no longer, take no more questions, and answer what has been asked within `grace` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
-        if self._watching is not None:
-            self._watching.cancel()
+        for each in self._watching:
+            each.cancel()
 
     async def _should_rate_limit(self, question: bytes, context: Context) -> RateLimitResponse:
         peer = context.peer()
         known = self._vouch(context)
         self._callers.note(peer, known)
-        await self._turns.take(peer, known)
+        if len(question) > SHORT:
+            await self._wait_as_long(question, peer, known, context)
+        else:
+            await self._turns.take(peer, known)
         self._askers.note(find_address(peer))
         try:
             response = await should_rate_limit(self._limiter, self._families, question, known)
@@ -114,6 +125,17 @@ class RpcServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         self._answers["grpc", RateLimitResponse.Code.Name(response.overall_code)] += 1
         return response
+
+    async def _wait_as_long(self, question: bytes, peer: str, known: bool, context: Context) -> None:
+        """Wait for the turn of a long question, unless too many do."""
+        if self._held + len(question) > HELD_BYTES and not known:
+            self._answers["grpc", "error"] += 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many long questions wait for their turn.")
+        self._held += len(question)
+        try:
+            await self._turns.take(peer, known)
+        finally:
+            self._held -= len(question)
 
     def _vouch(self, context: Context) -> bool:
         """Whether who asks has shown the token, in the metadata of the call."""

@@ -34,7 +34,8 @@ async def echo(question: bytes, context: Any) -> bytes:
 
 @asynccontextmanager
 async def serving(most: int) -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=[Calls(most)])
+    calls = Calls(most)
+    server = grpc.aio.server(interceptors=[calls])
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": grpc.unary_unary_rpc_method_handler(echo)})]
     )
@@ -43,8 +44,10 @@ async def serving(most: int) -> AsyncIterator[grpc.aio.Channel]:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    watching = asyncio.create_task(calls.watch())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
+    watching.cancel()
     await server.stop(0)
 
 
@@ -79,6 +82,20 @@ async def test_where_too_many_ask_nothing_the_oldest_go() -> None:
         await calls[4].write(b"late")
         await calls[4].done_writing()
         assert await calls[4] == b"late"
+
+
+async def test_where_the_process_grows_all_go_but_a_few_of_those_that_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netlimit.l7.service.calls.FEW", 2)
+    monkeypatch.setattr("netlimit.l7.service.calls.GROWTH", 20 * 2**20)
+    async with serving(10) as channel:
+        calls = [channel.stream_unary(METHOD)(timeout=30) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert not any(call.done() for call in calls)
+        grown = bytes(range(256)) * (30 * 2**12)
+        await asyncio.sleep(1)
+        ended = [call for call in calls if call.done()]
+        assert [await call.code() for call in ended] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 3
+        assert len(grown) == 30 * 2**20
 
 
 async def test_where_too_many_watch_the_oldest_go() -> None:
