@@ -238,8 +238,8 @@ def test_what_is_sent_ahead_keeps_nobody_waiting_and_takes_no_memory(limiter: Ru
             with suppress(OSError):
                 connection.send(said)
         took = [measure_ask(limiter) for _ in range(20)]
-        assert max(took) < 1, took
-        assert sorted(took)[10] < 0.1, took
+        assert max(took) < 3, took
+        assert sorted(took)[10] < 0.3, took
         assert read_memory(limiter) < before + 60_000_000
     finally:
         for connection in held:
@@ -349,7 +349,7 @@ def test_connections_that_ask_nothing_over_grpc_make_room_for_those_that_ask(
         time.sleep(2)
         for _ in range(10):
             late = Asker(running.grpc_place)
-            late.ask(describe(remote_address="192.0.2.1"), wait=5)
+            late.ask(describe(remote_address="192.0.2.1"), wait=20)
             late.close()
         early.ask(describe(remote_address="192.0.2.1"))
         assert "connections are open over gRPC" in running.http.get("/healthz").json()["troubles"][0]
