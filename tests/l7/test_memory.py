@@ -88,6 +88,41 @@ class TestRoom:
 
 
 class TestTime:
+    @pytest.mark.parametrize("lasting", [0, 1, 25_000], ids=["all have ended", "all but one", "half of them"])
+    def test_leases_that_have_ended_go_in_less_time_than_they_took_to_come(self, lasting: int) -> None:
+        """However many end at once: who asks next waits for it, and everybody with him."""
+        number = 50_000
+        kept = Kept(Limit(number, 30, Algorithm.CONCURRENCY))
+        coming = self._take(kept, number - lasting)
+        kept.now += SECOND
+        coming += self._take(kept, lasting)
+        kept.now += 29 * SECOND
+        assert self._take(kept, 1) < coming
+        assert self._take(kept, number - lasting - 1) < 5 * coming
+
+    def test_one_of_a_heavy_request_neither(self) -> None:
+        kept = Kept(Limit(50_000, 30, Algorithm.CONCURRENCY))
+        coming = self._take(kept, 50_000)
+        kept.now += 30 * SECOND
+        assert kept.counter.hit("many", 50_000).admitted
+        kept.now += 30 * SECOND
+        assert self._take(kept, 1) < coming
+
+    def test_leases_that_end_one_by_one_take_no_longer(self) -> None:
+        number = 50_000
+        kept = Kept(Limit(number, 30, Algorithm.CONCURRENCY))
+        step = 30 * SECOND // number
+        coming = self._take(kept, number, step)
+        assert self._take(kept, number, step) < 5 * coming
+
+    def _take(self, kept: Kept, number: int, step: int = 0) -> float:
+        """The seconds in which so many leases come, and whatever has ended goes."""
+        began = time.perf_counter()
+        for _ in range(number):
+            kept.now += step
+            assert kept.hit("many")
+        return time.perf_counter() - began
+
     @every
     def test_what_makes_no_difference_is_swept(self, limit: Limit) -> None:
         kept = Kept(limit)

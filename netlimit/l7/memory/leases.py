@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
 from math import inf
@@ -12,6 +13,10 @@ from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
 from netlimit.l7.memory.shares import Shares
+
+_FEW = 64
+"""So many leases of a key are in a plain dict, which is smaller; but its first is found only after all those that went
+before."""
 
 
 class Leases(Counter):
@@ -86,9 +91,11 @@ class Leases(Counter):
         """The leases of a key that have not ended. What would last longer than a lease does lasts as long: leases were
         longer before, or the clock has been set back."""
         ends = self._ends.get(key, {})
+        if len(ends) > _FEW and not isinstance(ends, OrderedDict):
+            self._ends[key] = ends = OrderedDict(ends)
         latest = now + self._period
         if ends and next(reversed(ends.values())) > latest:
-            self._ends[key] = ends = {name: min(end, latest) for name, end in ends.items()}
+            self._ends[key] = ends = OrderedDict((name, min(end, latest)) for name, end in ends.items())
         for name in [name for name, _ in takewhile(lambda lease: lease[1] <= now, ends.items())]:
             del ends[name]
         if not ends:
