@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Request
 
 from netlimit.rules import Rule
-from netlimit.store import LimitDocument, Stale
+from netlimit.store import ABSENT, LimitDocument, Stale
 
 LONGEST_WAIT = 60
 USUAL_WAIT = 5
@@ -43,6 +43,13 @@ def read_if_match(if_match: str | None, kept: Rule | LimitDocument | None) -> in
         return kept.revision
     named = re.fullmatch(r'"(\d{1,18})"', tags[0])
     return int(named[1]) if named else 0
+
+
+def read_preconditions(if_match: str | None, if_none_match: str | None, kept: LimitDocument | None) -> int | None:
+    """As `read_if_match`, or ABSENT where nothing may be kept yet (`If-None-Match: *`); both at once nothing meets."""
+    if if_none_match is None:
+        return read_if_match(if_match, kept)
+    return ABSENT if if_match is None else 0
 
 
 def preferred_wait(request: Request) -> int | None:
@@ -87,3 +94,9 @@ IfMatch = Annotated[
     Header(description="The `ETag` that what is changed must still have: 412 when it has not. `*` takes any."),
 ]
 """The parameter of an operation that changes a rule, or limits."""
+
+IfNoneMatch = Annotated[
+    Literal["*"] | None,
+    Header(description="`*`: only if there is nothing yet, else 412."),
+]
+"""The parameter of an operation that may keep something new."""

@@ -21,7 +21,7 @@ from netlimit.store import LimitDocument, LimitHead, NoDocument, Store
 from . import bodies, schemas
 from .auth import CallerOf
 from .context import StoreOf, no_query
-from .headers import IfMatch, etag, read_if_match, write_warnings
+from .headers import IfMatch, IfNoneMatch, etag, read_if_match, read_preconditions, write_warnings
 from .openapi import body_of
 from .problems import Problem, responses
 from .representation import write_time
@@ -103,6 +103,7 @@ async def put_limits(
     caller: CallerOf,
     store: StoreOf,
     if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Keep the limits of a domain in the place of those that it had. The limiter hears of it within a second. Every
     wrong place is named, with its line in YAML; what is kept is the text as it came, with its comments."""
@@ -110,7 +111,7 @@ async def put_limits(
     content_type = JSON if bodies.find_media_type(request) == JSON else YAML[0]
     text, document = await run_in_turn(_read, body, content_type, domain)
     before = await run_in_turn(store.find_limits, domain)
-    expected = read_if_match(if_match, before)
+    expected = read_preconditions(if_match, if_none_match, before)
     if query.dry_run:
         nothing = dict.fromkeys(("revision", "created_at", "updated_at"))
         said = {"domain": domain, "content_type": content_type, **nothing, "actor": caller.actor.name}

@@ -3,6 +3,7 @@
 from netlimit.store.audit import AuditEntry, AuditFilter
 from netlimit.store.backup import Label, NoBackup
 from netlimit.store.errors import (
+    ABSENT,
     ConcernsOthers,
     Conflict,
     DocumentChanged,
@@ -30,6 +31,7 @@ from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch
 
 __all__ = [
+    "ABSENT",
     "AuditEntry",
     "AuditFilter",
     "ConcernsOthers",

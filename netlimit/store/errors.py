@@ -53,11 +53,18 @@ class NoDocument(NetlimitError):
         self.domain = domain
 
 
+ABSENT = -1
+"""In the place of a revision: there must be nothing."""
+
+
 class DocumentChanged(NetlimitError):
-    """A domain's limits have changed since the caller read them; `revision` is the present one, None where none is."""
+    """A domain's limits have changed since the caller read them; `revision` is the present one, None where none is, and
+    `expected` the one that was read, or ABSENT."""
 
     def __init__(self, domain: str, expected: int, revision: int | None) -> None:
         now = f"are at revision {revision}, not at {expected}" if revision is not None else "are not there"
+        if expected == ABSENT:
+            now = f"are at revision {revision}, and were to be new"
         super().__init__(
             f"The limits of the domain {domain!r} have changed meanwhile: they {now}. "
             "Read them again and repeat the change."

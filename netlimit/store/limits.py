@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from netlimit.records import Actor
 from netlimit.store import audit, clock
-from netlimit.store.errors import DocumentChanged, NoDocument
+from netlimit.store.errors import ABSENT, DocumentChanged, NoDocument
 from netlimit.store.tables import clock as clock_table
 from netlimit.store.tables import limit_documents as documents
 
@@ -94,7 +94,8 @@ def put(
     expected_revision: int | None = None,
 ) -> tuple[LimitDocument, bool]:
     """Keep a document in the place of the domain's, if it has one; whether it had none. The same text again changes
-    nothing, not even the revision. Raises DocumentChanged unless the former is at `expected_revision`, if given."""
+    nothing, not even the revision. Raises DocumentChanged unless the former is at `expected_revision`, if given,
+    or there is none, for ABSENT."""
     clock.lock(connection)
     before = find(connection, domain)
     _check(domain, before, expected_revision)
@@ -151,5 +152,5 @@ def _take_revision(connection: Connection) -> int:
 
 
 def _check(domain: str, before: LimitDocument | None, expected: int | None) -> None:
-    if expected is not None and (before is None or before.revision != expected):
+    if expected is not None and (before.revision if before else ABSENT) != expected:
         raise DocumentChanged(domain, expected, before.revision if before else None)

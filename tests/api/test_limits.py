@@ -179,6 +179,16 @@ def test_two_clients_do_not_overwrite_each_other(client: httpx.Client) -> None:
     assert client.delete("/limits/auth").status_code == 404
 
 
+def test_what_is_to_be_new_takes_the_place_of_nothing(client: httpx.Client) -> None:
+    assert put(client, "domain: auth", **{"If-None-Match": "*"}).status_code == 201
+    second = put(client, TEXT, **{"If-None-Match": "*"})
+    assert second.status_code == 412
+    assert "they are at revision 1, and were to be new" in second.json()["detail"]
+    assert client.get("/limits/auth").text == "domain: auth"
+    assert put(client, TEXT, **{"If-None-Match": "*", "If-Match": '"1"'}).status_code == 412
+    assert put(client, TEXT, **{"If-None-Match": '"1"'}).status_code == 422
+
+
 def test_a_dry_run_keeps_nothing(client: httpx.Client, store: Store) -> None:
     said = put(client, domain="auth?dry_run=true")
     assert said.status_code == 200
