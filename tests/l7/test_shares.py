@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -103,6 +105,56 @@ class TestOneClient:
         asked = Asked(limit)
         asked.flood(GREEDY, 2 * KEYS, times=2)
         assert [asked.hits(4, GREEDY, f"/{path}") for path in range(KEYS // 3)] == [2] * (KEYS // 3)
+
+    @pytest.mark.parametrize(
+        ("limit", "seconds"),
+        [
+            (Limit(1, 1, Algorithm.TOKEN_BUCKET, burst=100), 11),
+            (Limit(10, 60, Algorithm.TOKEN_BUCKET, burst=100), 61),
+            (Limit(10, 60, Algorithm.GCRA, burst=100), 61),
+            (Limit(10, 60, Algorithm.TOKEN_BUCKET, burst=100, refill=Refill.INTERVAL), 61),
+            (Limit(100, 3600, Algorithm.GCRA), 75),
+            (Limit(1000, 86_400, Algorithm.TOKEN_BUCKET), 174),
+            (Limit(100, 60, Algorithm.SLIDING_WINDOW_COUNTER), 61),
+        ],
+        ids=str,
+    )
+    def test_what_was_used_up_fills_no_faster_for_that(self, limit: Limit, seconds: int) -> None:
+        """Though others' keys are gone by then, and a unit may be over."""
+        asked = self.use_up(limit)
+        asked.now += seconds * SECOND
+        for path in range(20):
+            asked.hit("198.51.100.1", f"/{path}")
+        assert asked.hits(100, GREEDY) <= max(1, limit.amount * seconds // limit.seconds)
+
+    @pytest.mark.parametrize("algorithm", [Algorithm.FIXED_WINDOW, Algorithm.GCRA, Algorithm.SLIDING_WINDOW_LOG])
+    def test_nor_by_a_change_of_the_amount(self, algorithm: Algorithm) -> None:
+        asked = self.use_up(Limit(10, 86_400, algorithm))
+        asked.limit = replace(asked.limit, amount=11)
+        asked._rules.clear()
+        assert asked.hits(50, GREEDY) <= 1
+
+    def test_nor_where_the_others_in_flight_have_ended(self) -> None:
+        asked = Asked(Limit(4, 60, Algorithm.CONCURRENCY))
+        junk = [asked.make_ask(GREEDY, f"/{path}") for path in range(KEYS // 2)]
+        mine = [asked.make_ask(GREEDY, "/login") for _ in range(4)]
+        more = [asked.make_ask(GREEDY, f"/more/{path}") for path in range(KEYS)]
+        assert all(each.admitted for each in asked.store.decide_now(junk + mine))
+        asked.store.decide_now(more)
+        asyncio.run(asked.store.release(junk + more))
+        for _ in range(4):
+            asked.now += 20 * SECOND
+            assert asyncio.run(asked.store.renew(mine))
+        assert not asked.hit(GREEDY)
+
+    def use_up(self, limit: Limit) -> Asked:
+        """The store in which a key that it has used up is counted together with others."""
+        asked = Asked(limit)
+        asked.flood(GREEDY, KEYS * 3 // 4, times=1)
+        asked.hits(limit.capacity, GREEDY)
+        asked.flood(GREEDY, 2 * KEYS, times=1)
+        assert not asked.hit(GREEDY)
+        return asked
 
     @every
     def test_each_of_its_keys_counts_for_itself_again_later(self, limit: Limit) -> None:

@@ -17,6 +17,8 @@ from netlimit.l7.memory.shares import Shares
 
 SECOND = 10**9
 """Nanoseconds."""
+_DOUBT_SECONDS = 10
+"""Whether those who have more than their share are to be held to it is found out no more often: it is a sweep."""
 FEW = 1024
 """Below so many keys nothing is swept."""
 CROWD = "\0crowd"
@@ -53,7 +55,7 @@ class Counter(ABC):
         self._keys = keys
         self.shares: Shares | None = None
         """What networks have of its room, where keys tell a client and something besides."""
-        self._shares_end, self._shares_least = 0, 0  # who has more than his share is held to it until then
+        self._shares_end = 0  # who has more than his share is held to it until then at least
         self._room = self._due = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
         self.start_anew()
@@ -73,6 +75,9 @@ class Counter(ABC):
         """Go on from the counts of one whose limit differs in its amount alone."""
         with other._lock:
             self._adopt(other)
+            self.shares, self._shares_end = other.shares, other._shares_end
+            if self.shares is not None and self.shares.any_greedy:
+                self._room = 0
 
     @abstractmethod
     def _adopt(self, other: Counter) -> None: ...
@@ -125,10 +130,11 @@ class Counter(ABC):
         """Make room for a new key; the key itself, or that of a crowd."""
         now = self._clock()
         if self.shares is not None and self.shares.any_greedy:
-            if now >= self._shares_end or len(self) <= self._shares_least:
-                self.shares.forget()
-                self._room = self._due
-            elif (crowd := self.shares.find_crowd(key)) is not None:
+            if now >= self._shares_end:
+                self._sweep(now)
+                self._doubt_shares(now)
+                self._set_room(self._due)
+            if (crowd := self.shares.find_crowd(key)) is not None:
                 return crowd
             if len(self) < self._due:
                 return key
@@ -152,12 +158,18 @@ class Counter(ABC):
     def _cut_shares(self, now: int, room: int) -> None:
         """Hold networks to their shares of the room for as long as what is counted together makes a difference."""
         if self.shares is not None:
-            self._merge_all(now, self._cut(self.shares, room))
+            self._doubt_shares(now)
+            self._merge_all(self._cut(self.shares, room))
 
-    def _merge_all(self, now: int, excess: Mapping[str, Sequence[str]]) -> None:
+    def _doubt_shares(self, now: int) -> None:
+        """Those are held no longer of whom a sweep has left nothing that is counted together."""
+        if self.shares is not None:
+            self.shares.forget(self._holds)
+            self._shares_end = now + max(self.limit.seconds, _DOUBT_SECONDS) * SECOND
+
+    def _merge_all(self, excess: Mapping[str, Sequence[str]]) -> None:
         for crowd, keys in excess.items():
             self._merge(keys, crowd)
-        self._shares_end, self._shares_least = now + self.limit.seconds * SECOND, len(self) // 2
 
     def _set_room(self, keys: int) -> None:
         """So many keys may come before they are looked at again; where some are held to their share, each new one is

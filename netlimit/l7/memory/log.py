@@ -98,7 +98,8 @@ class SlidingWindowLog(Counter):
                 log.popleft()
         room = (self._budget.offer(self) - self._due * KEY_BYTES) // ENTRY_BYTES
         if self._count_entries() > room * 3 // 4 and self.shares is not None:
-            self._merge_all(now, self.shares.cut(self._logs, room // 2, len))
+            self._doubt_shares(now)
+            self._merge_all(self.shares.cut(self._logs, room // 2, len))
         if self._count_entries() > room * 3 // 4:
             self._drop_within(now)
         if self._count_entries() >= room:

@@ -33,20 +33,27 @@ class Shares:
         """`place` is the client's, among the parts of a key."""
         self._place = place
         self._greedy: frozenset[str] = frozenset()
+        self._crowds: set[str] = set()
 
     @property
     def any_greedy(self) -> bool:
         """Whether the further keys of some are counted together."""
         return bool(self._greedy)
 
-    def forget(self) -> None:
-        """There is room for all again."""
-        self._greedy = frozenset()
+    def forget(self, holds: Callable[[str], bool]) -> None:
+        """Count together the further keys of those alone of whom something is counted together yet: were one of these
+        keys counted by itself, it would begin anew. `holds` tells whether something is counted for a crowd."""
+        self._crowds = {crowd for crowd in self._crowds if holds(crowd)}
+        self._greedy = frozenset(find_network(crowd.removeprefix(_CROWD)) for crowd in self._crowds)
 
     def find_crowd(self, key: str) -> str | None:
         """What a new key is to be counted with; None if that is nothing."""
         client = self._find_client(key)
-        return _name_crowd(client) if find_network(client) in self._greedy else None
+        if find_network(client) not in self._greedy:
+            return None
+        crowd = _name_crowd(client)
+        self._crowds.add(crowd)
+        return crowd
 
     def name_crowd(self, key: str) -> str:
         """What a key may have been counted with."""
@@ -60,8 +67,10 @@ class Shares:
         for key, value in islice(held.items(), 0, None, step):
             sizes[find_network(self._find_client(key))] += weigh(value) * step
         level = max(find_level(sizes.values(), room), 2 * room // SHARE, LEAST)
-        self._greedy = frozenset(network for network, size in sizes.items() if size > level)
-        return self._find_excess(held, level, weigh) if self._greedy else {}
+        self._greedy |= {network for network, size in sizes.items() if size > level}
+        excess = self._find_excess(held, level, weigh) if self._greedy else {}
+        self._crowds |= excess.keys()
+        return excess
 
     def _find_excess(self, held: Mapping[str, Any], level: int, weigh: Weigh) -> dict[str, list[str]]:
         """By crowd. Nobody is answered meanwhile: for each key as little is done as can be."""
