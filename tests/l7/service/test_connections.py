@@ -246,6 +246,43 @@ def test_what_is_sent_ahead_keeps_nobody_waiting_and_takes_no_memory(limiter: Ru
             connection.close()
 
 
+FLOOD = """
+import asyncio, sys
+
+QUESTION = b"GET /v1/auth?domain=web" + b"&key=remote_address,path" * 95 + b" HTTP/1.1\\r\\nX-Forwarded-Uri: /\\r\\n\\r\\n"
+
+class Asker(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.write(QUESTION)
+
+    def data_received(self, data):
+        if b"HTTP/1.1 " in data:
+            self.transport.write(QUESTION)
+
+async def flood():
+    for _ in range(600):
+        await asyncio.get_running_loop().create_connection(Asker, "127.0.0.1", int(sys.argv[1]))
+    print("on", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(flood())
+"""
+
+
+def test_dear_questions_wait_for_others(limiter: Running) -> None:
+    """Each names as many keys as go into a question; hundreds ask one after the other."""
+    command = [sys.executable, "-c", FLOOD, limiter.place.rpartition(":")[2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
+        assert flood.stdout is not None
+        try:
+            assert flood.stdout.readline()
+            took = sorted(measure_ask(limiter) for _ in range(20))
+        finally:
+            flood.kill()
+    assert took[10] < 0.4, took
+
+
 def measure_ask(limiter: Running) -> float:
     began = time.monotonic()
     assert ask(limiter) == 200
