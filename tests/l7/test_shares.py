@@ -147,6 +147,18 @@ class TestOneClient:
             assert asyncio.run(asked.store.renew(mine))
         assert not asked.hit(GREEDY)
 
+    def test_how_long_to_wait_for_very_many_in_flight_is_told_without_counting_them(self) -> None:
+        asked = Asked(Limit(20_000, 60, Algorithm.CONCURRENCY))
+        for each in range(20):
+            asked.now += SECOND
+            assert asked.hits(1000, GREEDY) == 1000, each
+        waits = {}
+        for amount in (19_000, 4):
+            asked.limit = replace(asked.limit, amount=amount)
+            asked._rules.clear()
+            waits[amount] = asked.store.decide_now([asked.make_ask(GREEDY, "/login")])[0].retry_after
+        assert waits == {19_000: 42.0, 4: 60.0}
+
     def use_up(self, limit: Limit) -> Asked:
         """The store in which a key that it has used up is counted together with others."""
         asked = Asked(limit)

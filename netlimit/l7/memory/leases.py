@@ -17,6 +17,8 @@ from netlimit.l7.memory.shares import Shares
 _FEW = 64
 """So many leases of a key are in a plain dict, which is smaller; but its first is found only after all those that went
 before."""
+_COUNTED = 4096
+"""So many leases at most are counted to tell when there is room again."""
 
 
 class Leases(Counter):
@@ -52,7 +54,7 @@ class Leases(Counter):
             over = len(ends) + (hits or 1) - ceiling
             wait = 0.0
             if over > 0:
-                wait = (next(islice(ends.values(), over - 1, None)) - now) / SECOND if (hits or 1) <= ceiling else inf
+                wait = (_find_end(ends, over) - now) / SECOND if (hits or 1) <= ceiling else inf
             reset = (next(reversed(ends.values())) - now) / SECOND if ends else 0.0
             left = self._amount - len(ends)
             return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0 < hits)
@@ -134,6 +136,14 @@ class Leases(Counter):
         for key in keys:
             flying |= self._ends.pop(key)
         self._ends[crowd] = dict(sorted(flying.items(), key=itemgetter(1)))
+
+
+def _find_end(ends: dict[str, int], number: int) -> int:
+    """When so many of these, which end in this order, have ended; of very many, when all have: to count them would keep
+    others waiting."""
+    if number > _COUNTED:
+        return next(reversed(ends.values()))
+    return next(islice(ends.values(), number - 1, None))
 
 
 def _name_parts(lease: str, hits: int) -> list[str]:

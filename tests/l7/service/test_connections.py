@@ -249,7 +249,8 @@ def test_what_is_sent_ahead_keeps_nobody_waiting_and_takes_no_memory(limiter: Ru
 FLOOD = """
 import asyncio, sys
 
-QUESTION = b"GET /v1/auth?domain=web" + b"&key=remote_address,path" * 95 + b" HTTP/1.1\\r\\nX-Forwarded-Uri: /\\r\\n\\r\\n"
+KEYS = b"&key=remote_address,path" * 95
+QUESTION = b"GET /v1/auth?domain=web" + KEYS + b" HTTP/1.1\\r\\nX-Forwarded-Uri: /\\r\\n\\r\\n"
 
 class Asker(asyncio.Protocol):
     def connection_made(self, transport):
