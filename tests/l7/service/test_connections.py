@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -246,7 +246,7 @@ def test_what_is_sent_ahead_keeps_nobody_waiting_and_takes_no_memory(limiter: Ru
             connection.close()
 
 
-FLOOD = """
+DEAR_FLOOD = """
 import asyncio, sys
 
 KEYS = b"&key=remote_address,path" * 95
@@ -273,7 +273,7 @@ asyncio.run(flood())
 
 def test_dear_questions_wait_for_others(limiter: Running) -> None:
     """Each names as many keys as go into a question; hundreds ask one after the other."""
-    command = [sys.executable, "-c", FLOOD, limiter.place.rpartition(":")[2]]
+    command = [sys.executable, "-c", DEAR_FLOOD, limiter.place.rpartition(":")[2]]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
         assert flood.stdout is not None
         try:
@@ -403,14 +403,17 @@ def test_connections_that_ask_nothing_over_grpc_make_room_for_those_that_ask(
 def hold(place: str, number: int, ending: threading.Event) -> None:
     """Hold so many connections that speak HTTP/2 and ask nothing."""
     held: list[socket.socket] = []
-    while not ending.wait(0.2):
-        while len(held) < number:
-            held.append(socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2])), timeout=5))
-            held[-1].sendall(PREFACE)
-            held[-1].setblocking(False)
-        held = [each for each in held if is_open(each)]
-    for each in held:
-        each.close()
+    address = "127.0.0.1", int(place.rpartition(":")[2])
+    with ExitStack() as stack:
+        while not ending.wait(0.2):
+            while len(held) < number:
+                try:
+                    held.append(stack.enter_context(socket.create_connection(address, timeout=5)))
+                    held[-1].sendall(PREFACE)
+                    held[-1].setblocking(False)
+                except OSError:  # it is closed as it comes
+                    break
+            held = [each for each in held if is_open(each)]
 
 
 def is_open(connection: socket.socket) -> bool:
