@@ -387,8 +387,10 @@ def test_connections_that_ask_nothing_over_grpc_make_room_for_those_that_ask(
         time.sleep(2)
         for _ in range(10):
             late = Asker(running.grpc_place)
-            late.ask(describe(remote_address="192.0.2.1"), wait=20)
-            late.close()
+            try:
+                late.ask(describe(remote_address="192.0.2.1"), wait=20)
+            finally:
+                late.close()
         early.ask(describe(remote_address="192.0.2.1"))
         assert "connections are open over gRPC" in running.http.get("/healthz").json()["troubles"][0]
         assert running.server.said().count("connections are open over gRPC") == 1
@@ -405,7 +407,7 @@ def hold(place: str, number: int, ending: threading.Event) -> None:
     held: list[socket.socket] = []
     address = "127.0.0.1", int(place.rpartition(":")[2])
     with ExitStack() as stack:
-        while not ending.wait(0.2):
+        while not ending.wait(1):
             while len(held) < number:
                 try:
                     held.append(stack.enter_context(socket.create_connection(address, timeout=5)))
