@@ -254,11 +254,8 @@ class Connection(H11Protocol):
         kept he could ask without end, and keep others waiting. And who says in two ways where a body ends may have been
         understood otherwise by a proxy: what comes behind it is not asked (RFC 9112, 6.1)."""
         stranger = self._guest is not None and self._guest.standing is Standing.STRANGER
-        if (
-            (stranger or self._has("transfer-encoding", "content-length"))
-            and self.cycle is not None
-            and not self.cycle.response_started
-        ):
+        is_last = stranger or self._has("transfer-encoding", "content-length")
+        if is_last and self.cycle is not None and not self.cycle.response_started:
             self.cycle.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
 
     def _find_owner(self) -> object:

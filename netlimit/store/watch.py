@@ -103,6 +103,7 @@ class SqliteWatch(Watch):
             cursor = self._connection.cursor()
             return int(cursor.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
+            self.close()  # what has become of it, such as that its memory was cut, would be told for ever
             raise self._database.explain(error) from error
 
 

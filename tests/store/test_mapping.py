@@ -76,6 +76,22 @@ for _ in range(3):
 print(len(store.rules_at(store.revision())))
 store.close()
 """
+WATCH = """
+import os, sys
+from netlimit.errors import StoreError
+from netlimit.store import Store
+
+store = Store(f"sqlite:///{sys.argv[1]}")
+watch = store.watch()
+os.truncate(f"{sys.argv[1]}-shm", 0)
+try:
+    watch.wait(0)
+except StoreError:
+    print("cut")
+print(watch.wait(0), watch.wait(0))
+watch.close()
+store.close()
+"""
 STRANGER = """
 import mmap, os, sys
 from netlimit.store import Store
@@ -131,6 +147,12 @@ def test_who_is_cut_off_from_it_goes_on(path: Path) -> None:
         assert "10.9.9.9/32" in [str(each.rule.target) for each in store.rules_at(store.revision())]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_who_watches_is_told_once(path: Path) -> None:
+    process = run(WATCH, path)
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, said.split()) == (0, ["cut", "True", "False"]), errors
 
 
 def test_where_it_cannot_be_made_whole_that_is_told_until_there_is_room(small: Path) -> None:
