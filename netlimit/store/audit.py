@@ -5,6 +5,8 @@ The database refuses to change a line of it, and to delete one that `prune` has 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +25,9 @@ MOST_ROWS = 1000
 """A batch larger than this leaves one line in the audit instead of one for each rule."""
 _SLACK = 10
 """Pruning waits until the audit is a tenth too long: it is dear, and need not be exact."""
-
+_LONGEST = 1024
+"""Bytes, as JSON, of a field that is quoted. A rule may have 40 kB of labels, gateways and comment, and the lines
+of the audit are bounded by their number alone."""
 
 PAUSE, RESUME = "pause", "resume"
 """What the audit calls a teardown's pause of a gateway, and its end. `pause` holds the word of that teardown."""
@@ -35,6 +39,7 @@ class AuditEntry:
     anything else `rule_id` is None, and they say what there is to say. `revision` is that of the rules after it.
     `address` and `request` say where the change came from and the id of its request, None for one made on this host.
 
+    A field of a rule that is longer than 1,024 bytes is told by its length and digest (`bytes`, `sha256`, of its JSON).
     A large batch is one line: `rule_id` is None, and `after` holds `rules` (how many), `first_id` and `last_id`.
     """
 
@@ -198,6 +203,19 @@ def _line(
         "revision": revision,
         "action": action,
         "rule_id": rule.id if rule else None,
-        "before": to_fields(before) if before else None,
-        "after": to_fields(after) if after else None,
+        "before": _quote(before) if before else None,
+        "after": _quote(after) if after else None,
     }
+
+
+def _quote(rule: Rule) -> dict[str, Any]:
+    """The fields of a rule; of what is long, in its place, the digest."""
+    return {name: _shorten(value) for name, value in to_fields(rule).items()}
+
+
+def _shorten(value: Any) -> Any:
+    written = json.dumps(value)
+    if len(written) <= _LONGEST:
+        return value
+    digest = hashlib.sha256(written.encode()).hexdigest()
+    return {"bytes": len(written), "sha256": digest}

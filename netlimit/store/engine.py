@@ -48,6 +48,8 @@ MEMORY = URL.create("sqlite")
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
 
+_LONGEST_LOG = 16 * 2**20
+"""Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need."""
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -427,6 +429,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry)
     connection.text_factory = _read_text  # else one text that is no UTF-8 hides all rows that are asked for with it
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA mmap_size=0")  # what is mapped of the file itself, who may write it may cut
+    connection.execute(f"PRAGMA journal_size_limit={_LONGEST_LOG}")
     connection.execute("PRAGMA temp_store=MEMORY")  # else large changes need room in /var/tmp, which anybody can fill
 
 

@@ -33,12 +33,16 @@ from netlimit.store.tables import clock, revisions, rules, undo, windows
 KEPT_REVISIONS = 1000
 """How many changes can be undone, unless the settings say otherwise; of the limiter's own, as many again."""
 
+MOST_BYTES = 256 * 2**20
+"""What the changes that can be undone may take in all; 300,000 replaced rules of the usual kind. Of one that is larger
+alone, the last is kept all the same. The limiter's own are as small as they are few, and do not count."""
+
 _AT_ONCE = 500
 _MOST_AT_ONCE = 10_000_000
 """No change has added so many rules."""
 _BY_LIMITER = and_(revisions.c.actor == LIMITER.name, revisions.c.request.is_(None))
 """A token, whose requests have numbers, may have that name as well."""
-_TOLD = [column for column in revisions.c if column.name != "stamp"]
+_TOLD = [column for column in revisions.c if column.name not in ("stamp", "size")]
 _NAMES = [column.name for column in WRITTEN_COLUMNS]
 _READ = [column.name for column in RULE_COLUMNS]
 Row = Mapping[str, Any]
@@ -48,16 +52,16 @@ Row = Mapping[str, Any]
 def note_added(connection: Connection, batch: Sequence[Rule], actor: Actor, now: datetime) -> None:
     """Keep that rules were added, whose ids follow each other."""
     revision = batch[0].revision
-    _note(connection, revision, "add", len(batch), actor, now)
+    _note(connection, revision, "add", len(batch), 0, actor, now)
     absent = {"revision": revision, "first_rule": batch[0].id, "last_rule": batch[-1].id, "before": None}
     connection.execute(insert(undo), [absent])
 
 
 def note_changed(connection: Connection, revision: int, action: str, before: Kept, actor: Actor, now: datetime) -> None:
     """Keep what a rule was before it was replaced or removed."""
-    _note(connection, revision, action, 1, actor, now)
-    rule_id = before.rule.id
-    row = {"revision": revision, "first_rule": rule_id, "last_rule": rule_id, "before": _write_row(before)}
+    rule_id, written = before.rule.id, _write_row(before)
+    _note(connection, revision, action, 1, len(json.dumps(written)), actor, now)
+    row = {"revision": revision, "first_rule": rule_id, "last_rule": rule_id, "before": written}
     connection.execute(insert(undo), [row])
 
 
@@ -70,16 +74,16 @@ def note_rollback(
     now: datetime,
 ) -> None:
     """Keep what each of these rules was before a rollback; None for one that was not there."""
-    _note(connection, revision, "rollback", len(before), actor, now, returned_to)
-    write(connection, tuple(undo.c), _rows(revision, before))
+    size = _write_rows(connection, revision, before)
+    _note(connection, revision, "rollback", len(before), size, actor, now, returned_to)
 
 
 def note_restore(
     connection: Connection, revision: int, before: Mapping[int, Kept | None], actor: Actor, now: datetime
 ) -> None:
     """Keep what each of these rules was before a backup was brought back; None for one that was not there."""
-    _note(connection, revision, "restore", len(before), actor, now)
-    write(connection, tuple(undo.c), _rows(revision, before))
+    size = _write_rows(connection, revision, before)
+    _note(connection, revision, "restore", len(before), size, actor, now)
 
 
 def check(connection: Connection, revision: int) -> None:
@@ -91,7 +95,7 @@ def check(connection: Connection, revision: int) -> None:
         raise NoSuchRevision(
             revision,
             f"Revision {revision} is not known any more; the oldest that can be returned to is {oldest}. "
-            "The setting NETLIMIT_REVISIONS says how many are kept.",
+            f"The setting NETLIMIT_REVISIONS says how many are kept, of {MOST_BYTES >> 20} MiB at most.",
         )
 
 
@@ -181,12 +185,14 @@ def find(connection: Connection, revision: int) -> Revision:
 
 
 def prune(connection: Connection, most: int) -> None:
-    """Forget all but the last `most` changes, and those since an open window of confirmation began. What the limiter
-    does by itself counts apart: it makes more changes in an hour than operators in a year."""
+    """Forget all but the last `most` changes, or those of MOST_BYTES in all, and those since an open window of
+    confirmation began. What the limiter does by itself counts apart: it makes more changes in an hour than operators in
+    a year."""
     base = select(func.min(windows.c.base)).where(windows.c.outcome.is_(None)).scalar_subquery()
     past, past_of_limiter = _find_past(most, ~_BY_LIMITER), _find_past(most, _BY_LIMITER)
     wanted = select(past, past_of_limiter, clock.c.oldest, base)
     last, last_of_limiter, oldest, needed = connection.execute(wanted).one()
+    last = max(filter(None, (last, _find_too_large(connection))), default=None)
     oldest_kept = last if needed is None or last is None else min(last, needed)
     if oldest_kept is not None and oldest_kept > oldest:
         connection.execute(update(clock).values(oldest=oldest_kept))
@@ -200,6 +206,20 @@ def _find_past(most: int, which: ColumnElement[bool]) -> ScalarSelect[int]:
     """The newest revision of some that is to be forgotten. Counted, for a restore leaves numbers out."""
     newest = select(revisions.c.revision).where(which).order_by(revisions.c.revision.desc())
     return newest.offset(most).limit(1).scalar_subquery()
+
+
+def _find_too_large(connection: Connection) -> int | None:
+    """The newest revision that is to be forgotten, for those from it on take more than MOST_BYTES; never the last."""
+    total = func.coalesce(func.sum(revisions.c.size), 0)
+    if connection.execute(select(total).where(~_BY_LIMITER)).scalar_one() <= MOST_BYTES:
+        return None
+    sizes = select(revisions.c.revision, revisions.c.size).where(~_BY_LIMITER).order_by(revisions.c.revision.desc())
+    taken = 0
+    for place, (revision, size) in enumerate(connection.execute(sizes)):
+        taken += size
+        if place and taken > MOST_BYTES:
+            return int(revision)
+    return None
 
 
 def _forget_blocks(connection: Connection, last: int) -> None:
@@ -237,6 +257,7 @@ def _note(
     revision: int,
     action: str,
     count: int,
+    size: int,
     actor: Actor,
     now: datetime,
     returned_to: int | None = None,
@@ -251,8 +272,23 @@ def _note(
         "rules": count,
         "returned_to": returned_to,
         "stamp": stamp(connection),
+        "size": size,
     }
     connection.execute(insert(revisions), [row])
+
+
+def _write_rows(connection: Connection, revision: int, before: Mapping[int, Kept | None]) -> int:
+    """Keep what each rule was; how many bytes that takes."""
+    size = 0
+
+    def rows() -> Iterator[tuple[int, int, int, str | None]]:
+        nonlocal size
+        for row in _rows(revision, before):
+            size += len(row[-1] or "")
+            yield row
+
+    write(connection, tuple(undo.c), rows())
+    return size
 
 
 def _rows(revision: int, before: Mapping[int, Kept | None]) -> Iterator[tuple[int, int, int, str | None]]:

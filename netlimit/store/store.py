@@ -68,6 +68,7 @@ from netlimit.store.engine import Database, again
 from netlimit.store.faults import Damaged
 from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.restore import Restored, restore
+from netlimit.store.room import Leave, check_room, find_share
 from netlimit.store.rows import Kept
 from netlimit.store.tokens import Token
 from netlimit.store.watch import Watch, watch
@@ -249,7 +250,7 @@ class Store:
     ) -> None:
         """Forget a rule with its states and counters. Raises NotKept, Stale as `replace` does, and what `judge`
         raises."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.HALF) as connection:
             rules.remove(connection, rule_id, as_actor(actor), now, expected_revision, judge)
 
     def check(self, rule: Rule, now: datetime) -> None:
@@ -449,7 +450,7 @@ class Store:
     @again
     def confirm(self, actor: Actor | str, now: datetime, opened_at: datetime | None = None) -> Window:
         """Keep what was changed in the open window; with `opened_at`, only in that of this time. Raises NoWindow."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             return windows.confirm(connection, as_actor(actor), now, opened_at)
 
     @again
@@ -463,19 +464,19 @@ class Store:
     ) -> Window:
         """Undo what was changed in the open window; with `opened_at`, only in that of this time, and with `base`, only
         what has changed since that revision. Raises NoWindow, and what `judge` raises."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             return windows.abandon(connection, as_actor(actor), now, judge, opened_at, base)
 
     @again
     def resume_within(self, window: Window, host: str, actor: Actor | str, now: datetime) -> None:
         """End the pause of a gateway, which the end of this window begins again. Raises NoWindow if it has ended."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             windows.resume(connection, window.opened_at, host, as_actor(actor), now)
 
     @again
     def expire(self, window: Window, actor: Actor | str, now: datetime) -> Window | None:
         """Undo what was changed in a window that was not confirmed; None if it has ended already."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             return windows.expire(connection, window.opened_at, as_actor(actor), now)
 
     def guarded(self, host: str) -> None:
@@ -697,7 +698,7 @@ class Store:
     ) -> None:
         """Tell a gateway's controller to keep its hands off, or to go on; `for_good`: whatever becomes of an open
         window of confirmation."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             if for_good:
                 windows.release(connection, host)
             if hosts.pause(connection, host, paused) or paused:
@@ -715,7 +716,7 @@ class Store:
     def end_pause(self, host: str, word: str, actor: Actor | str) -> bool:
         """End the pause of a gateway, if it is that of the teardown with this word, and no later one's; whether it
         was."""
-        with self._changing(actor) as connection:
+        with self._changing(actor, Leave.NOTHING) as connection:
             if not hosts.hold_pause(connection, host) or audit.last_pause(connection, host) != word:
                 return False
             hosts.pause(connection, host, False)
@@ -877,21 +878,26 @@ class Store:
     @again
     def revoke_token(self, token_id: int, now: datetime, actor: Actor | str = NETLIMIT) -> bool:
         """Revoke a token; False when there is none, or it was revoked before. One may revoke itself."""
-        with self._changing(actor, ends_itself=as_actor(actor).token == token_id) as connection:
+        with self._changing(actor, Leave.NOTHING, ends_itself=as_actor(actor).token == token_id) as connection:
             return tokens.revoke(connection, token_id, now, as_actor(actor))
 
     @contextmanager
-    def _changing(self, actor: Actor | str, ends_itself: bool = False) -> Iterator[Connection]:
-        """A transaction that the audit tells of. Raises TokenEnded where the actor's token is good no more.
+    def _changing(
+        self, actor: Actor | str, leave: Leave = Leave.ALL, ends_itself: bool = False
+    ) -> Iterator[Connection]:
+        """A transaction that the audit tells of. Raises TokenEnded where the actor's token is good no more, and NoRoom
+        unless so much of the disk is left, or as much as the actor has to leave, where that is less.
 
-        That is looked at before anything else, and again before it is kept: a large change takes a while, and whoever
-        revokes a token must not wait for it. `ends_itself`: it is that token which this revokes.
+        The token is looked at before anything else, and again before it is kept: a large change takes a while, and
+        whoever revokes a token must not wait for it. `ends_itself`: it is that token which this revokes.
         """
         known = as_actor(actor)
         with self._database.writing() as connection:
             tokens.check(connection, known)
             yield connection
             self._prune(connection)
+            if self.path:
+                check_room(connection, self.path, min(leave, find_share(known)))
             if not ends_itself:
                 tokens.check(connection, known, until_kept=True)
 

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 
 from netlimit.store.columns import Amount, Document, Flag, Moment, Small, Whole, Words
 
-SCHEMA = "0013"
+SCHEMA = "0014"
 """The migration that this code works with: the newest in `migrations/versions`."""
 
 LARGEST = 2**63 - 1
@@ -282,9 +282,10 @@ revisions = Table(
     Column("rules", Small, nullable=False),
     Column("returned_to", Whole),
     Column("stamp", Whole, nullable=False, server_default="0"),
+    Column("size", Whole, nullable=False, server_default="0"),
 )
 """Each change of rules that can be undone: who made it, what it was, how many rules it touched, and for a rollback to
-which revision. `stamp` is what the clock had then."""
+which revision. `stamp` is what the clock had then, `size` how many bytes of `undo` it takes."""
 
 undo = Table(
     "undo",

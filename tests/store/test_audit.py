@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from datetime import timedelta
 
 import pytest
@@ -41,6 +43,18 @@ def test_a_batch_leaves_a_line_for_each_rule_and_a_large_one_a_line_for_all(stor
     entry = store.audit(limit=1)[0]
     assert (entry.action, entry.revision, entry.rule_id, entry.before) == ("add", 2, None, None)
     assert entry.after == {"rules": 1001, "first_id": 1001, "last_id": 2001}
+
+
+def test_of_long_fields_stands_the_digest(store: Store) -> None:
+    labels = {f"a{n}": "x" * 200 for n in range(16)}
+    keep(store, comment="\N{GRINNING FACE}" * 1000, labels=labels, name="told")
+    told = store.audit()[0].after
+    assert told
+    written = json.dumps("\N{GRINNING FACE}" * 1000).encode()
+    assert told["comment"] == {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    assert told["labels"]["bytes"] > 3200
+    assert told["name"] == "told"
+    assert len(json.dumps(dict(told))) < 1000
 
 
 def test_pages_go_back_in_time(store: Store) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from netlimit.errors import NetlimitError
 from netlimit.records import LIMITER, Actor, Changes, Counts, Exceptional, HostStatus, Revision, RuleCounters, State
 from netlimit.rules import Rule
-from netlimit.store import Kept, NoSuchRevision, Store
+from netlimit.store import Kept, NoSuchRevision, Store, history
 from netlimit.store.tables import undo
 from tests.store.examples import NOW, keep, rule
 
@@ -164,6 +164,25 @@ def test_only_the_newest_are_kept(url: str, store: Store) -> None:
         store.find_revision(3)
     store.rollback(3, "test", NOW)
     assert [each.rule.id for each in every(store)] == [1, 2, 3]
+
+
+def test_what_is_kept_is_bounded_by_its_size_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Revision 1 takes nothing, for nothing was there; each of the others what a rule of 1,500 bytes does."""
+    keep(store, comment="x" * 1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "MOST_BYTES", 4000)
+        for _ in range(4):
+            kept = store.select()[0][0].rule
+            store.replace(kept.id, replace(kept, enabled=not kept.enabled), "test", NOW)
+        assert [each.revision for each in store.revisions()] == [5, 4]
+        with pytest.raises(NoSuchRevision, match=r"the oldest that can be returned to is 3"):
+            store.rollback(2, "test", NOW)
+        store.rollback(4, "test", NOW)
+        patched.setattr(history, "MOST_BYTES", 100)
+        store.rollback(5, "test", NOW)
+    assert [each.revision for each in store.revisions()] == [7]
+    store.rollback(6, "test", NOW)
+    assert not every(store)[0].rule.enabled
 
 
 def test_an_open_window_keeps_what_it_needs(url: str) -> None:

@@ -1,0 +1,62 @@
+"""The room on the disk of a SQLite file. Its last part is not for everybody: who has filled the disk, by rules or by
+changing them to and fro, must not keep others from taking that back, and his token from him."""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Connection, text
+
+from netlimit.errors import StoreError
+from netlimit.records import LIMITER, Actor
+from netlimit.roles import Role
+from netlimit.stalls import find_disk
+
+RESERVE = 64 * 2**20
+"""Bytes that are left to admins and to who removes rules, and half of them to who ends tokens and windows of
+confirmation; or a sixteenth of a small disk."""
+_PART = 16
+
+
+class Leave(IntEnum):
+    """How many halves of the reserve a change has to leave."""
+
+    NOTHING = 0
+    HALF = 1
+    ALL = 2
+
+
+class NoRoom(StoreError):
+    """A change would take of the disk what is kept for others."""
+
+
+def find_share(actor: Actor) -> Leave:
+    """What somebody's change has to leave, whatever it is."""
+    is_admin = actor.token is None or actor.role == Role.ADMIN.value
+    return Leave.HALF if is_admin and actor.name != LIMITER.name else Leave.ALL
+
+
+def check_room(connection: Connection, path: Path, leave: Leave) -> None:
+    """Raise NoRoom if too little is left when this transaction is kept."""
+    try:
+        disk = find_disk(path).call(partial(os.statvfs, path))
+        kept = path.stat().st_size
+    except OSError:
+        return  # moved away meanwhile, which is told in words of its own
+    reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // _PART) * leave // Leave.ALL
+    size, pages, free = (
+        connection.execute(text(f"PRAGMA {name}")).scalar_one()
+        for name in ("page_size", "page_count", "freelist_count")
+    )
+    # What stands in the log only has yet to come into the file; its free pages are used before the disk.
+    left = disk.f_bavail * disk.f_frsize - max(0, size * pages - kept) + size * free
+    if left < reserve:
+        said = (
+            f"would have {max(0, left) / 2**20:.1f} MiB left after this change, which was not made: "
+            f"{reserve / 2**20:.1f} MiB are kept for who removes rules or revokes tokens. Make room on it, or remove "
+            "rules."
+        )
+        raise NoRoom(f"The disk of the database {path} {said}", f"The disk of the database {said}")

@@ -1,0 +1,76 @@
+"""Who fills the disk of the database, by whatever his role lets him do, keeps nobody from taking that back."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netlimit.errors import StoreError
+from netlimit.records import LIMITER, Actor
+from netlimit.store import Store
+from netlimit.store.tokens import Token
+from tests.store.examples import NOW, keep, rule
+
+DISK = 48
+"""MiB; three of them are kept."""
+FACE = "\N{GRINNING FACE}"
+LARGE = {"comment": 1000 * FACE, "labels": {f"a{n}": 250 * FACE for n in range(16)}}
+
+
+@pytest.fixture
+def disk(tmp_path: Path, root: None) -> Iterator[Path]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+@pytest.fixture
+def small(disk: Path) -> Iterator[Store]:
+    store = Store(f"sqlite:///{disk}/netlimit.db")
+    store.upgrade()
+    yield store
+    store.close()
+
+
+def issue(store: Store, role: str) -> tuple[Token, Actor]:
+    token = store.add_token(role, f"hash of {role}", role, NOW)
+    return token, Actor(role, token=token.id, role=role)
+
+
+def fill(store: Store, actor: Actor) -> str:
+    """Add large rules, and go to and fro between the revisions, until that is refused: how."""
+    for number in range(200):
+        try:
+            store.add([rule(f"10.{number}.0.{n}", **LARGE) for n in range(100)], actor, NOW)
+            store.rollback(0, actor, NOW)
+            store.rollback(store.revision() - 1, actor, NOW)
+        except StoreError as refused:
+            return str(refused)
+    raise AssertionError("nothing was refused")
+
+
+def test_a_filled_disk_leaves_room_to_revoke_the_token_and_to_remove_the_rules(small: Store) -> None:
+    token, operator = issue(small, "operator")
+    _, admin = issue(small, "admin")
+    said = fill(small, operator)
+    assert "3.0 MiB are kept" in said, said
+    assert small.path
+    assert str(small.path) in said
+    with pytest.raises(StoreError, match="are kept"):
+        small.add([rule(f"10.0.1.{n}", **LARGE) for n in range(100)], LIMITER, NOW)
+    small.remove(small.select()[0][0].rule.id, admin, NOW)
+    assert small.revoke_token(token.id, NOW, admin)
+    while kept := small.select(limit=100)[0]:
+        for each in kept:
+            small.remove(each.rule.id, admin, NOW)
+    keep(small)
+
+
+def test_an_admin_who_fills_it_too_keeps_nobody_from_revoking(small: Store) -> None:
+    token, admin = issue(small, "admin")
+    said = fill(small, admin)
+    assert "1.5 MiB are kept" in said, said
+    assert small.revoke_token(token.id, NOW)
