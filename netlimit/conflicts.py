@@ -172,10 +172,11 @@ class HostReport:
     IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the
     filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out by
     another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
-    `handing` those that hand it to another device, `mirroring` those that hand a copy of it to one, `diverting` those
-    that have what leaves leave by another device, `returning` those that have it, or a copy, come in by one,
-    `translators` modules that translate between the families, `above` devices with those that stand on them (bridges,
-    bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices whose hardware may forward by
+    `handing` those that hand it to another device, `looping` those that do so to loopback, `mirroring` those that hand
+    a copy of it to one, `diverting` those that have what leaves leave by another device, `returning` those that have
+    it, or a copy, come in by one, `translators` modules that translate between the families, `above` devices with
+    those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
+    devices whose hardware may forward by
     itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups`
     are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6 on this
     host, `diversions` routes that put what comes in into tunnels before it is forwarded, `waypoints` the devices by
@@ -204,6 +205,7 @@ class HostReport:
     rewriting: Mapping[str, str] = field(default_factory=dict)
     editing: Mapping[str, str] = field(default_factory=dict)
     handing: Mapping[str, str] = field(default_factory=dict)
+    looping: Mapping[str, str] = field(default_factory=dict)
     mirroring: Mapping[str, str] = field(default_factory=dict)
     diverting: Mapping[str, str] = field(default_factory=dict)
     returning: Mapping[str, str] = field(default_factory=dict)
@@ -244,6 +246,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_brouted,
         _find_rewritten,
         _find_handed,
+        _find_looped,
         _find_diverted,
         _find_returned,
         _find_translators,
@@ -610,6 +613,22 @@ def _find_handed(report: HostReport) -> Iterator[Finding]:
             "away (`tc filter del dev … ingress pref …`).",
             Spoiled.MIRRORED,
             tuple(sorted(_find_above(report.mirroring, report.above))),
+        )
+
+
+def _find_looped(report: HostReport) -> Iterator[Finding]:
+    """Who has what comes in, or a copy, come in by loopback, of which no rule asks: what a host sends to itself."""
+    if report.looping:
+        named = _tell_devices(report.looping)
+        yield Finding(
+            "looped packets",
+            Severity.SERIOUS,
+            f"Filters of others hand what comes in by {named}, or a copy of it, to loopback, as if this gateway had "
+            "sent it to itself: no block and no limit sees what is for the gateway.",
+            "Hand it to another device (one end of a veth pair), and name that in `interface`; or take the filter "
+            "away (`tc filter del dev … ingress pref …`).",
+            Spoiled.ENTERING,
+            tuple(sorted(_find_above(report.looping, report.above))),
         )
 
 

@@ -75,6 +75,7 @@ _ACTIONS = {"bpf": 1, "cgroup": 1, "matchall": 2, "flower": 3, "basic": 3, "fw":
 """Where each kind of filter has its actions (TCA_…_ACT)."""
 _MIRRED_PARAMETERS, _MIRRED_BLOCK = 2, 4
 _MIRRED = struct.Struct("=IIiiiiI")
+_LOOPBACK = "lo"
 _REDIRECT, _HANDS_ON, _HANDS_COPY, _STOLEN = 1, 3, 4, 4
 """What a filter and its action "mirred" are made of (linux/pkt_cls.h, linux/tc_act/tc_mirred.h)."""
 _CT_ACTION, _CT_NAT, _FLAGS = 3, 8, struct.Struct("=H")
@@ -179,6 +180,15 @@ def find_mirroring() -> dict[str, str]:
     return _find_acting(_INGRESS, lambda kind, told: kind == "mirred" and _leads(told, _HANDS_COPY))
 
 
+def find_looping() -> dict[str, str]:
+    """The devices on whose ingress a filter hands packets, or a copy, to loopback, as if they came in there: as if this
+    host had sent them to itself."""
+    loops = {index for index, name in read_names().items() if name == _LOOPBACK}
+    return _find_acting(
+        _INGRESS, lambda kind, told: kind == "mirred" and _leads(told, _HANDS_ON, _HANDS_COPY, only=loops)
+    )
+
+
 def find_returning() -> dict[str, str]:
     """The devices on whose egress, or in whose root qdisc, a filter hands packets, or copies, to another device, as if
     they came in there."""
@@ -227,15 +237,16 @@ def _translates(kind: str, told: bytes) -> bool:
     return kind == "nat" or (kind == "ct" and len(flags) == _FLAGS.size and bool(_FLAGS.unpack(flags)[0] & _CT_NAT))
 
 
-def _leads(told: bytes, *ways: int, harmless: Collection[int] = ()) -> bool:
-    """Whether packets, or copies, are led one of these ways to a device that is there (0: gone) and not harmless, or to
-    those of a block, whichever they are."""
+def _leads(told: bytes, *ways: int, harmless: Collection[int] = (), only: Collection[int] | None = None) -> bool:
+    """Whether packets, or copies, are led one of these ways to a device that is there (0: gone) and not harmless, and
+    among these where there are `only` some; or to those of a block, whichever they are."""
     said = decode(told)
     parameters = said.get(_MIRRED_PARAMETERS, b"")
     if len(parameters) < _MIRRED.size:
         return False
     *_, how, target = _MIRRED.unpack_from(parameters)
-    return how in ways and (any(said.get(_MIRRED_BLOCK, b"")) or target not in {0, *harmless})
+    is_meant = target not in {0, *harmless} and (only is None or target in only)
+    return how in ways and (any(said.get(_MIRRED_BLOCK, b"")) or is_meant)
 
 
 def _is_asked(each: TcMessage) -> bool:

@@ -132,6 +132,25 @@ def test_what_filters_have_come_in_by_another_device_is_told(
         gateway.wait_for_state(blocked, State.APPLIED)
 
 
+def test_what_filters_hand_to_loopback_is_told(gateway: Gateway, lab: Lab) -> None:
+    """What comes in by it no rule asks for: the gateway itself sends that."""
+    blocked, limited = gateway.put(
+        {"target": "10.1.0.9", "action": "block"}, {"target": "10.1.0.0/24", "rate": "1 packet/day", "per": "host"}
+    )
+    lab.gateway.run("tc", "qdisc", "replace", "dev", "lan", "clsact")
+    lab.gateway.run("tc", *FILTER, "action", "mirred", "ingress", "redirect", "dev", "lo")
+    try:
+        with looked_again(gateway):
+            assert "lan (u32, pref 10)" in gateway.wait_for_state(blocked, State.DEGRADED)
+        assert gateway.state(limited)[0] is State.DEGRADED
+        told = gateway.attempt("doctor")
+        assert (told.returncode, "SERIOUS: looped packets" in told.stdout) == (1, True)
+    finally:
+        lab.gateway.run(*END_FILTER)
+    with looked_again(gateway):
+        gateway.wait_for_state(blocked, State.APPLIED)
+
+
 def test_shaping_to_the_gateway_tells_what_it_leaves_to_hosts_behind_nat(gateway: Gateway, lab: Lab) -> None:
     queued, limited = gateway.put(
         shape(WAN, direction="to"), {"target": WAN, "direction": "to", "rate": "900 packets/s"}

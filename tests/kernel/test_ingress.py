@@ -972,6 +972,8 @@ HANDING = {
     "redirect dev g1": ("handing", "{'g0': 'u32, pref 10'}"),
     "mirror dev g1": ("mirroring", "{'g0': 'u32, pref 10'}"),
     "redirect dev back": ("handing", "{'g0': 'u32, pref 10'}"),
+    "redirect dev lo": ("handing looping", "{'g0': 'u32, pref 10'}"),
+    "mirror dev lo": ("looping mirroring", "{'g0': 'u32, pref 10'}"),
 }
 """What an ingress filter does, and how that is told; what is handed to an IFB as if it came in there does not come
 back."""
@@ -982,19 +984,22 @@ def test_what_filters_of_others_hand_over_is_told_and_ours_is_not(network: Netwo
     gateway = network.gateway
     network.shape({"all": {CLIENT[4]: to(ONE)}}, IngressLane("all", 4, "src"))
     asks = (
-        "from netlimit.kernel.ingress import find_handing, find_mirroring, find_redirecting\n"
-        "print(dict(handing=find_handing(), mirroring=find_mirroring(), redirecting=find_redirecting()))"
+        "from netlimit.kernel.ingress import find_handing, find_looping, find_mirroring, find_redirecting\n"
+        "print(dict(handing=find_handing(), looping=find_looping(), mirroring=find_mirroring(), "
+        "redirecting=find_redirecting()))"
     )
-    nothing = "{'handing': {}, 'mirroring': {}, 'redirecting': {}}"
+    nothing = "{'handing': {}, 'looping': {}, 'mirroring': {}, 'redirecting': {}}"
     assert gateway.run(sys.executable, "-c", asks).strip() == nothing
     gateway.run("ip", "link", "add", "back", "type", "ifb")
     place = ("dev", "g0", "ingress", "pref", "10", "protocol", "ip")
     match = ("u32", "match", "u32", "0", "0", "action", "mirred", "ingress")
     gateway.run("tc", "filter", "add", *place, *match, *way.split())
     try:
-        name, told = HANDING[way]
-        said = gateway.run(sys.executable, "-c", asks).strip()
-        assert said == nothing.replace(f"'{name}': {{}}", f"'{name}': {told}")
+        names, told = HANDING[way]
+        expected = nothing
+        for name in names.split():
+            expected = expected.replace(f"'{name}': {{}}", f"'{name}': {told}")
+        assert gateway.run(sys.executable, "-c", asks).strip() == expected
     finally:
         gateway.run("tc", "filter", "del", *place)
         gateway.run("ip", "link", "del", "back")

@@ -137,6 +137,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(rewriting={"lan": "matchall, pref 1"}), "rewritten packets", Severity.SERIOUS, "lan, matchall, pref 1"),
     (HostReport(editing={"lan": "matchall, pref 1"}), "edited packets", Severity.WARNING, "lan (matchall, pref 1)"),
     (HostReport(handing={"lan": "u32, pref 1"}), "handed packets", Severity.SERIOUS, "lan (u32, pref 1)"),
+    (HostReport(looping={"lan": "u32, pref 1"}), "looped packets", Severity.SERIOUS, "lan (u32, pref 1)"),
     (HostReport(mirroring={"lan": "u32, pref 1"}), "mirrored packets", Severity.SERIOUS, "lan (u32, pref 1)"),
     (HostReport(returning={"wan": "u32, pref 1"}), "returned packets", Severity.SERIOUS, "wan (u32, pref 1)"),
     (HostReport(nftables=LEAVING), "diverted packets", Severity.SERIOUS, 'wan (`ip daddr 10.2.0.2 fwd to "w2"`)'),
