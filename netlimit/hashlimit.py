@@ -35,6 +35,9 @@ _CHUNK = 16
 _CREDITS = 250 * 2**24
 _SMALLEST_BYTE_RATE = 1500
 _LONGEST_FILL = 86400
+_MOST_BURST = 10**6
+"""Of packets and connections: iptables writes no larger one (libxt_hashlimit.c, HASHLIMIT_BURST_MAX), and refuses
+whatever it is written with."""
 _FASTEST_BYTES = 20 * 10**9 // 8
 
 
@@ -107,12 +110,14 @@ def _fit_count(rate: Rate, burst: int | None) -> Bucket:
             f"would be cut without a word. Use at least {smallest_burst(rate)}.",
         )
     fill = Fraction(depth * period, 10**6)
+    most = min(max(1, _LONGEST_FILL * 10**6 // period), _MOST_BURST)
     if fill > _LONGEST_FILL:
-        most = max(1, _LONGEST_FILL * 10**6 // period)
         raise RuleError(
             "burst",
             f"A burst of {depth} takes more than a day to fill at {rate.text}; the kernel holds at most {most}.",
         )
+    if depth > most:
+        raise RuleError("burst", f"A burst of {depth} is more than the kernel can be told; use {most} at most.")
     return Bucket(
         above=_write_period(period),
         shown=_show_period(period),

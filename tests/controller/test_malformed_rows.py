@@ -34,7 +34,7 @@ WRONG = {
     "source_ports": ["x"],
     "interface": ["eth0 -j ACCEPT", ""],
     "rate": ["garbage", "0 packets/s", None],
-    "burst": [-1, 0],
+    "burst": [-1, 0, 1_000_001],
     "per": ["garbage", "/99", None],
     "ceil": ["garbage"],
     "on_failure": ["never"],

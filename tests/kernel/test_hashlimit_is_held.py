@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from netlimit.compile import Compilation
 from netlimit.errors import RuleError
@@ -25,7 +27,11 @@ KNOWN = [
 ]
 
 
-def buckets(count: int) -> dict[str, Bucket]:
+BURSTS = (None, 10**6 - 1, 10**6, 10**6 + 1, 2**32 - 1)
+"""The default, and those about where iptables, and the kernel, end."""
+
+
+def buckets(count: int, bursts: Sequence[int | None] = (None,)) -> dict[tuple[str, int | None], Bucket]:
     randomness = random.Random(SEED)
     texts = list(KNOWN)
     while len(texts) < count:
@@ -33,9 +39,9 @@ def buckets(count: int) -> dict[str, Bucket]:
         texts.append(f"{size} packets/{randomness.choice(['s', 'min', 'h', 'day'])}")
         texts.append(f"{int(10 ** randomness.uniform(3.2, 9.3))} B/{randomness.choice(['s', 's', 'min'])}")
     found = {}
-    for text in texts:
+    for text, burst in product(texts, bursts):
         try:
-            found[text] = fit_bucket(parse_rate(text), None)
+            found[text, burst] = fit_bucket(parse_rate(text), burst)
         except RuleError:
             continue
     return found
@@ -43,8 +49,9 @@ def buckets(count: int) -> dict[str, Bucket]:
 
 def test_iptables_shows_the_rate_that_was_computed(linux: RemoteKernel) -> None:
     print(f"seed {SEED}")
-    wanted = buckets(1500)
+    wanted = buckets(1000, BURSTS)
     assert len(wanted) > 1000
+    assert max(int(bucket.burst) for bucket in wanted.values() if bucket.burst) == 10**6
     lines = ["*mangle", ":NL-T - [0:0]"]
     for number, bucket in enumerate(wanted.values()):
         burst = f"--hashlimit-burst {bucket.burst} " if bucket.burst else ""
@@ -63,7 +70,7 @@ def test_iptables_shows_the_rate_that_was_computed(linux: RemoteKernel) -> None:
 
 def test_what_is_written_by_library_is_what_iptables_would_have_written(linux: RemoteKernel) -> None:
     compilation = Compilation(Facts(mark_mask=0xFFFF0000))
-    for number, text in enumerate(buckets(120), start=1):
+    for number, (text, _) in enumerate(buckets(120), start=1):
         rule = parse_rule({"target": f"10.1.0.{number}", "rate": text}, NOW)
         assert compilation.put(replace(rule, id=number)) is None
     for step in diff(compilation.state, observe(linux)).steps:

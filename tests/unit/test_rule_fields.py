@@ -115,6 +115,11 @@ def test_targets_that_are_none(target: object, sentence: str) -> None:
         ({"rate": "5 MB/s", "burst": "1 MB"}, "burst", "too small for 5 MB/s"),
         ({"rate": "5 MB/s", "burst": "9 MB"}, "burst", "too large for 5 MB/s"),
         ({"rate": "50 connections", "burst": 5}, "burst", "have no burst"),
+        (
+            {"rate": "100 packets/s", "burst": 1_000_001},
+            "burst",
+            "more than the kernel can be told; use 1000000 at most",
+        ),
         ({"rate": "2000000 packets/s"}, "rate", "the fastest that works is 1000000 packets/s"),
         ({"rate": "8 kbit/s"}, "rate", "The slowest that works is 12 kbit/s"),
         ({"rate": "100 Gbit/s"}, "rate", "about 20 Gbit/s"),
