@@ -170,7 +170,19 @@ class TestTime:
         log = SlidingWindowLog(Limit(4, 60, Algorithm.SLIDING_WINDOW_LOG), steady_clock(), 100)
         for _ in range(50):
             log.hit("greedy", hits)
-        assert len(log._logs["greedy"]) == 4
+        assert log._logs["greedy"].size == 4
+
+    @pytest.mark.parametrize("amount", [20_000, 20_000_000])
+    def test_a_heavy_request_takes_no_more_than_a_light_one(self, amount: int) -> None:
+        """Whoever may ask says how much his requests weigh, and while one is counted nobody else is answered."""
+        log = SlidingWindowLog(Limit(amount, 60, Algorithm.SLIDING_WINDOW_LOG), steady_clock(), 100)
+        assert log.hit("heavy", amount - 5).admitted
+        for _ in range(5):
+            assert log.hit("heavy").admitted
+        for _ in range(100):
+            assert not log.hit("heavy", 2**32 - 1).admitted
+            assert not log.hit("heavy", amount // 2).admitted
+        assert log._logs["heavy"].cost <= 10
 
 
 class TestClock:

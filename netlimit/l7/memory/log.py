@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from math import inf
 
 from netlimit.l7.decision import Decision, new
@@ -12,13 +10,14 @@ from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import ENTRY_BYTES, KEY_BYTES, Budget
 from netlimit.l7.memory.counter import CROWD, FEW, SECOND, Clock, Counter
 from netlimit.l7.memory.shares import Shares
+from netlimit.l7.memory.times import Times, merge
 
 _FEW_ENTRIES = 32 * FEW
 """Below so many times nothing is looked through."""
 
 
 class SlidingWindowLog(Counter):
-    """The times of the newest hits of each key, one a hit; those in (now - w, now] count.
+    """The times of the newest hits of each key; those in (now - w, now] count.
 
     Refused hits are logged too unless `count_refused` is off, but no more than the newest `amount` of all are kept: of
     as many as that one that is older cannot change an answer. Where the amount was larger within the last `seconds`, so
@@ -26,7 +25,7 @@ class SlidingWindowLog(Counter):
     """
 
     def __init__(self, limit: Limit, clock: Clock, keys: int, budget: Budget | None = None) -> None:
-        self._logs: dict[str, deque[int]] = {}
+        self._logs: dict[str, Times] = {}
         self._entries, self._entry_room, self._crowded_until = 0, _FEW_ENTRIES, 0
         self._former, self._former_until = 0, 0  # an amount that was larger, and until when it counts
         super().__init__(limit, clock, keys, budget)
@@ -48,35 +47,40 @@ class SlidingWindowLog(Counter):
                     key = self._admit_key(key)
                 log = self._logs.get(key)
                 if log is None:
-                    log = deque()
+                    log = Times()
                     if hits:
                         self._logs[key] = log
             old = now - self._period
-            while log and not old < log[0] <= now:  # later than now: the clock has been set back
-                log.popleft()
-            size, weight = len(log), hits or 1
+            if log.ends is None:
+                while log and not old < log[0] <= now:  # later than now: the clock has been set back
+                    log.popleft()
+                size = len(log)
+            else:
+                size = log.forget(old, now)
+            weight = hits or 1
             ceiling = self._amount + slack
             admitted = size + weight <= ceiling
             if hits and (admitted or charge or self._count_refused):
                 most = ceiling if slack < BOUNDLESS else 2 * self._amount
                 if now < self._former_until:
                     most = max(most, self._former)
-                if hits == 1:
+                before = log.cost
+                if hits == 1 and log.ends is None:
                     log.append(now)
+                    size += 1
+                    while size > most:
+                        log.popleft()
+                        size -= 1
                 else:
-                    log.extend([now] * min(hits, most))
-                before, size = size, len(log)
-                while size > most:
-                    log.popleft()
-                    size -= 1
-                self._entries += size - before
+                    size = log.add(now, hits, most)
+                self._entries += log.cost - before
                 reset = self._seconds if size else 0.0
             else:
                 reset = (log[-1] - old) / SECOND if size else 0.0
             excess = size + weight - ceiling  # so many must be forgotten before the next may come
             wait = 0.0
             if excess > 0:
-                wait = (log[excess - 1] - old) / SECOND if weight <= ceiling else inf
+                wait = (log.find(excess) - old) / SECOND if weight <= ceiling else inf
             left = self._amount - size
             return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
@@ -94,12 +98,11 @@ class SlidingWindowLog(Counter):
             return CROWD
         self._sweep(now)
         for log in self._logs.values():
-            while log[0] <= now - self._period:
-                log.popleft()
+            log.forget(now - self._period, now)
         room = (self._budget.offer(self) - self._due * KEY_BYTES) // ENTRY_BYTES
         if self._count_entries() > room * 3 // 4 and self.shares is not None:
             self._doubt_shares(now)
-            self._merge_all(self.shares.cut(self._logs, room // 2, len))
+            self._merge_all(self.shares.cut(self._logs, room // 2, lambda log: log.cost))
         if self._count_entries() > room * 3 // 4:
             self._drop_within(now)
         if self._count_entries() >= room:
@@ -110,7 +113,7 @@ class SlidingWindowLog(Counter):
         return key
 
     def _count_entries(self) -> int:
-        self._entries = sum(map(len, self._logs.values()))
+        self._entries = sum(log.cost for log in self._logs.values())
         return self._entries
 
     def _offer(self) -> int:
@@ -146,7 +149,7 @@ class SlidingWindowLog(Counter):
         self._logs = {
             key: log
             for key, log in self._logs.items()
-            if len(log) >= self._amount and (not self._amount or log[-self._amount] > oldest)
+            if log.size >= self._amount and (not self._amount or log.find(log.size - self._amount + 1) > oldest)
         }
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
@@ -154,8 +157,7 @@ class SlidingWindowLog(Counter):
 
     def _merge(self, keys: Sequence[str], crowd: str) -> None:
         logs = [self._logs.pop(key) for key in keys]
-        logs.append(self._logs.get(crowd, deque()))
-        most = max(map(len, logs))
-        times = sorted(chain.from_iterable(logs))
-        self._logs[crowd] = deque(times[len(times) - most :])
-        self._entries -= len(times) - most
+        logs.append(self._logs.get(crowd, Times()))
+        merged = merge(logs)
+        self._logs[crowd] = merged
+        self._entries += merged.cost - sum(log.cost for log in logs)
