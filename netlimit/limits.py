@@ -17,6 +17,8 @@ from hashlib import sha256
 from typing import Any
 
 from netlimit.addresses import read_address, read_network
+from netlimit.errors import RuleError
+from netlimit.hashlimit import fit_bucket
 from netlimit.marks import USUAL
 from netlimit.numbers import PurposeKey
 from netlimit.packet import Side
@@ -346,7 +348,8 @@ def purpose_key(purpose: Purpose) -> PurposeKey:
 
 
 def parse_purpose(key: PurposeKey) -> Purpose | None:
-    """Make the purpose again from what `purpose_key` gave; None for one of another version, which is not understood."""
+    """Make the purpose again from what `purpose_key` gave; None for one of another version, which is not understood, or
+    has taken what no kernel can be told, so that none holds it."""
     try:
         family, direction, selector, *rest = json.loads(key[0])
         protocol, ports, source_ports, interface = selector
@@ -355,8 +358,11 @@ def parse_purpose(key: PurposeKey) -> Purpose | None:
             return VerdictGroup(family, Direction(direction), where, Action(rest[0]), *rest[1:])
         group = Group(family, Direction(direction), where, Kind(rest[0]), *rest[1:])
         rate, burst, action, length, holder = json.loads(key[1])
-        return Limit(group, Profile(parse_rate(rate), burst, Action(action), length, holder))
-    except (ValueError, TypeError, IndexError):
+        profile = Profile(parse_rate(rate), burst, Action(action), length, holder)
+        if group.kind is not Kind.CONCURRENT:
+            fit_bucket(profile.rate, burst)
+        return Limit(group, profile)
+    except (ValueError, TypeError, IndexError, RuleError):
         return None
 
 

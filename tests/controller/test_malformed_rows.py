@@ -114,6 +114,27 @@ def spoil(site: Site, engine: Engine, column: str, value: object) -> None:
     assert site.send("10.0.0.2", times=20).count("accept") == 5
 
 
+def test_the_number_of_what_no_kernel_can_be_told_is_forgotten(site: Site, engine: Engine) -> None:
+    """A former version took such a burst: the rule may have gone since, but not what its rate was numbered for."""
+    site.add(target="10.0.0.1", rate="3 packets/s")
+    bad = site.add(target="10.0.0.2", rate="50 packets/s", burst=1_000_000)
+    site.restart().sync()
+    was, is_now = "1000000", "1000001"
+    write(engine, "UPDATE numbers SET profile = replace(profile, :was, :now)", was=was, now=is_now)
+    write(engine, "UPDATE rules SET burst = 1000001 WHERE burst = 1000000")
+    site.restart().sync()
+    assert site.store.marked("gw")[bad.id].state is State.ERROR
+    site.store.remove(bad.id, "test", site.clock())
+    site.add(target="10.0.0.3", rate="4 packets/s")
+    site.restart().sync()
+    assert site.store.marked("gw") == {}
+    assert site.send("10.0.0.1", times=20).count("accept") == 3
+    assert site.send("10.0.0.3", times=20).count("accept") == 4
+    with engine.connect() as connection:
+        kept = " ".join(connection.execute(text("SELECT profile FROM numbers")).scalars())
+    assert is_now not in kept
+
+
 def test_the_copy_and_the_snapshot_of_a_gateway_hold_it_too(site: Site, engine: Engine, tmp_path: Path) -> None:
     site.add(target="10.0.0.1", rate="3 packets/s")
     bad = site.add(target="10.0.0.2", rate="5 packets/s")
