@@ -73,6 +73,9 @@ asked on it, and changes of rules wait for each other anyway: so a few that stay
 _STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 """Who waits to hear of changes is idle, however short the server would have that be. PostgreSQL 13 does not know it."""
 
+_HIDE_NOTHING = "SET row_security = off"
+"""Rows that policies hide would be taken for rules that are gone: where there are some, the server is to refuse."""
+
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
@@ -488,6 +491,7 @@ def _be_impatient(engine: Engine, url: URL, silence: float, looks_up: bool) -> C
 def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:
     connection.execute(f"SET lock_timeout = {milliseconds}")
     connection.execute(_STAY)
+    connection.execute(_HIDE_NOTHING)
     connection.commit()
 
 

@@ -41,7 +41,8 @@ _SENTENCES = {
     "25006": "{name} takes no changes ({reason}); let NETLIMIT_DATABASE_URL name the primary server.",
     "40001": "{name} undid this, for another change was in its way ({reason}); try again.",
     "40P01": "{name} undid this, for another change was in its way ({reason}); try again.",
-    "42501": "{name} does not let this user do that ({reason}); its tables must belong to the user of the URL.",
+    "42501": "{name} does not let this user do that ({reason}); its tables must belong to the user of the URL, and no "
+    "row-level security may hide rows from him.",
     "53100": "{name} cannot grow: {reason}; make room on its disk.",
     "53300": "{name} has no connection to spare ({reason}); raise its max_connections.",
     "55P03": "{name} was busy for {seconds} seconds; another session holds a lock on it, try again.",

@@ -409,7 +409,7 @@ def test_where_the_disk_is_full_what_is_said_of_rules_is_true(root: None, tmp_pa
             refused = client.post("/rules/bulk", json=many)
             assert refused.status_code == 503
             told = refused.json()["detail"]
-            assert "make room on its disk" in told
+            assert "Make room on it" in told
             assert "The kernels of the gateways keep what they hold" in told
             assert "could read nothing of the database for too long" in refused.json()["detail"]
             assert client.get("/rules").json()["total"] == 1
