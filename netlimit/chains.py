@@ -38,6 +38,7 @@ from netlimit.limits import (
     safe_set,
     side_of,
 )
+from netlimit.numbers import PurposeKey
 from netlimit.packet import Side
 from netlimit.peers import block_of, find_peer_slots, fit_peer_bucket, peer_set
 from netlimit.rates import Kind
@@ -149,6 +150,23 @@ def assemble(
             chains[ChainId(family, "mangle", management.CHAIN)] = tuple(management.classify(family, facts))
             hooks[hook] = (chain_rule(Jump(management.CHAIN)), *hooks.get(hook, ()))
     return Structure(sets, chains, hooks)
+
+
+def name_buckets(
+    limits: Numbers, facts: Facts, slots: Mapping[Group, int] | None = None, wide: Numbers | None = None
+) -> dict[str, PurposeKey]:
+    """The limits by the names of the tables of their buckets; arguments as those of `assemble`."""
+    found: dict[str, PurposeKey] = {}
+    for family in (4, 6):
+        of_family = {group: profiles for group, profiles in limits.items() if group.family == family}
+        metered = {group: profiles for group, profiles in of_family.items() if group.kind is not Kind.CONCURRENT}
+        part = _Family(family, metered, [], [], facts, {}, slots or {}, wide or {}, (), ())
+        found |= {
+            part.above(group, profile).name: Limit(group, profile).key
+            for group in metered
+            for profile in metered[group]
+        }
+    return found
 
 
 @dataclass(frozen=True)
@@ -619,7 +637,7 @@ class _Family:
 
     def _leaf(self, group: Group, number: int, profile: Profile) -> Iterator[ChainRule]:
         here = Marked(number << self.facts.shift, self.facts.mark_mask)
-        yield chain_rule(Jump(_end_name(group, profile.action), goto=True), here, self._above(group, profile))
+        yield chain_rule(Jump(_end_name(group, profile.action), goto=True), here, self.above(group, profile))
 
     def _end(self, limit: Limit) -> Iterator[ChainRule]:
         """What happens to a packet over its limit: counted by rule, its address remembered, then dropped."""
@@ -661,7 +679,7 @@ class _Family:
         over: Match = (
             Crowded(profile.rate.amount, self._bucket_length(group), group.bucket_side)
             if group.kind is Kind.CONCURRENT
-            else self._above(group, profile)
+            else self.above(group, profile)
         )
         if group.gated:
             yield chain_rule(RETURN, InSet(main, group.side, inverted=True, quiet=True))
@@ -695,7 +713,7 @@ class _Family:
         yield leaf, entry
         yield held.chain, [chain_rule(over, Crowded(above, length, side))]
 
-    def _above(self, group: Group, profile: Profile) -> Above:
+    def above(self, group: Group, profile: Profile) -> Above:
         if group.scope == PEER:
             bucket, slots = fit_peer_bucket(profile), TABLE_SIZES[-1]
             lengths = {group.side: profile.length, group.bucket_side: block_of(group.family)}

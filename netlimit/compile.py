@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from netlimit.addresses import explain_unused, read_network, unmap
-from netlimit.chains import asked_keys, assemble, find_displacing, find_former_bits, keep_rejecting
+from netlimit.chains import asked_keys, assemble, find_displacing, find_former_bits, keep_rejecting, name_buckets
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
 from netlimit.detours import Areas, read_areas
@@ -544,6 +544,12 @@ class Compilation:
         limits = ((i, purpose.group) for i, purpose in held if isinstance(purpose, Limit))
         return {i: groups[group] for i, group in limits if group in groups}
 
+    def name_buckets(self) -> dict[str, PurposeKey]:
+        """The limits that may be in the kernel, by the names of the tables of their buckets."""
+        parsed = map(parse_purpose, self.numbers.retired)
+        retired = [purpose for purpose in parsed if purpose is not None]
+        return name_buckets(self._limits(retired), self.facts, self._slots_of(), self._wide)
+
     # -- entries
 
     def _add(self, slot: _Slot, fragment: Fragment) -> None:
@@ -861,11 +867,12 @@ def _find_spoiled(purpose: Purpose) -> tuple[Spoiled, ...]:
 
 
 def _find_fitting(numbering: Mapping[PurposeKey, int], facts: Facts) -> Numbering:
-    """The numbers that may stay. Under other bits of the mark entries are in other sets, so those may be given anew for
-    which there is no room."""
+    """The numbers that may stay: none of what the kernel has refused, and so does not hold. Under other bits of the
+    mark entries are in other sets, so those may be given anew for which there is no room."""
+    held = {key: number for key, number in numbering.items() if key not in facts.refused}
     if numbering.get(MARK_BITS, facts.mark_mask) == facts.mark_mask:
-        return dict(numbering)
-    return {key: n for key, n in numbering.items() if n < facts.most_limits or not stands_under_mark(key)}
+        return held
+    return {key: n for key, n in held.items() if n < facts.most_limits or not stands_under_mark(key)}
 
 
 def compile_rules(

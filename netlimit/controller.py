@@ -44,7 +44,7 @@ from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.origins import Origin
 from netlimit.outage import Outage
 from netlimit.overdue import OVERDUE_SECONDS, Overdue, read_clock
-from netlimit.plan import Plan, WriteIngress, WriteTree, diff
+from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteTree, diff
 from netlimit.premises import CLOCK_SLACK, Premises
 from netlimit.presence import IDLE, Presence
 from netlimit.preview import Ground, answer, find_former, find_rules
@@ -248,6 +248,7 @@ class Controller:
         self._mishaps = Mishaps()
         self._disputes = Disputes()
         self._planned: Plan | None = None
+        self._refused_step: SwitchTable | None = None
         self._unreadable: dict[int, str] = {}
         self._led_to: dict[int, Rule] = {}
         """The blocks that requests have led to (the limiter's)."""
@@ -1139,7 +1140,12 @@ class Controller:
         if ended:
             self._endings.read(partial(self._read_leaving, ended))
         self._planned = plan
-        self._apply(plan)
+        try:
+            self._apply(plan)
+        except KernelError as error:
+            if isinstance(error, Occupied) or not self._leave_out_refused():
+                raise
+            return self._enforce()
         self._planned = None
         # Who was about to connect when the rules began to hold is connected now.
         self._open.follow(compilation.facts, self._premises.doors)
@@ -1194,12 +1200,14 @@ class Controller:
         at anew."""
         refusal: KernelError | None = None
         gone = False
+        self._refused_step = None
         self._applied += len(plan.steps)
         for step in plan.steps:
             try:
                 self._kernel.apply(step)
             except KernelError as error:
                 if not isinstance(step, WriteTree | WriteIngress):
+                    self._refused_step = step if isinstance(step, SwitchTable) else None
                     raise
                 if self._is_there(step):
                     refusal = refusal or error
@@ -1214,6 +1222,21 @@ class Controller:
             self._premises.forget()
         if refusal is not None:
             raise refusal
+
+    def _leave_out_refused(self) -> bool:
+        """Whether some of the buckets of the step that was refused are refused by themselves. Then the rules that need
+        them are in error, and do not keep the others from being in force. Raises KernelError."""
+        step, self._refused_step = self._refused_step, None
+        if step is None:
+            return False
+        names, refused = self._compiled.name_buckets(), self._kernel.refused_buckets(step)
+        found = {names[name]: reason for name, reason in refused.items() if name in names}
+        if not found.keys() - self._premises.refused.keys():
+            return False
+        self._premises.refused |= found
+        log.error("The kernel does not take %d kinds of buckets: %s.", len(found), next(iter(found.values())))
+        self._load_all()
+        return True
 
     def _is_there(self, step: WriteTree | WriteIngress) -> bool:
         """Whether the devices are there of which a step is."""

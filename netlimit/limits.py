@@ -44,7 +44,8 @@ class Facts:
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
     qdisc of somebody else's (said as tc does), `barred` on the ingress of which no program of ours can be put, with
     what is in the way; `hz` is the clock tick. `translated` are the address families in which somebody may translate:
-    where nobody does, rules do not have the kernel track connections for the sake of it.
+    where nobody does, rules do not have the kernel track connections for the sake of it. `refused` are limits whose
+    buckets the kernel, or the tool that tells it, does not take, each with the reason.
     """
 
     host: str = "localhost"
@@ -60,6 +61,7 @@ class Facts:
     barred: Mapping[str, str] = field(default_factory=dict)
     hz: int = 250
     translated: frozenset[int] = frozenset()
+    refused: Mapping[PurposeKey, str] = field(default_factory=dict)
 
     @cached_property
     def shift(self) -> int:
@@ -457,6 +459,8 @@ def purpose_sets(purpose: Purpose, facts: Facts) -> tuple[IpSet, ...]:
 
 def find_problem(purpose: Purpose, facts: Facts) -> str | None:
     """Why the host cannot enforce it; None if it can."""
+    if facts.refused and (reason := facts.refused.get(purpose_key(purpose))) is not None:
+        return f"The kernel does not take such a bucket ({reason}): use another rate, or another burst."
     needs = _requirements(purpose)
     if facts.any_occupied:
         needs += tuple(ipset.name for ipset in purpose_sets(purpose, facts))

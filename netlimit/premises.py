@@ -16,6 +16,7 @@ from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, U
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
+from netlimit.numbers import PurposeKey
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.safety import SafeSet
 from netlimit.tree import Queues, SavedRoot, Topology
@@ -66,6 +67,8 @@ class Premises:
         self._ends: Mapping[str, Passage] = {}
         self._peers: frozenset[str] = frozenset()
         self._neighbours = Neighbours(kernel, setup.mark_mask)
+        self.refused: dict[PurposeKey, str] = {}
+        """Limits whose buckets the kernel does not take, each with the reason; until the host can do something else."""
         self._mask: int | None = None
 
     @property
@@ -86,6 +89,7 @@ class Premises:
             barred=self._barred,
             hz=self._found.hz,
             translated=self._translated,
+            refused=dict(self.refused),
         )
 
     @property
@@ -143,7 +147,10 @@ class Premises:
         """Find out whether the host can do something else now than when it was probed."""
         before, known = self._found, {} if self._found is None else self._found.capabilities
         self._found = self._settle(self._kernel.probe(), known)
-        return before is None or before.capabilities != self._found.capabilities
+        has_changed = before is None or before.capabilities != self._found.capabilities
+        if has_changed:
+            self.refused.clear()
+        return has_changed
 
     def _settle(self, found: HostFacts, known: Mapping[str, str | None]) -> HostFacts:
         """What to go by where there was no answer: what is known; else what the kernel already holds of ours shows

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from netlimit.conflicts import HostReport
 from netlimit.marks import MarkUse
-from netlimit.plan import Step
+from netlimit.plan import Step, SwitchTable
 from netlimit.state import Entry, State, Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
@@ -200,6 +200,11 @@ class Kernel(Protocol):
 
     def save_root(self, device: str) -> SavedRoot:
         """Read a foreign root qdisc so that it can be put back. Raises KernelError for one that cannot."""
+        ...
+
+    def refused_buckets(self, step: SwitchTable) -> Mapping[str, str]:
+        """Which of the buckets of a step that was refused are refused by themselves, by the names of their tables, with
+        the reason: some of them, where they are many. None where not even a usual one is taken. Raises KernelError."""
         ...
 
     def ingress(self) -> Mapping[str, str]:

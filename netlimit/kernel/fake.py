@@ -143,6 +143,8 @@ class FakeKernel:
         self.program: Ingress | None = None
         self.kept: set[str] = set()
         self.obstacles: dict[str, str] = {}
+        self.unborne: set[str] = set()
+        """Bursts that it refuses."""
         self.used: dict[str, dict[int, Usage]] = {}
         self._seen: dict[str, dict[str, int]] = {}
         self.applied: list[Step] = []
@@ -399,6 +401,10 @@ class FakeKernel:
 
     # -- the ingress
 
+    def refused_buckets(self, step: SwitchTable) -> Mapping[str, str]:
+        """Which of the buckets have a burst that is not borne."""
+        return {each.name: "out of range" for each in _list_buckets(step) if each.burst in self.unborne}
+
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
         return dict.fromkeys(self.program.devices, self.program.digest) if self.program else {}
@@ -451,6 +457,8 @@ class FakeKernel:
     # -- tables
 
     def _switch_table(self, step: SwitchTable) -> None:
+        if self.refused_buckets(step):
+            raise KernelError(str(step), "out of range")
         chains = dict(self.chains)
         hooks = dict(self.hooks)
         for name, rules in step.chains.items():
@@ -672,6 +680,11 @@ def _find_depth(each: QueueClass, classes: Mapping[int, QueueClass]) -> int:
     while each.parent in classes:
         each, depth = classes[each.parent], depth + 1
     return depth
+
+
+def _list_buckets(step: SwitchTable) -> Iterator[Above]:
+    rules = (rule for rules in step.chains.values() for rule in rules)
+    return (match for rule in rules for match in rule.matches if isinstance(match, Above))
 
 
 def _path(packet: Packet) -> Iterator[tuple[Table, str]]:

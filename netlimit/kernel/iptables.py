@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -18,10 +19,22 @@ from netlimit.kernel.legacy import find_tool
 from netlimit.kernel.lock import locked
 from netlimit.kernel.printed_tables import Place, PrintedTable, read_foreign, read_printed
 from netlimit.kernel.tables import TableChanged, digest_tables, list_extensions, list_tables
-from netlimit.kernel.tools import ask
+from netlimit.kernel.tools import ask, is_shortage
 from netlimit.plain import name_of
 from netlimit.plan import SwitchTable
-from netlimit.state import PROTOCOL_NUMBERS, TABLES, Above, ChainId, ChainRule, Chains, Table
+from netlimit.state import (
+    CHAIN_PREFIX,
+    PROTOCOL_NUMBERS,
+    SET_PREFIX,
+    TABLES,
+    Above,
+    ChainId,
+    ChainRule,
+    Chains,
+    Table,
+    Verdict,
+    chain_rule,
+)
 
 LOCK = "/run/xtables.lock"
 _ATTEMPTS = 5
@@ -34,6 +47,9 @@ _HASHLIMIT = re.compile(r"--hashlimit-name (\S+)(?:.* --hashlimit-htable-max (\d
 _MARKING = frozenset(("mark", "connmark", "socket", "MARK", "CONNMARK", "TPROXY", "HMARK", "SET"))
 """The matches and targets that ask for marks, or write them."""
 _SHOWN = 200
+_TRIED = f"{CHAIN_PREFIX}TRIED"
+_MOST_REFUSED = 32
+"""So many buckets that are refused are looked for at a time."""
 _ELSEWHERE = ChainRule("(not ours)")
 
 log = logging.getLogger(__name__)
@@ -177,6 +193,41 @@ def try_writer(writer: Writer, step: SwitchTable) -> str | None:
     except Exception as error:  # the library has errors of its own, and may be missing
         return str(getattr(error, "reason", error))
     return None
+
+
+def find_refused(step: SwitchTable, writer: Writer) -> dict[str, str]:
+    """The buckets of a step that the kernel, or the tool, does not take by themselves, by the names of their tables,
+    with the reason: the first few. None where it takes not even a usual one, for then it is not they. Each is tried in
+    a chain of ours to which nothing leads, and which is gone afterwards."""
+    rules = chain.from_iterable(step.chains.values())
+    buckets = [*dict.fromkeys(each for rule in rules for each in rule.matches if isinstance(each, Above))]
+    attempt = partial(_try_buckets, replace(step, chains={}, gone=(), hooks={}, before={}), writer)
+    with locked(LOCK, f"try buckets in the table {step.table}"):
+        usual = [replace(bucket, above="10/sec", above_shown="10/sec", burst="5") for bucket in buckets[:1]]
+        return _find_refused(buckets, attempt, _MOST_REFUSED) if usual and attempt(usual) is None else {}
+
+
+def _find_refused(
+    buckets: Sequence[Above], attempt: Callable[[Sequence[Above]], str | None], most: int
+) -> dict[str, str]:
+    """By halves."""
+    reason = attempt(buckets) if buckets else None
+    if reason is None or most < 1:
+        return {}
+    if len(buckets) == 1:
+        return {} if is_shortage(reason) else {buckets[0].name: reason}
+    middle = len(buckets) // 2
+    found = _find_refused(buckets[:middle], attempt, most)
+    return found | _find_refused(buckets[middle:], attempt, most - len(found))
+
+
+def _try_buckets(step: SwitchTable, writer: Writer, buckets: Sequence[Above]) -> str | None:
+    """Why some are refused. Their tables have names of their own: one that is there would be taken as it is."""
+    named = (replace(bucket, name=f"{SET_PREFIX}tried{number}") for number, bucket in enumerate(buckets))
+    rules = tuple(chain_rule(Verdict("RETURN"), bucket) for bucket in named)
+    reason = try_writer(writer, replace(step, chains={_TRIED: rules}))
+    try_writer(writer, replace(step, gone=(_TRIED,)))
+    return reason
 
 
 def switch_table(step: SwitchTable, writer: Writer = libiptc) -> None:

@@ -200,6 +200,12 @@ class LinuxKernel:
         with _translated(f"save the root qdisc of {device}"):
             return queues.save_root(device)
 
+    def refused_buckets(self, step: SwitchTable) -> Mapping[str, str]:
+        """Which buckets of a step are refused by themselves, with the reason."""
+        with _translated("try buckets"):
+            self._tables.forget()
+            return iptables.find_refused(step, self._find_writer())
+
     def ingress(self) -> Mapping[str, str]:
         """The devices that have our program on their ingress, with its digest."""
         with _translated("read what is on the ingress"):
@@ -232,13 +238,16 @@ class LinuxKernel:
                 self._write_sets(step)
             elif isinstance(step, SwitchTable):
                 self._tables.forget()
-                if self._writer is None:
-                    self._writer = iptables.find_writer(capabilities.judge_library())
-                iptables.switch_table(step, iptables.choose_writer(step, self._writer))
+                iptables.switch_table(step, iptables.choose_writer(step, self._find_writer()))
             elif isinstance(step, WriteTree):
                 tc.write_tree(step)
             elif isinstance(step, WriteIngress):
                 ingress.write_ingress(step)
+
+    def _find_writer(self) -> iptables.Writer:
+        if self._writer is None:
+            self._writer = iptables.find_writer(capabilities.judge_library())
+        return self._writer
 
     def reopened(self) -> LinuxKernel:
         """With sockets of its own, for a copy of this process."""

@@ -15,7 +15,7 @@ from netlimit.kernel.capabilities import read_hz
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.sessions import list_root_sockets, read_sessions
 from netlimit.marks import MarkUse
-from netlimit.plan import Step
+from netlimit.plan import Step, SwitchTable
 from netlimit.state import Structure
 from netlimit.tree import Queues, SavedRoot, Topology, Usage
 from netlimit.tunnels import Hop, Tunnels
@@ -132,6 +132,10 @@ class NoKernel:
     def save_root(self, device: str) -> SavedRoot:
         """Nothing is there."""
         raise KernelError(f"save the root qdisc of {device}", REASON)
+
+    def refused_buckets(self, step: SwitchTable) -> Mapping[str, str]:
+        """None."""
+        return {}
 
     def ingress(self) -> Mapping[str, str]:
         """No programs."""

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 import pytest
 
 from netlimit.kernel.base import Kernel, observe
+from netlimit.kernel.capabilities import WRITER
 from netlimit.kernel.fake import FakeKernel
 from netlimit.packet import Packet
 from netlimit.plan import diff
@@ -19,6 +20,7 @@ from tests.kernel.worker import RemoteKernel
 
 HERE, THERE = "10.1.0.1", "10.1.0.2"
 HERE6, THERE6 = "fd00:1::1", "fd00:1::2"
+WRITERS: dict[str, dict[str, str]] = {"usual": {}, "restore": {WRITER: "restore"}}
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +67,21 @@ def linux(worker: RemoteKernel) -> Iterator[RemoteKernel]:
     assert worker.structure().chains == {}
     yield worker
     wipe(worker)
+
+
+@pytest.fixture(scope="session")
+def workers(namespace: str) -> Iterator[dict[str, RemoteKernel]]:
+    made = {name: RemoteKernel(namespace, env) for name, env in WRITERS.items()}
+    yield made
+    for kernel in made.values():
+        kernel.close()
+
+
+@pytest.fixture(params=WRITERS)
+def writing(request: pytest.FixtureRequest, workers: dict[str, RemoteKernel]) -> Iterator[RemoteKernel]:
+    """A kernel that is written in one of the two ways, empty before and afterwards."""
+    yield workers[request.param]
+    wipe(workers[request.param])
 
 
 @pytest.fixture(params=["fake", "linux"])

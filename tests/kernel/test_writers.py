@@ -13,7 +13,7 @@ import pytest
 from netlimit.errors import KernelError
 from netlimit.kernel import libiptc, restore
 from netlimit.kernel.base import observe
-from netlimit.kernel.capabilities import LIBRARY, WRITER
+from netlimit.kernel.capabilities import LIBRARY
 from netlimit.kernel.iptables import choose_writer
 from netlimit.plan import SwitchTable, WriteSets, WriteTree, diff
 from netlimit.state import (
@@ -35,7 +35,6 @@ from tests.kernel.test_conformance import RULES, compiled, enforce, in_six
 from tests.kernel.worker import RemoteKernel
 
 MASK = 0xFF000000
-WRITERS: dict[str, dict[str, str]] = {"usual": {}, "restore": {WRITER: "restore"}}
 """Their environments; the usual one is python-iptables where it can say what we say, which is not so on Debian 13."""
 SPECIMENS = """
 from netlimit.kernel import iptables, libiptc, restore
@@ -105,21 +104,6 @@ for family, table, writer in ((4, "mangle", restore), (4, "raw", libiptc), (6, "
 """
 HOOK = ChainId(4, "mangle", "FORWARD")
 HOSTILE = 'a"b\n-A FORWARD -j NL-FEIGNED\n-A NL-T -j ACCEPT\nCOMMIT'
-
-
-@pytest.fixture(scope="session")
-def workers(namespace: str) -> Iterator[dict[str, RemoteKernel]]:
-    made = {name: RemoteKernel(namespace, env) for name, env in WRITERS.items()}
-    yield made
-    for kernel in made.values():
-        kernel.close()
-
-
-@pytest.fixture(params=WRITERS)
-def writing(request: pytest.FixtureRequest, workers: dict[str, RemoteKernel]) -> Iterator[RemoteKernel]:
-    """A kernel that is written in one of the two ways, empty before and afterwards."""
-    yield workers[request.param]
-    wipe(workers[request.param])
 
 
 def test_each_form_of_rule_is_written_bit_for_bit_alike(untouched: RemoteKernel) -> None:

@@ -113,6 +113,9 @@ class RemoteKernel:
     def save_root(self, device: str) -> SavedRoot:
         return self.call("save_root", device)
 
+    def refused_buckets(self, step: Any) -> Mapping[str, str]:
+        return self.call("refused_buckets", step)
+
     def ingress(self) -> Mapping[str, str]:
         return self.call("ingress")
 
