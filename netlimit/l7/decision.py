@@ -29,3 +29,10 @@ class Unanswered(Decision):
     """A refusal because the counter could not be asked: nobody knows how the request stands with the limit."""
 
     __slots__ = ()
+
+
+class Crowded(Decision):
+    """What a counter says that a key shares with others because there is no room for one of its own: of what it refuses
+    who asks may have used up nothing. (Where it admits, any Decision will do.)"""
+
+    __slots__ = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import yaml
@@ -81,17 +81,26 @@ class _Way(NamedTuple):
     name: str = ""
     depth: int = 0
     told: tuple[int, ...] = ()
+    crowd: str = ""
+    """The pattern of addresses that have one counter all together (`share_threshold`), if there is one."""
 
-    def go(self, entry: Entry, told: bool) -> _Way:
+    def go(self, entry: Entry, told: bool, shared: bool) -> _Way:
         """The way one step further."""
         step = "=".join(part.translate(_ESCAPED) for part in entry if part)
         name = f"{self.name},{step}" if self.name else step
-        return _Way(name, self.depth + 1, (*self.told, self.depth) if told else self.told)
+        crowd = entry.value if shared and entry.key == CLIENT_KEY else self.crowd
+        return _Way(name, self.depth + 1, (*self.told, self.depth) if told else self.told, crowd)
 
-    @property
-    def tells_client(self) -> bool:
-        """Whether the client's address is among what is told of a request."""
-        return names_client(self.name)
+    def find_obstacle(self) -> str:
+        """Why a refusal here says nothing of any one client, as the end of a sentence; empty where it does."""
+        if not names_client(self.name):
+            return f"no key on the way here is `{CLIENT_KEY}`, which it blocks."
+        if self.crowd:
+            return (
+                f"all clients that `{CLIENT_KEY}: {self.crowd}` stands for share one counter (`share_threshold`), and "
+                "one would be blocked for what others have used."
+            )
+        return ""
 
 
 class _Tree:
@@ -128,7 +137,8 @@ class _Tree:
             if seen.setdefault(entry, number) != number:
                 descriptor.complain("key", f"{path}[{seen[entry]}] has the same key and value; make one of them.")
                 continue
-            node = self._make_descriptor(descriptor, way.go(entry, record.get("value_to_metric", False)))
+            told, shares = (record.get(flag, False) for flag in ("value_to_metric", "share_threshold"))
+            node = self._make_descriptor(descriptor, way.go(entry, told, shares))
             if not entry.value:
                 default[entry.key] = node
             elif "*" in entry.value:
@@ -143,8 +153,9 @@ class _Tree:
             return Node()
         record = descriptor.record
         rule = descriptor.make_rule(self._domain, way.name, way.told)
-        if rule is not None and rule.escalate is not None and not way.tells_client:
-            descriptor.warn("escalate", f"It has no effect: no key on the way here is `{CLIENT_KEY}`, which it blocks.")
+        if rule is not None and rule.escalate is not None and (obstacle := way.find_obstacle()):
+            descriptor.warn("escalate", f"It has no effect: {obstacle}")
+            rule = replace(rule, escalate=None)
         shared = record.get("share_threshold", False)
         return self._make_node(rule, record.get("descriptors", ()), f"{descriptor.path}.descriptors", way, shared)
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netlimit.l7.breaker import State
-from netlimit.l7.decision import Decision, Unanswered, new
+from netlimit.l7.decision import Crowded, Decision, Unanswered, new
 from netlimit.l7.failover import Failover
 from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
@@ -241,10 +241,11 @@ class Limiter:
     def _note_refusals(refusals: Refusals, descriptors: Sequence[Descriptor], client: Client, verdict: Verdict) -> None:
         for descriptor, status in zip(descriptors, verdict.statuses, strict=True):
             rule = status.rule
-            # Who waits for his turn instead is not refused; of whom no counter could be asked nobody knows what he did.
+            # Who waits for his turn instead is not refused; of whom no counter could be asked, or only one that many
+            # share, nobody knows what he did.
             if status.allowed or rule is None or not rule.escalate or rule.on_limit is not OnLimit.REJECT:
                 continue
-            if isinstance(status.decision, Unanswered):
+            if isinstance(status.decision, Unanswered | Crowded):
                 continue
             # Of other entries nobody vouches that they are an address because they look like one: a client writes its
             # key or header as it likes, and a limit that many share says nothing of any one of them.
@@ -348,11 +349,15 @@ def _refuse(passage: Passage, concerned: Sequence[bool]) -> Verdict:
 
 
 def _says_more(one: Status, other: Status) -> bool:
-    """Whether a status is worth more to who asked: a refusal first, the longest of them; then what is nearly used."""
+    """Whether a status is worth more to who asked: a refusal first, of these one that is his own doing, the longest of
+    them; then what is nearly used."""
     assert one.decision is not None
     assert other.decision is not None
     if one.allowed != other.allowed:
         return not one.allowed
     if not one.allowed:
+        crowded = isinstance(one.decision, Crowded)
+        if crowded is not isinstance(other.decision, Crowded):
+            return not crowded
         return one.decision.retry_after > other.decision.retry_after
     return one.decision.remaining < other.decision.remaining

@@ -120,6 +120,26 @@ def test_rotating_addresses_of_one_block_are_one_client(gateway: Gateway) -> Non
     assert len(gateway.blocked()) == 3
 
 
+def test_who_has_no_counter_of_his_own_is_not_blocked(directory: Path) -> None:
+    """More addresses than there is room for are over their limit, and newcomers share one."""
+    running = Gateway(directory, NETLIMIT_LIMITER_TOKEN=TOKEN, NETLIMIT_LIMITER_MEMORY="1")
+    try:
+        assert running.ask("198.51.100.1", {}) == 200
+        for page in range(60):
+            values = [f"10.{page}.{number}.1" for number in range(50)]
+            question = {"domain": "web", "descriptors": [[{"key": "remote_address", "value": each}] for each in values]}
+            for _ in range(2):
+                running.limiter.http.post("/v1/decide", json=question)
+        assert [running.ask("203.0.113.1", SHOWN) for _ in range(20)][-19:] == [403] * 19
+        running.decide("203.0.113.2", SHOWN)
+        running.ask_as_envoy("203.0.113.3", [("x-netlimit-token", TOKEN)])
+        assert [running.ask("198.51.100.1", SHOWN) for _ in range(6)] == [403] * 6
+        running.wait_until_blocked("198.51.100.1/32")
+        assert running.blocked() == {"198.51.100.1/32"}
+    finally:
+        running.close()
+
+
 def test_without_a_token_nobody_is_blocked_and_that_is_told(directory: Path) -> None:
     running = Gateway(directory)
     try:

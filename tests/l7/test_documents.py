@@ -129,7 +129,7 @@ def test_everything_that_a_rule_can_say() -> None:
         "value: v, rate_limit: {unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 20, "
         "refill: interval, name: mine, replaces: [{name: theirs}, {name: others}]}, concurrency: {limit: 8, "
         "lease: 2m}, mode: soft, overshoot: 10%, on_limit: queue, max_wait: 500ms, on_failure: open, "
-        "emergency: 10/second, escalate: {after: 100, within: 1m, block: 10m}, quota_mode: true, "
+        "emergency: 10/second, quota_mode: true, "
         "detailed_metric: true, value_to_metric: true"
     )
     assert rule == Rule(
@@ -148,8 +148,15 @@ def test_everything_that_a_rule_can_say() -> None:
         quota=True,
         detailed_metric=True,
         value_to_metric=(0,),
-        escalate=Escalation(100, 60, 600),
     )
+
+
+def test_an_escalation_is_read_where_it_has_somebody_to_block() -> None:
+    escalate = "concurrency: 1, escalate: {after: 100, within: 1m, block: 10m}"
+    rules = parse_document(
+        f"domain: web\ndescriptors:\n- {{key: remote_address, {escalate}}}\n- {{key: api_key, {escalate}}}\n"
+    ).root.walk()
+    assert [rule.escalate for rule in rules] == [Escalation(100, 60, 600), None]
 
 
 def test_our_own_keys_stand_in_a_descriptor_or_in_its_rate_limit() -> None:
@@ -503,6 +510,40 @@ def test_an_escalation_without_refusals_is_warned_of(acting: str, said: str) -> 
     text = f"domain: web\ndescriptors:\n- {{key: remote_address, concurrency: 1, {acting}, {escalate}}}\n"
     (warning,) = parse_document(text).warnings
     assert f"descriptors[0].escalate: It has no effect. {said}" in str(warning)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "escalates"),
+    [
+        ('value: "10.*"', True),
+        ('value: "10.*", share_threshold: true', False),
+        ('value: "*", share_threshold: true', False),
+    ],
+)
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_limit_that_all_of_a_pattern_share_blocks_nobody_and_that_is_warned_of(
+    pattern: str, escalates: bool, deep: bool
+) -> None:
+    limit = "concurrency: 1, escalate: {after: 9, within: 1m, block: 1h}"
+    below = f"descriptors: [{{key: path, {limit}}}]" if deep else limit
+    document = parse_document(f"domain: web\ndescriptors:\n- {{key: remote_address, {pattern}, {below}}}\n")
+    (rule,) = document.root.walk()
+    assert (rule.escalate is not None) is escalates
+    assert [place.field for place in document.warnings] == (
+        [] if escalates else [f"descriptors[0].{'descriptors[0].' * deep}escalate"]
+    )
+    if not escalates:
+        assert "all clients that `remote_address: " in str(document.warnings[0])
+        assert "share one counter" in str(document.warnings[0])
+
+
+def test_what_clients_share_of_other_keys_blocks_them_still() -> None:
+    document = parse_document(
+        "domain: web\ndescriptors:\n- {key: path, value: '/shop/*', share_threshold: true, descriptors: ["
+        "{key: remote_address, concurrency: 1, escalate: {after: 9, within: 1m, block: 1h}}]}\n"
+    )
+    (rule,) = document.root.walk()
+    assert (rule.escalate is not None, document.warnings) == (True, ())
 
 
 @pytest.mark.parametrize("rate", ["", "rate_limit: {unlimited: true}, "])

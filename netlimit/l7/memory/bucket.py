@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import gcd, inf
 
-from netlimit.l7.decision import Decision, new
+from netlimit.l7.decision import Crowded, Decision, new
 from netlimit.l7.limit import Algorithm, Limit, bound_debt
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
@@ -37,7 +37,7 @@ class Bucket(Counter):
         self._acquire()
         try:
             supply = self._clock() * self._amount
-            level = self._levels.get(key)
+            level, asked = self._levels.get(key), key
             if level is None:
                 if len(self._levels) >= self._room:
                     key = self._admit_key(key)
@@ -49,7 +49,8 @@ class Bucket(Counter):
             left = room - cost
             full, given = self._full, self._given
             if left < 0 or not hits or (self._queues and full - room > longest * given):
-                return self._answer_beyond(key, room, supply, hits, slack, charge, longest)
+                answer = self._answer_beyond(key, room, supply, hits, slack, charge, longest)
+                return answer if key is asked else Crowded(*answer)
             self._levels[key] = supply - left
             wait = 0.0 if left >= cost else max(0, cost - left - slack * self._cost) / given
             delay = (full - room) / given if self._queues else 0.0
@@ -134,7 +135,7 @@ class IntervalBucket(Counter):
             units, into = divmod(self._clock() + self._origin, self._period)
             supply = units * self._amount
             floor = supply - self._full
-            before = self._levels.get(key)
+            before, asked = self._levels.get(key), key
             if before is None:
                 if len(self._levels) >= self._room:
                     key = self._admit_key(key)
@@ -155,7 +156,8 @@ class IntervalBucket(Counter):
             wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)
             left = supply - level
             reset = self._until(level - floor, into)
-            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
+            kind = Decision if key is asked else Crowded
+            return new(kind, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
             self._release()
 

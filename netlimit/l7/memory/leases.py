@@ -8,7 +8,7 @@ from itertools import count, islice, takewhile
 from math import inf
 from operator import itemgetter
 
-from netlimit.l7.decision import Decision
+from netlimit.l7.decision import Crowded, Decision
 from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import CROWD, SECOND, Clock, Counter
@@ -41,7 +41,7 @@ class Leases(Counter):
     def take(self, key: str, lease: str, hits: int = 1, slack: int = 0) -> Decision:
         """Take a lease, as heavy as the request, or see whether there is one to have (hits 0)."""
         with self._lock:
-            now = self._clock()
+            now, asked = self._clock(), key
             if key not in self._ends and len(self._ends) >= self._room:
                 key = self._admit_key(key)
             ends = self._find_flying(key, now)
@@ -57,7 +57,8 @@ class Leases(Counter):
                 wait = (_find_end(ends, over) - now) / SECOND if (hits or 1) <= ceiling else inf
             reset = (next(reversed(ends.values())) - now) / SECOND if ends else 0.0
             left = self._amount - len(ends)
-            return Decision(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0 < hits)
+            kind = Decision if key is asked else Crowded
+            return kind(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0 < hits)
 
     def release(self, key: str, lease: str, hits: int = 1) -> None:
         """End a lease."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from netlimit.l7.decision import Decision, new
+from netlimit.l7.decision import Crowded, Decision, new
 from netlimit.l7.limit import BOUNDLESS, Limit
 from netlimit.l7.memory.budget import ENTRY_BYTES, KEY_BYTES, Budget
 from netlimit.l7.memory.counter import CROWD, FEW, SECOND, Clock, Counter
@@ -38,10 +38,13 @@ class SlidingWindowLog(Counter):
         """Count and answer."""
         self._acquire()
         try:
-            now = self._clock()
-            if self._entries >= self._entry_room:
-                key = self._admit_entries(key)
+            now, asked = self._clock(), key
+            weight, ceiling = hits or 1, self._amount + slack
             log = self._logs.get(key)
+            full = self._entries >= self._entry_room
+            if full and not (log and self._is_over(log, now, weight, ceiling)):
+                key = self._admit_entries(key)
+                log, full = self._logs.get(key), False
             if log is None:
                 if len(self._logs) >= self._room:
                     key = self._admit_key(key)
@@ -57,13 +60,13 @@ class SlidingWindowLog(Counter):
                 size = len(log)
             else:
                 size = log.forget(old, now)
-            weight = hits or 1
-            ceiling = self._amount + slack
             admitted = size + weight <= ceiling
             if hits and (admitted or charge or self._count_refused):
                 most = ceiling if slack < BOUNDLESS else 2 * self._amount
                 if now < self._former_until:
                     most = max(most, self._former)
+                if full and not admitted:  # what is refused takes the place of what was there
+                    most = size
                 before = log.cost
                 if hits == 1 and log.ends is None:
                     log.append(now)
@@ -82,12 +85,19 @@ class SlidingWindowLog(Counter):
             if excess > 0:
                 wait = (log.find(excess) - old) / SECOND if weight <= ceiling else inf
             left = self._amount - size
-            return new(Decision, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
+            kind = Decision if key is asked else Crowded
+            return new(kind, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
             self._release()
 
+    def _is_over(self, log: Times, now: int, weight: int, ceiling: int) -> bool:
+        """Whether a log leaves no room for a request of this weight: of so many newest hits the first still counts."""
+        number = ceiling - weight + 1
+        return number <= 0 or (log.size >= number and log.find(log.size - number + 1) > now - self._period)
+
     def _find_place(self, key: str) -> str:
-        if self._entries >= self._entry_room:
+        log = self._logs.get(key)
+        if self._entries >= self._entry_room and not (log and self._is_over(log, self._clock(), 1, self._amount)):
             key = self._admit_entries(key)
         return super()._find_place(key)
 
@@ -145,12 +155,7 @@ class SlidingWindowLog(Counter):
         self._logs = {key: log for key, log in self._logs.items() if log and old < log[-1] <= now}
 
     def _drop_within(self, now: int) -> None:
-        oldest = now - self._period
-        self._logs = {
-            key: log
-            for key, log in self._logs.items()
-            if log.size >= self._amount and (not self._amount or log.find(log.size - self._amount + 1) > oldest)
-        }
+        self._logs = {key: log for key, log in self._logs.items() if self._is_over(log, now, 1, self._amount)}
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._logs, room)

@@ -6,7 +6,7 @@ from collections import Counter as Sizes
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from netlimit.l7.decision import Decision, new
+from netlimit.l7.decision import Crowded, Decision, new
 from netlimit.l7.limit import Limit
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import SECOND, Clock, Counter
@@ -31,7 +31,7 @@ class FixedWindow(Counter):
             if not self._start <= now < self._end:
                 self._turn(now)
             counts = self._counts
-            count = counts.get(key)
+            count, asked = counts.get(key), key
             if count is None:
                 if len(counts) >= self._room:
                     key = self._admit_key(key)
@@ -52,7 +52,8 @@ class FixedWindow(Counter):
             left = self._amount - count
             fits = count + 1 <= ceiling and not hits
             wait = 0.0 if fits else inf if (hits or 1) > ceiling else rest
-            return new(Decision, (fits, left if left > 0 else 0, wait, rest if count else 0.0, 0.0, False))
+            kind = Decision if key is asked else Crowded
+            return new(kind, (fits, left if left > 0 else 0, wait, rest if count else 0.0, 0.0, False))
         finally:
             self._release()
 
@@ -114,7 +115,7 @@ class SlidingWindowCounter(Counter):
             if not self._start <= now < self._end:
                 self._turn(now)
             current = self._current
-            count = current.get(key)
+            count, asked = current.get(key), key
             if count is None:
                 if len(current) + len(self._previous) >= self._room and key not in self._previous:
                     key = self._admit_key(key)
@@ -136,7 +137,8 @@ class SlidingWindowCounter(Counter):
             wait = self._wait(count, previous, hits or 1, ceiling, now)
             reset = (self._end - now + (self._period if count else 0)) / SECOND if count or previous else 0.0
             left = self._amount - used
-            return new(Decision, (not hits and not wait, left if left > 0 else 0, wait, reset, 0.0, False))
+            kind = Decision if key is asked else Crowded
+            return new(kind, (not hits and not wait, left if left > 0 else 0, wait, reset, 0.0, False))
         finally:
             self._release()
 
