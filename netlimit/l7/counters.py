@@ -17,7 +17,7 @@ def open_counters(url: str, memory: int = MEMORY) -> Store:
     """The store of a `COUNTERS_URL`; nothing is asked yet. Raises SettingsError with what would be accepted.
 
     `memory://` is this process alone, with so many bytes of `memory` for all counters. One in Redis is a Failover,
-    which answers also while Redis does not, and has half of that to count by itself.
+    which answers also while Redis does not, and has half of that to count by itself; what is merged has the other half.
     """
     if url == "memory://":
         return MemoryStore(memory=memory)
@@ -29,7 +29,9 @@ def open_counters(url: str, memory: int = MEMORY) -> Store:
             "COUNTERS_URL", "Counters in Redis need the package redis: install netlimit[limiter], or use memory://."
         ) from None
     place = read_url(url)
-    return Failover(open_store(place), MemoryStore(memory=memory // 2), place.probe)
+    half, emergency = memory // 2, memory // 8
+    local = MemoryStore(memory=half - emergency)
+    return Failover(open_store(place, half), local, place.probe, emergency_memory=emergency)
 
 
 def watch_eviction(url: str) -> EvictionWatch | None:

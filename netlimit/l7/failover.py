@@ -25,7 +25,7 @@ SETTLED = 5.0
 _MOST_TOLD = 32
 """So many different reasons of one outage are logged."""
 EMERGENCY_MEMORY = 32 * 2**20
-"""Bytes for counters of emergency limits."""
+"""Bytes for counters of emergency limits, by default."""
 _BUCKETS = (Algorithm.GCRA, Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET)
 
 
@@ -61,7 +61,12 @@ class Failover:
     """
 
     def __init__(
-        self, store: Remote, local: MemoryStore, probe: float, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Remote,
+        local: MemoryStore,
+        probe: float,
+        clock: Callable[[], float] = time.monotonic,
+        emergency_memory: int = EMERGENCY_MEMORY,
     ) -> None:
         self.decided_here = 0
         """Decisions that this process has made by itself."""
@@ -69,7 +74,7 @@ class Failover:
         """Decisions that have been refused because the rule is closed."""
         self._store = store
         self._local = local
-        self._emergencies = MemoryStore(memory=EMERGENCY_MEMORY)
+        self._emergencies = MemoryStore(memory=emergency_memory)
         self._clock = clock
         self._failed_at = float("-inf")
         self._losses = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
@@ -14,7 +15,7 @@ from netlimit.l7.decision import Decision
 from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
-from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.memory.store import MEMORY, MemoryStore
 from netlimit.l7.redis.link import MOST, Answer
 from netlimit.l7.redis.store import RedisStore, expect_decisions
 from netlimit.l7.rules import Mode
@@ -24,6 +25,11 @@ _WINDOWS = (Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW_COUNTER)
 _BUCKETS = (Algorithm.TOKEN_BUCKET, Algorithm.GCRA)
 _SLACK = SECOND // 100
 """What the time of day may differ from the clock that is never set: two clocks are not read at the same moment."""
+LEAST_UNMERGED = 1024
+"""Counters that may wait to be merged, however little memory there is."""
+_UNMERGED_BYTES = 1024
+"""What one takes that waits (measured: 900)."""
+_FULL = "More counters wait to be merged with Redis than there is memory for."
 _TOLERANT = (Mode.SOFT, Mode.ELASTIC)
 
 
@@ -39,7 +45,8 @@ class _Spent:
 
 
 class MergingStore:
-    """Decides by what this process knows, and merges that with Redis `interval` seconds after a hit.
+    """Decides by what this process knows, and merges that with Redis `interval` seconds after a hit, or earlier where a
+    part of its memory is full of what waits for that. (If Redis does not keep up, a new key is not decided here.)
 
     A merge adds the hits of this process to the counter in Redis, and those of all others to the one here. So at most
     `limit + (n - 1) * min(limit, h)` hits are admitted where `limit` may be, if n processes ask and h is the most that
@@ -55,14 +62,23 @@ class MergingStore:
     be merged is not decided here until it can: CountersUnavailable.
     """
 
-    def __init__(self, remote: RedisStore, interval: float, find_clock: Callable[[], Clock] = steady_clock) -> None:
+    def __init__(
+        self,
+        remote: RedisStore,
+        interval: float,
+        find_clock: Callable[[], Clock] = steady_clock,
+        memory: int = MEMORY,
+    ) -> None:
         self._remote = remote
         self._interval = interval
         self._find_clock = find_clock
         self._clock = find_clock()
-        self._local = MemoryStore(self._clock)
+        self._local = MemoryStore(self._clock, memory=memory - memory // 4)
+        self._most_unmerged = max(LEAST_UNMERGED, memory // 4 // _UNMERGED_BYTES)
         self._failure = ""
         """Why nothing could be merged the last time."""
+        self._missed = False
+        """Whether something could not be."""
         self.start_anew()
         renew_after_fork(self)
 
@@ -71,6 +87,7 @@ class MergingStore:
         self._spent: dict[tuple[int, int, str], _Spent] = {}
         self._lock = Lock()
         self._merging: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     @property
     def state(self) -> State:
@@ -109,6 +126,7 @@ class MergingStore:
             for each in spent
             for window, hits in each.hits.items()
         ]
+        self._missed = False
         for start in range(0, len(asks), MOST):  # each batch has a time-out of its own
             await self._merge_batch(asks[start : start + MOST])
 
@@ -125,6 +143,7 @@ class MergingStore:
             if isinstance(answer, Decision):
                 self._learn(ask, answer)
             else:
+                self._missed = True
                 self._note(ask, ask.window, str(answer))
         away = not any(isinstance(answer, Decision) for answer in answers)
         self._failure = str(answers[0]) if away else ""
@@ -138,7 +157,8 @@ class MergingStore:
 
     def _decide_here(self, ask: Ask) -> Answer:
         spent = self._spent.get(_identify(ask))
-        failure = self._failure or (spent.failure if spent else "")
+        full = "" if spent or len(self._spent) < self._most_unmerged else _FULL
+        failure = self._failure or (spent.failure if spent else full)
         if failure:
             return CountersUnavailable(failure)
         window = _find_window(ask.limit)
@@ -152,12 +172,21 @@ class MergingStore:
             spent = self._spent.setdefault(_identify(ask), _Spent(ask, {}))
             spent.hits[window] = spent.hits.get(window, 0) + ask.hits
             spent.failure = failure
+            many = len(self._spent) >= self._most_unmerged // 4
         if self._merging is None or self._merging.done() or self._merging.get_loop().is_closed():
+            self._hurry = asyncio.Event()
             self._merging = asyncio.create_task(self._keep_merging())
+        elif many and not self._hurry.is_set():
+            self._merging.get_loop().call_soon_threadsafe(self._hurry.set)
 
     async def _keep_merging(self) -> None:
         while self._spent:
-            await asyncio.sleep(self._interval)
+            if self._missed:  # what could not be merged takes room that no hurry makes
+                await asyncio.sleep(self._interval)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._interval)
+            self._hurry.clear()
             await self.merge()
 
     def _learn(self, ask: Ask, there: Decision) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import AsyncExitStack
 
@@ -10,11 +11,14 @@ import pytest
 from redis.crc import key_slot
 
 from netlimit.errors import CountersUnavailable
+from netlimit.l7.counters import open_counters
 from netlimit.l7.decision import Decision
+from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.budget import KEY_BYTES
 from netlimit.l7.memory.counter import SECOND, Clock, steady_clock
 from netlimit.l7.redis.key import make_name, make_prefix
-from netlimit.l7.redis.merging import MergingStore
+from netlimit.l7.redis.merging import LEAST_UNMERGED, MergingStore
 from netlimit.l7.redis.opening import open_store
 from netlimit.l7.redis.store import RedisStore
 from netlimit.l7.redis.url import read_url
@@ -381,3 +385,84 @@ def test_what_one_node_cannot_take_is_not_decided_here_and_the_rest_is(nodes: No
         asyncio.run(count())
     finally:
         nodes.revive(dead)
+
+
+@pytest.mark.parametrize("options", ["", "&merge_ms=50"])
+def test_all_counters_in_the_process_have_so_much_memory_together(mortal: Server, options: str) -> None:
+    """Those that are merged, those that stand in for Redis, and those of emergency limits."""
+    memory = 2 * 2**20
+    rules = [make_rule(Limit(3, DAY, each), emergency=Limit(2, DAY, each)) for each in MERGED]
+
+    async def ask(store: Failover, times: str) -> None:
+        for page in range(100):
+            keys = [f"{times} {page} {number}" for number in range(50)]
+            await store.decide([Ask(rule, rule.limit, key) for key in keys for rule in rules if rule.limit])
+
+    async def count() -> int:
+        store = open_counters(f"{mortal.url}?timeout_ms=60000&probe_ms=60000{options}", memory)
+        assert isinstance(store, Failover)
+        await ask(store, "while it answers")
+        mortal.kill()
+        await ask(store, "while it does not")
+        stores = [store._local, store._emergencies]
+        if isinstance(store._store, MergingStore):
+            stores.append(store._store._local)
+        await store.aclose()
+        return sum(len(counter) for each in stores for counter in each._counters.values())
+
+    assert asyncio.run(count()) * KEY_BYTES <= 1.5 * memory
+
+
+def test_what_waits_to_be_merged_has_a_bound(mortal: Server) -> None:
+    """However seldom counters are merged, and though Redis answers nothing for a while."""
+    rule = make_rule(Limit(3, DAY))
+    assert rule.limit
+    asks = [Ask(rule, rule.limit, f"key {number}") for number in range(8 * LEAST_UNMERGED)]
+
+    async def ask() -> None:
+        store = open_store(read_url(mortal.url + SELDOM), memory=2**20)
+        assert isinstance(store, MergingStore)
+        for first in range(0, len(asks), 100):
+            assert all(isinstance(each, Decision) for each in await store.attempt(asks[first : first + 100]))
+            await asyncio.sleep(0.005)
+            assert len(store._spent) <= LEAST_UNMERGED
+        assert len(await asyncio.to_thread(mortal.client.keys, "nl:*")) >= 6 * LEAST_UNMERGED
+        mortal.process.send_signal(signal.SIGSTOP)
+        try:
+            answers = []
+            for first in range(0, len(asks), 100):
+                answers += await store.attempt([each._replace(hits=2) for each in asks[first : first + 100]])
+                await asyncio.sleep(0)
+                assert len(store._spent) <= LEAST_UNMERGED
+            (told,) = {str(each) for each in answers if isinstance(each, CountersUnavailable)}
+            assert "wait to be merged" in told
+        finally:
+            mortal.process.send_signal(signal.SIGCONT)
+        await wait_until(lambda: len(store._spent) < LEAST_UNMERGED // 2)
+        assert isinstance((await store.attempt(asks[-1:]))[0], Decision), "and then it decides again"
+        await store.aclose()
+
+    asyncio.run(ask())
+
+
+def test_what_cannot_be_merged_is_tried_no_more_often_for_there_is_much_of_it(
+    mortal: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = make_rule(Limit(3, DAY))
+    assert rule.limit
+    asks = [Ask(rule, rule.limit, f"key {number}") for number in range(LEAST_UNMERGED)]
+    merges = []
+    merge = MergingStore.merge
+    monkeypatch.setattr(MergingStore, "merge", lambda store: merges.append(store) or merge(store))  # type: ignore[func-returns-value]
+
+    async def ask() -> None:
+        store = open_store(read_url(mortal.url + "?merge_ms=100&timeout_ms=1000&probe_ms=50"), memory=2**20)
+        assert isinstance(store, MergingStore)
+        mortal.kill()
+        await store.attempt(asks)
+        await asyncio.sleep(1)
+        assert 1 <= len(merges) <= 12
+        await wait_until(lambda: len(store._spent) == LEAST_UNMERGED)
+        await store.aclose()
+
+    asyncio.run(ask())
