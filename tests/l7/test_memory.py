@@ -71,6 +71,67 @@ class TestRoom:
         assert not any(kept.hit(key) for key in greedy)
 
     @every
+    @pytest.mark.parametrize(("used", "weight"), [(1, 4), (2, 3), (3, 2)])
+    def test_so_does_one_whose_requests_weigh_more_than_it_has_left(self, limit: Limit, used: int, weight: int) -> None:
+        kept = Kept(limit)
+        greedy = [f"greedy {number}" for number in range(60)]
+        for key in greedy:
+            assert [kept.hit(key) for _ in range(used)] == [True] * used
+            assert not kept.counter.hit(key, weight).admitted
+        assert all(kept.flood(2000))
+        assert not any(kept.counter.hit(key, weight).admitted for key in greedy)
+
+    @every
+    def test_and_it_does_where_the_amount_is_another_by_then(self, limit: Limit) -> None:
+        counters = Counters(keys=100)
+        large = replace(limit, amount=8, seconds=86_400)
+        assert counters.weigh(large, 5, 5) == [True, False]
+        larger = replace(large, amount=9)
+        for number in range(1000):
+            counters.weigh(larger, 1, key=f"newcomer {number}")
+        assert counters.weigh(larger, 5) == [False]
+
+    @every
+    def test_and_it_does_where_the_clock_is_set(self, limit: Limit) -> None:
+        counters = Counters(keys=100)
+        large = replace(limit, amount=8, seconds=86_400)
+        assert counters.weigh(large, 5, 5) == [True, False]
+        counters.store.set_origin(3 * SECOND)
+        for number in range(1000):
+            counters.weigh(large, 1, key=f"newcomer {number}")
+        assert counters.weigh(large, 5) == [False]
+
+    @every
+    def test_who_asks_for_more_than_there_ever_is_takes_no_room_for_that(self, limit: Limit) -> None:
+        kept = Kept(limit)
+        for number in range(100):
+            kept.hit(f"heavy {number}")
+            assert not kept.counter.hit(f"heavy {number}", 5).admitted or limit.count_refused
+        if limit.algorithm is not Algorithm.SLIDING_WINDOW_LOG:
+            assert all(kept.flood(2000))
+
+    def test_whose_turn_comes_too_late_in_a_leaky_bucket_stays_so(self) -> None:
+        kept = Kept(Limit(100, 100, Algorithm.LEAKY_BUCKET))
+        passed = [kept.counter.hit("greedy", longest=5.0).admitted for _ in range(20)]
+        assert passed == [True] * 6 + [False] * 14
+        assert all(kept.flood(2000))
+        assert not kept.counter.hit("greedy", longest=5.0).admitted
+        assert kept.counter.hit("greedy", longest=6.0).admitted
+        kept.now += 50 * SECOND
+        assert all(kept.flood(2000, "later"))
+        assert len(kept.counter) <= 101
+
+    @every
+    def test_what_was_refused_is_noted_of_those_alone_that_are_kept(self, limit: Limit) -> None:
+        kept = Kept(limit, keys=2000)
+        for number in range(20_000):
+            kept.hit(f"key {number}")
+            kept.counter.hit(f"key {number}", 4)
+            if number % 500 == 499:
+                kept.now += 120 * SECOND
+        assert len(kept.counter._wants) <= 2000 * 5 // 4 + FEW
+
+    @every
     def test_newcomers_share_a_counter_when_nearly_all_are_over_the_limit(self, limit: Limit) -> None:
         kept = Kept(limit)
         kept.use_up(*(f"greedy {number}" for number in range(100)))
@@ -209,10 +270,16 @@ class TestClock:
 class Counters:
     """A memory store whose rules change."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: int = 2**18) -> None:
         self.now = moment("1:00:00")
-        self.store = MemoryStore(Clock(lambda: self.now, 0))
+        self.store = MemoryStore(Clock(lambda: self.now, 0), keys)
         self._leases = count()
+
+    def weigh(self, limit: Limit, *weights: int, key: str = "key") -> list[bool]:
+        flying = limit.algorithm is Algorithm.CONCURRENCY
+        rule = Rule("test", "weighed", None if flying else limit, limit if flying else None)
+        asks = [Ask(rule, limit, key, weight, lease=f"{next(self._leases)}" * flying) for weight in weights]
+        return [decision.admitted for decision in self.store.decide_now(asks)]
 
     def hits(self, limit: Limit, number: int, name: str = "rule") -> list[bool]:
         flying = limit.algorithm is Algorithm.CONCURRENCY

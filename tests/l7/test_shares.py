@@ -95,6 +95,20 @@ class TestOneClient:
         assert asked.hits(5, GREEDY) <= 1
 
     @every
+    def test_nor_where_it_asks_for_more_than_is_left(self, limit: Limit) -> None:
+        """As what is counted together is forgotten no sooner for that."""
+        asked = Asked(limit)
+        asked.flood(GREEDY, KEYS * 3 // 4, times=1)
+        assert asked.hits(3, GREEDY) == 3
+        heavy = [asked.make_ask(GREEDY, "/login")._replace(hits=2) for _ in range(300)]
+        assert not asked.store.decide_now([heavy.pop()])[0].admitted
+        asked.flood(GREEDY, 2 * KEYS, times=1)
+        for network in range(4 * KEYS):
+            asked.hit(f"10.{network // 250}.{network % 250}.1")
+            if not network % 50:
+                assert not asked.store.decide_now([heavy.pop()])[0].admitted
+
+    @every
     def test_its_further_keys_share_one_counter(self, limit: Limit) -> None:
         asked = Asked(limit)
         asked.flood(GREEDY, 2 * KEYS)

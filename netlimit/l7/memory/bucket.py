@@ -8,7 +8,7 @@ annex A), less its tolerance; in whole numbers nothing is ever rounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd, inf
 
 from netlimit.l7.decision import Crowded, Decision, new
@@ -74,6 +74,10 @@ class Bucket(Counter):
         if hits and (admitted or charge):
             left = max(room - cost, lowest)
             self._levels[key] = supply - left
+        elif late:
+            self._note_want(key, max(1.0, (full - longest * given) / self._cost))
+        elif 1 < hits <= self.limit.capacity:
+            self._note_want(key, hits)
         lack = cost - left - tolerated
         wait = 0.0
         if lack > 0:
@@ -99,13 +103,21 @@ class Bucket(Counter):
     def __len__(self) -> int:
         return len(self._levels)
 
+    def _list_keys(self) -> Iterable[str]:
+        return self._levels
+
     def _sweep(self, now: int) -> None:
         full = now * self._amount - self._full
         self._levels = {key: level for key, level in self._levels.items() if level > full}
 
     def _drop_within(self, now: int) -> None:
-        nearly = now * self._amount - self._cost
-        self._levels = {key: level for key, level in self._levels.items() if level > nearly}
+        supply, cost, wants = now * self._amount, self._cost, self._wants
+        nearly = supply - cost
+        self._levels = {
+            key: level
+            for key, level in self._levels.items()
+            if level > nearly or (wants and supply - level < wants.get(hash(key), 1) * cost)
+        }
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._levels, room)
@@ -155,6 +167,8 @@ class IntervalBucket(Counter):
             over = level + weight - ceiling
             wait = 0.0 if over <= 0 else inf if weight > self._full + slack else self._until(over, into)
             left = supply - level
+            if not admitted and 1 < hits <= self._full:
+                self._note_want(key, hits)
             reset = self._until(level - floor, into)
             kind = Decision if key is asked else Crowded
             return new(kind, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
@@ -186,13 +200,17 @@ class IntervalBucket(Counter):
     def __len__(self) -> int:
         return len(self._levels)
 
+    def _list_keys(self) -> Iterable[str]:
+        return self._levels
+
     def _sweep(self, now: int) -> None:
         full = (now + self._origin) // self._period * self._amount - self._full
         self._levels = {key: level for key, level in self._levels.items() if level > full}
 
     def _drop_within(self, now: int) -> None:
         given = (now + self._origin) // self._period * self._amount
-        self._levels = {key: level for key, level in self._levels.items() if level >= given}
+        want = self._wants.get
+        self._levels = {key: level for key, level in self._levels.items() if level + want(hash(key), 1) > given}
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._levels, room)

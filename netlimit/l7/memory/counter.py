@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from threading import Lock
 from typing import NamedTuple
@@ -58,6 +58,7 @@ class Counter(ABC):
         self._shares_end = 0  # who has more than his share is held to it until then at least
         self._room = self._due = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
+        self._wants: dict[int, float] = {}  # see `_note_want`; by the hashes of keys, which take less
         self.start_anew()
         renew_after_fork(self)
 
@@ -76,6 +77,7 @@ class Counter(ABC):
         with other._lock:
             self._adopt(other)
             self.shares, self._shares_end = other.shares, other._shares_end
+            self._wants = dict(other._wants)
             if self.shares is not None and self.shares.any_greedy:
                 self._room = 0
 
@@ -114,9 +116,21 @@ class Counter(ABC):
     @abstractmethod
     def _sweep(self, now: int) -> None: ...
 
+    def _note_want(self, key: str, hits: float) -> None:
+        """So many hits must be free for a key for what was refused to it to be admitted: until they are, it is not
+        within its limit. Where that is one hit, nothing needs to be noted."""
+        if len(self._wants) > len(self) * 5 // 4 + FEW:
+            held = {hash(each) for each in self._list_keys()}
+            self._wants = {each: want for each, want in self._wants.items() if each in held}
+        self._wants[hash(key)] = hits
+
+    @abstractmethod
+    def _list_keys(self) -> Iterable[str]:
+        """The keys that are held; one may be there twice."""
+
     @abstractmethod
     def _drop_within(self, now: int) -> None:
-        """Forget the keys that are within their limit."""
+        """Forget the keys that are within their limit: for which as many hits are free as they want."""
 
     @abstractmethod
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
@@ -170,6 +184,9 @@ class Counter(ABC):
     def _merge_all(self, excess: Mapping[str, Sequence[str]]) -> None:
         for crowd, keys in excess.items():
             self._merge(keys, crowd)
+            wants = [self._wants.pop(each) for each in map(hash, keys) if each in self._wants] if self._wants else []
+            if wants:
+                self._note_want(crowd, max(wants))
 
     def _set_room(self, keys: int) -> None:
         """So many keys may come before they are looked at again; where some are held to their share, each new one is

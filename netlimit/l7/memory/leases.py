@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
 from math import inf
 from operator import itemgetter
@@ -57,6 +57,8 @@ class Leases(Counter):
                 wait = (_find_end(ends, over) - now) / SECOND if (hits or 1) <= ceiling else inf
             reset = (next(reversed(ends.values())) - now) / SECOND if ends else 0.0
             left = self._amount - len(ends)
+            if not admitted and 1 < hits <= self._amount:
+                self._note_want(key, hits)
             kind = Decision if key is asked else Crowded
             return kind(admitted, max(0, left), wait, reset, 0.0, admitted and left < 0 < hits)
 
@@ -122,11 +124,15 @@ class Leases(Counter):
     def __len__(self) -> int:
         return len(self._ends)
 
+    def _list_keys(self) -> Iterable[str]:
+        return self._ends
+
     def _sweep(self, now: int) -> None:
         self._ends = {key: ends for key, ends in self._ends.items() if next(reversed(ends.values())) > now}
 
     def _drop_within(self, now: int) -> None:
-        self._ends = {key: ends for key, ends in self._ends.items() if len(ends) >= self._amount}
+        want = self._wants.get
+        self._ends = {key: ends for key, ends in self._ends.items() if len(ends) + want(hash(key), 1) > self._amount}
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._ends, room)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from netlimit.l7.decision import Crowded, Decision, new
@@ -85,6 +85,8 @@ class SlidingWindowLog(Counter):
             if excess > 0:
                 wait = (log.find(excess) - old) / SECOND if weight <= ceiling else inf
             left = self._amount - size
+            if not admitted and 1 < hits <= self._amount:
+                self._note_want(key, hits)
             kind = Decision if key is asked else Crowded
             return new(kind, (admitted, left if left > 0 else 0, wait, reset, 0.0, admitted and left < 0 < hits))
         finally:
@@ -150,12 +152,18 @@ class SlidingWindowLog(Counter):
     def __len__(self) -> int:
         return len(self._logs)
 
+    def _list_keys(self) -> Iterable[str]:
+        return self._logs
+
     def _sweep(self, now: int) -> None:
         old = now - self._period
         self._logs = {key: log for key, log in self._logs.items() if log and old < log[-1] <= now}
 
     def _drop_within(self, now: int) -> None:
-        self._logs = {key: log for key, log in self._logs.items() if self._is_over(log, now, 1, self._amount)}
+        want, amount = self._wants.get, self._amount
+        self._logs = {
+            key: log for key, log in self._logs.items() if self._is_over(log, now, int(want(hash(key), 1)), amount)
+        }
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._logs, room)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter as Sizes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from netlimit.l7.decision import Crowded, Decision, new
@@ -50,6 +51,8 @@ class FixedWindow(Counter):
             if hits and charge:
                 counts[key] = count = after
             left = self._amount - count
+            if 1 < hits <= self._amount:
+                self._note_want(key, hits)
             fits = count + 1 <= ceiling and not hits
             wait = 0.0 if fits else inf if (hits or 1) > ceiling else rest
             kind = Decision if key is asked else Crowded
@@ -79,12 +82,16 @@ class FixedWindow(Counter):
     def __len__(self) -> int:
         return len(self._counts)
 
+    def _list_keys(self) -> Iterable[str]:
+        return self._counts
+
     def _sweep(self, now: int) -> None:
         if not self._start <= now < self._end:
             self._turn(now)
 
     def _drop_within(self, now: int) -> None:
-        self._counts = {key: count for key, count in self._counts.items() if count >= self._amount}
+        want = self._wants.get
+        self._counts = {key: count for key, count in self._counts.items() if count + want(hash(key), 1) > self._amount}
 
     def _cut(self, shares: Shares, room: int) -> Mapping[str, Sequence[str]]:
         return shares.cut(self._counts, room)
@@ -137,6 +144,8 @@ class SlidingWindowCounter(Counter):
             wait = self._wait(count, previous, hits or 1, ceiling, now)
             reset = (self._end - now + (self._period if count else 0)) / SECOND if count or previous else 0.0
             left = self._amount - used
+            if 1 < hits <= self._amount:
+                self._note_want(key, hits)
             kind = Decision if key is asked else Crowded
             return new(kind, (not hits and not wait, left if left > 0 else 0, wait, reset, 0.0, False))
         finally:
@@ -178,17 +187,21 @@ class SlidingWindowCounter(Counter):
     def __len__(self) -> int:
         return len(self._current) + len(self._previous)
 
+    def _list_keys(self) -> Iterable[str]:
+        return chain(self._current, self._previous)
+
     def _sweep(self, now: int) -> None:
         if not self._start <= now < self._end:
             self._turn(now)
 
     def _drop_within(self, now: int) -> None:
-        part = self._end - now
+        part, want = self._end - now, self._wants.get
         over = {
             key
             for window in (self._current, self._previous)
             for key in window
-            if self._current.get(key, 0) + self._previous.get(key, 0) * part // self._period >= self._amount
+            if self._current.get(key, 0) + self._previous.get(key, 0) * part // self._period + want(hash(key), 1)
+            > self._amount
         }
         self._current = {key: count for key, count in self._current.items() if key in over}
         self._previous = {key: count for key, count in self._previous.items() if key in over}
