@@ -86,7 +86,7 @@ class TestOneClient:
         assert len(asked.counter) <= KEYS + 1
 
     @every
-    @pytest.mark.parametrize("before", [0, KEYS // 2, KEYS - 1], ids=["oldest", "middle", "newest"])
+    @pytest.mark.parametrize("before", [0, KEYS // 4, KEYS // 2 - 1], ids=["oldest", "middle", "newest"])
     def test_what_it_has_used_of_a_key_stays_used(self, limit: Limit, before: int) -> None:
         asked = Asked(limit)
         asked.flood(GREEDY, before, times=1)
@@ -98,7 +98,7 @@ class TestOneClient:
     def test_nor_where_it_asks_for_more_than_is_left(self, limit: Limit) -> None:
         """As what is counted together is forgotten no sooner for that."""
         asked = Asked(limit)
-        asked.flood(GREEDY, KEYS * 3 // 4, times=1)
+        asked.flood(GREEDY, KEYS // 2 - 1, times=1)
         assert asked.hits(3, GREEDY) == 3
         heavy = [asked.make_ask(GREEDY, "/login")._replace(hits=2) for _ in range(300)]
         assert not asked.store.decide_now([heavy.pop()])[0].admitted
@@ -107,6 +107,19 @@ class TestOneClient:
             asked.hit(f"10.{network // 250}.{network % 250}.1")
             if not network % 50:
                 assert not asked.store.decide_now([heavy.pop()])[0].admitted
+
+    @every
+    def test_nobody_waits_while_what_it_has_is_counted_together(self, limit: Limit) -> None:
+        """Where it takes the room alone, that is never done: its further keys share a counter before there is need."""
+        asked = Asked(limit)
+        asked.flood(GREEDY, 4, times=1)
+        merged: list[int] = []
+        asked.counter._merge = lambda keys, crowd: merged.append(len(keys))  # type: ignore[method-assign]
+        asked.flood(GREEDY, 3 * KEYS, times=1)
+        for other in others(KEYS // 4):
+            assert asked.hit(other)
+        assert merged == []
+        assert KEYS // 2 <= len(asked.counter) <= KEYS
 
     @every
     def test_its_further_keys_share_one_counter(self, limit: Limit) -> None:

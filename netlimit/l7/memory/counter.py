@@ -166,8 +166,20 @@ class Counter(ABC):
         if len(self) > most:
             self._crowd, self._crowd_end = max(1, bound // 4), now + self.limit.seconds * SECOND
             return crowd or CROWD
+        if crowd is None and self.shares is not None and len(self) >= bound // 2:
+            crowd = self._watch_shares(now, key, bound)
         self._set_room(max(min(FEW, bound), min(2 * len(self), bound)))
         return crowd or key
+
+    def _watch_shares(self, now: int, key: str, room: int) -> str | None:
+        """While half the room is free, see to it that nobody takes that, too, who has taken most of the other: to count
+        together what is there already takes long, and nobody is answered meanwhile. The crowd of the key, if it is
+        his."""
+        assert self.shares is not None
+        if not self.shares.watch(self._list_keys(), len(self), room):
+            return None
+        self._shares_end = now + max(self.limit.seconds, _DOUBT_SECONDS) * SECOND
+        return self.shares.find_crowd(key)
 
     def _cut_shares(self, now: int, room: int) -> None:
         """Hold networks to their shares of the room for as long as what is counted together makes a difference."""

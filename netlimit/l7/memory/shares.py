@@ -59,6 +59,15 @@ class Shares:
         """What a key may have been counted with."""
         return _name_crowd(self._find_client(key))
 
+    def watch(self, keys: Iterable[str], number: int, room: int) -> bool:
+        """Find who has more than an equal share of a quarter of the `room`, and more than he may always have; whether
+        there are some. `keys` are all that are held, and `number` how many those are."""
+        step = max(1, number // SAMPLE)
+        sizes = Counter(find_network(self._find_client(key)) for key in islice(keys, 0, None, step))
+        level = max(find_level([size * step for size in sizes.values()], room // 4), room // SHARE, LEAST)
+        self._greedy |= {network for network, size in sizes.items() if size * step > level}
+        return self.any_greedy
+
     def cut(self, held: Mapping[str, Any], room: int, weigh: Weigh = lambda _: 1) -> dict[str, list[str]]:
         """Find who has more than his share, for `room` to be enough for all, and which of his keys are to be counted
         with what. `held` are all keys, the oldest first: those stay."""
