@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Counts
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
 
 import pytest
 
 from netlimit.l7.breaker import State
 from netlimit.l7.counters import open_counters
+from netlimit.l7.decision import Crowded
 from netlimit.l7.document import parse_document
 from netlimit.l7.escalation import Refusals
 from netlimit.l7.failover import Failover
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.limiter import Limiter
-from netlimit.l7.memory.store import MemoryStore
+from netlimit.l7.memory.budget import Budget
+from netlimit.l7.memory.shares import find_shares
+from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.redis.merging import MergingStore
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry, Escalation, Node, Rule, RuleSet
 from netlimit.l7.service.envoy import should_rate_limit
@@ -164,6 +170,35 @@ def test_who_is_over_his_own_limit_is_blocked_where_logs_have_no_more_room(count
     assert asked.blocked == {"192.0.2.7"}
     (counter,) = asked.limiter._store._counters.values()  # type: ignore[attr-defined]
     assert counter._count_entries() <= 34_000
+
+
+@every
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_key_has_not_used_itself_is_never_refused_as_if_it_had(limit: Limit, seed: int) -> None:
+    """Whatever else comes, in whichever order, and however scarce room is."""
+    chance = Random(seed)
+    amount = chance.randrange(1, 300 if limit.algorithm is Algorithm.SLIDING_WINDOW_LOG else 30)
+    counter = make_counter(replace(limit, amount=amount), None, chance.choice([64, 300]), Budget(2**20))
+    if seed % 2:
+        counter.shares = find_shares("remote_address,path")
+    used: Counts[str] = Counts()
+    counts_all = limit.algorithm is Algorithm.SLIDING_WINDOW_LOG and limit.count_refused
+    for _ in range(1500):
+        key = chance.choice(
+            [
+                f"9.9.{chance.randrange(3)}.9|/{chance.randrange(500)}",
+                f"2001:db8:1:{chance.randrange(300):x}::/64|/",
+                f"{chance.randrange(60)}.1.1.1|/",
+            ]
+        )
+        weight, charge = min(amount, chance.choice([1, 3, 25])), chance.random() < 0.1
+        answer = counter.hit(key, weight, 0, charge)
+        if not answer.admitted and not isinstance(answer, Crowded):
+            assert used[key] + weight > amount
+        if answer.admitted or charge or counts_all:
+            used[key] += weight
+        if chance.random() < 0.005:
+            counter.shrink()
 
 
 def test_what_a_key_looks_like_hides_nobody() -> None:

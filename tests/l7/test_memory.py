@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from math import inf
+from random import Random
 
 import pytest
 
+from netlimit.l7.decision import Decision
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.memory.budget import KEY_BYTES, Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
 from netlimit.l7.memory.leases import Leases
 from netlimit.l7.memory.log import _FEW_ENTRIES, SlidingWindowLog
+from netlimit.l7.memory.shares import find_shares
 from netlimit.l7.memory.store import MemoryStore, make_counter
 from netlimit.l7.rules import Rule
 from netlimit.l7.store import Ask
@@ -110,16 +114,42 @@ class TestRoom:
         if limit.algorithm is not Algorithm.SLIDING_WINDOW_LOG:
             assert all(kept.flood(2000))
 
-    def test_whose_turn_comes_too_late_in_a_leaky_bucket_stays_so(self) -> None:
+    @pytest.mark.parametrize("charged", [0, 20])
+    def test_whose_turn_comes_too_late_in_a_leaky_bucket_stays_so(self, charged: int) -> None:
+        """Also where what is refused counts, as Envoy wants it."""
         kept = Kept(Limit(100, 100, Algorithm.LEAKY_BUCKET))
         passed = [kept.counter.hit("greedy", longest=5.0).admitted for _ in range(20)]
         assert passed == [True] * 6 + [False] * 14
+        assert not any(kept.counter.hit("greedy", charge=True, longest=5.0).admitted for _ in range(charged))
         assert all(kept.flood(2000))
         assert not kept.counter.hit("greedy", longest=5.0).admitted
-        assert kept.counter.hit("greedy", longest=6.0).admitted
+        assert kept.counter.hit("greedy", longest=6.0 + charged).admitted
         kept.now += 50 * SECOND
         assert all(kept.flood(2000, "later"))
         assert len(kept.counter) <= 101
+
+    @every
+    @pytest.mark.parametrize("seed", range(20))
+    def test_what_is_refused_stays_refused_whatever_comes_between(self, limit: Limit, seed: int) -> None:
+        """Whatever it weighs, tolerates, or was charged before; and refusals of its own never look like a crowd's."""
+        chance = Random(seed)
+        kept = Kept(replace(limit, amount=chance.randrange(1, 30), seconds=3600))
+        if seed % 2:
+            kept.counter.shares = find_shares("remote_address,path")
+        capacity, own = kept.counter.limit.capacity, "9.9.1.9|/mine"
+        kept.hit(own)
+        for _ in range(20):
+            kept.now += chance.choice([0, SECOND, 60 * SECOND])
+            weight, slack = chance.randrange(1, capacity + 1), chance.choice([0, 0, 3])
+            longest = chance.choice([inf, chance.random() * 5000])
+            answer = kept.counter.hit(own, weight, slack, chance.random() < 0.2, longest)
+            has_place = kept.counter.has_place(own)
+            for _ in range(chance.randrange(300)):
+                network = chance.choice(["9.9.1", f"{chance.randrange(200)}.1.1"])
+                kept.counter.hit(f"{network}.1|/{chance.random()}", chance.randrange(1, 4))
+            if not answer.admitted and has_place:
+                again = kept.counter.hit(own, weight, slack, longest=longest)
+                assert (again.admitted, type(again)) == (False, Decision)
 
     @every
     def test_what_was_refused_is_noted_of_those_alone_that_are_kept(self, limit: Limit) -> None:

@@ -74,9 +74,9 @@ class Bucket(Counter):
         if hits and (admitted or charge):
             left = max(room - cost, lowest)
             self._levels[key] = supply - left
-        elif late:
+        if late:
             self._note_want(key, max(1.0, (full - longest * given) / self._cost))
-        elif 1 < hits <= self.limit.capacity:
+        elif not admitted and 1 < hits <= self.limit.capacity:
             self._note_want(key, hits)
         lack = cost - left - tolerated
         wait = 0.0
