@@ -17,14 +17,23 @@ from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client,
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
-from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, choose_counting
+from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, choose_counting, name_counter
 from netlimit.l7.store import Ask, Store
 from netlimit.l7.usage import Usage
+from netlimit.l7.whole import (
+    can_charge_in_part,
+    counts_arrivals,
+    is_to_be_told,
+    make_arrival,
+    make_look,
+    rejects,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from netlimit.l7.escalation import Refusals
 
-_HARD = Mode.HARD
+_HARD, _DEFER = Mode.HARD, OnLimit.DEFER
 """Looked up once: that of a member of an Enum takes a while."""
 
 
@@ -121,6 +130,7 @@ class Limiter:
         escalates: bool = True,
         longest: float = inf,
         judge: Judge | None = None,
+        line: str | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """Count a request and say whether it may pass.
 
@@ -129,12 +139,15 @@ class Limiter:
         unless it has `entered` already; if they refuse the request, no other rule is asked. `escalates` says whether a
         refusal may have the client blocked: whether who asks is known to tell its address truly. What a leaky bucket
         would have wait for more than `longest` seconds is refused. `judge` has the last word about the statuses. A
-        refused request holds no leases.
+        refused request holds no leases. One that finds a rule with `on_limit: defer` is charged by all its limits or,
+        where one refuses it, by none (of several that are asked of Redis at the same time some may be charged in part).
+        `line` is the counter for which it has been deferred, if it has: its arrival is not counted again, and no other
+        limit has it wait for a turn.
         Raises CountersUnavailable when the store cannot be asked (a store behind `failover` never does).
         """
         if not entered and self.guarded:
-            return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates, longest, judge)
-        return self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge)
+            return self._decide_behind(domain, descriptors, hits, charge, client, size, escalates, longest, judge, line)
+        return self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge, line)
 
     @property
     def guarded(self) -> bool:
@@ -172,29 +185,17 @@ class Limiter:
         escalates: bool,
         longest: float,
         judge: Judge | None,
+        line: str | None,
     ) -> Verdict:
-        rules = self._rules()
-        if rules is not self._counted:
-            self._counted = rules
-            self.usage.forget_gone(rules)
-        matches = rules.find_all(domain, descriptors)
-        asks: list[Ask] = []
-        owners: list[int] = []
-        for index, match in enumerate(choose_counting(descriptors, matches)):
-            if match is None:
-                continue
-            weight = descriptors[index].hits
-            self._make_asks(asks, match, hits if weight is None else weight, charge, longest)
-            while len(owners) < len(asks):
-                owners.append(index)
-        if self._decide_now is not None:
-            decisions = self._decide_now(asks)
+        matches, asks, owners, defers = self._list_asks(domain, descriptors, hits, charge, longest, line)
+        if (defers or line is not None) and hits and not charge and can_charge_in_part(asks):
+            verdict = await self._decide_wholly(matches, asks, owners, line is not None)
         else:
-            decisions = await self._store.decide(asks) if asks else []
-        if len(matches) == len(asks) == 1:
-            verdict = self._conclude_one(asks[0], decisions[0])
-        else:
-            verdict = self._conclude(matches, owners, asks, decisions)
+            decisions = await self._ask(asks) if self._decide_now is None else self._decide_now(asks)
+            if len(matches) == len(asks) == 1:
+                verdict = self._conclude_one(asks[0], decisions[0])
+            else:
+                verdict = self._conclude(matches, owners, asks, decisions)
         if judge is not None:
             verdict.allowed = judge(verdict.statuses)
         if verdict.allowed:
@@ -205,6 +206,127 @@ class Limiter:
         if self._refusals is not None and hits and escalates:
             self._note_refusals(self._refusals, descriptors, client, verdict)
         return verdict
+
+    def _list_asks(
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+        charge: bool = False,
+        longest: float = inf,
+        line: str | None = None,
+    ) -> tuple[list[Match | None], list[Ask], list[int], bool]:
+        """What is found, what counters are asked, for which descriptor each, and whether a rule defers."""
+        rules = self._rules()
+        if rules is not self._counted:
+            self._counted = rules
+            self.usage.forget_gone(rules)
+        matches = rules.find_all(domain, descriptors)
+        counting = choose_counting(descriptors, matches)
+        if line is not None and not any(match is not None and name_counter(*match) == line for match in counting):
+            line = None  # the rules have become others
+        asks: list[Ask] = []
+        owners: list[int] = []
+        defers = False
+        for index, match in enumerate(counting):
+            if match is None:
+                continue
+            weight = descriptors[index].hits
+            patience = longest if line is None or name_counter(*match) == line else 0.0
+            self._make_asks(asks, match, hits if weight is None else weight, charge, patience)
+            defers = defers or match.rule.on_limit is _DEFER
+            while len(owners) < len(asks):
+                owners.append(index)
+        return matches, asks, owners, defers
+
+    async def _ask(self, asks: Sequence[Ask]) -> list[Decision]:
+        if self._decide_now is not None:
+            return self._decide_now(asks)
+        return await self._store.decide(asks) if asks else []
+
+    async def keep(
+        self, domain: str, descriptors: Sequence[Descriptor], hits: int = 1, client: Client = None
+    ) -> Verdict:
+        """Say whether a request may be kept for later: not if a limit refuses it that rejects, or one never admits it.
+        If it may, `retry_after` tells when those that defer have room, and only its arrival is counted.
+
+        Raises as `decide`."""
+        if self.guarded:
+            entry = await self.enter(descriptors, hits, client)
+            if not entry.allowed:
+                return entry
+            await self.release(entry)
+        matches, asks, owners, _ = self._list_asks(domain, descriptors, hits)
+        arriving = [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
+        arrivals = [make_arrival(asks[index]) for index in arriving]
+        looks = await self._look([*asks, *arrivals])
+        concerned = [*asks, *(asks[index] for index in arriving)]
+        refusing = [
+            not look.admitted and (rejects(ask.rule) or (look.retry_after == inf and not ask.rule.observes))
+            for ask, look in zip(concerned, looks, strict=True)
+        ]
+        if not any(refusing):
+            taken = await self._ask(arrivals)
+            looks[len(asks) :] = taken
+            refusing[len(asks) :] = [not decision.admitted for decision in taken]
+        if any(refusing):
+            return await self._refuse_wholly(matches, [*asks, *arrivals], owners, arriving, looks, False)
+        verdict = self._conclude(matches, owners, [*map(make_look, asks)], looks[: len(asks)])
+        return replace(verdict, allowed=True, leases=())
+
+    async def _look(self, asks: Sequence[Ask]) -> list[Decision]:
+        looks = await self._ask([*map(make_look, asks)])
+        return [weigh(ask, look) for ask, look in zip(asks, looks, strict=True)]
+
+    async def _decide_wholly(
+        self, matches: list[Match | None], asks: list[Ask], owners: list[int], waiting: bool
+    ) -> Verdict:
+        """Charge all limits, or none."""
+        arriving = [] if waiting else [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
+        everything = [*asks, *(make_arrival(asks[index]) for index in arriving)]
+        looks = await self._look(everything)
+        if not all(look.admitted or ask.rule.observes for ask, look in zip(everything, looks, strict=True)):
+            return await self._refuse_wholly(matches, everything, owners, arriving, looks, waiting)
+        decisions = await self._ask(everything)
+        return self._conclude_wholly(matches, asks, owners, arriving, decisions)
+
+    async def _refuse_wholly(
+        self,
+        matches: list[Match | None],
+        asks: Sequence[Ask],
+        owners: list[int],
+        arriving: list[int],
+        looks: list[Decision],
+        waiting: bool,
+    ) -> Verdict:
+        """The verdict about a request that was only looked at. Limits that refuse it are asked in earnest: that takes
+        nothing of them, and they count it as refused."""
+        refused = [index for index, look in enumerate(looks) if not look.admitted and not asks[index].rule.observes]
+        earnest = [index for index in refused if is_to_be_told(asks[index], waiting)]
+        decisions = [*looks]
+        for index, decision in zip(earnest, await self._ask([asks[index] for index in earnest]), strict=True):
+            if not decision.admitted:  # else there is room since just now, and for the next one
+                decisions[index] = decision
+        counted = () if waiting else refused
+        told = [ask if index in counted else make_look(ask) for index, ask in enumerate(asks[: len(owners)])]
+        return self._conclude_wholly(matches, told, owners, arriving, decisions)
+
+    def _conclude_wholly(
+        self,
+        matches: list[Match | None],
+        asks: Sequence[Ask],
+        owners: list[int],
+        arriving: list[int],
+        decisions: list[Decision],
+    ) -> Verdict:
+        """As `_conclude`; what is said of arrivals is said of their limits, and counted where nothing else is."""
+        told = [*asks]
+        for index, decision in zip(arriving, decisions[len(asks) :], strict=True):
+            counted = not decision.admitted and decisions[index].admitted
+            told.append(asks[index]._replace(hits=max(asks[index].hits, 1) if counted else 0))
+        freed = [decision._replace(delay=0.0) for decision in decisions[len(asks) :]]
+        owning = [*owners, *(owners[index] for index in arriving)]
+        return self._conclude(matches, owning, told, [*decisions[: len(asks)], *freed])
 
     async def _decide_behind(
         self,
@@ -217,12 +339,13 @@ class Limiter:
         escalates: bool,
         longest: float,
         judge: Judge | None,
+        line: str | None,
     ) -> Verdict:
         entry = await self.enter(descriptors, hits, client, size)
         if not entry.allowed:
             return entry
         try:
-            verdict = await self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge)
+            verdict = await self._decide(domain, descriptors, hits, charge, client, escalates, longest, judge, line)
         except BaseException:
             await self.release(entry)
             raise

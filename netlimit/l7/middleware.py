@@ -7,7 +7,7 @@ app.add_middleware(RateLimit, limits="limits.yaml", domain="api")
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from netlimit.errors import LimitError
 from netlimit.l7.counters import open_counters
-from netlimit.l7.deferral.deferral import Deferral, find_key
+from netlimit.l7.deferral.deferral import Deferral, Line, choose_line, find_lines
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.headers import USUAL, Family, Fields, make_headers
 from netlimit.l7.holding import Holding
@@ -27,7 +27,7 @@ from netlimit.l7.listening import ClientGone, Listener, Message, Receive
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.problems import MEDIA_TYPE, describe_refusal, write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import Node, OnLimit, Rule, RuleSet
+from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
 from netlimit.l7.targets import resolve
@@ -125,24 +125,41 @@ class RateLimit:
         descriptors = self._extraction(scope)
         hits = 1 if self._hits is None else read_weight(self._hits(scope), "A request")
         deferral = self._deferral if scope["type"] == "http" else None
+        lines: list[Line] = []
         if deferral is not None:
-            key = await deferral.find_predecessors(self._rules(), self._domain, descriptors)
-            if key is not None:
-                address, told = self._find_address(scope), (self._domain, descriptors, hits)
-                return await deferral.accept(scope, listener.receive, send, key, *told, address=address)
+            lines = find_lines(self._rules().find_counting(self._domain, descriptors))
+            line = await deferral.find_waiting(lines)
+            if line is not None:
+                return await self._keep(deferral, scope, listener, send, line, descriptors, hits)
         client = self._find_address(scope)  # of whose network the places to wait are
         verdict = await self._queues.decide(self._domain, descriptors, hits, listener.wait, client)
         if verdict.leases:
             return await self._hold(scope, listener, send, verdict)
         if verdict.allowed:
             return await self._pass(scope, listener, send, verdict)
-        if deferral is not None and verdict.on_limit is OnLimit.DEFER and verdict.retry_after < inf:
+        if deferral is not None and lines and verdict.on_limit is OnLimit.DEFER and verdict.retry_after < inf:
             self._limiter.count_deferred(verdict)
-            key, address, told = find_key(verdict), self._find_address(scope), (self._domain, descriptors, hits)
-            return await deferral.accept(
-                scope, listener.receive, send, key, *told, retry_after=verdict.retry_after, address=address
-            )
+            line = choose_line(lines, verdict)
+            return await self._keep(deferral, scope, listener, send, line, descriptors, hits)
         return await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
+
+    async def _keep(
+        self,
+        deferral: Deferral,
+        scope: Scope,
+        listener: Listener,
+        send: Send,
+        line: Line,
+        descriptors: Sequence[Descriptor],
+        hits: int,
+    ) -> None:
+        """Keep a request for later, unless a limit refuses it that rejects."""
+        address = self._find_address(scope)
+        verdict = await self._limiter.keep(self._domain, descriptors, hits, address)
+        if not verdict.allowed:
+            return await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
+        told, wait = (self._domain, descriptors, hits), verdict.retry_after
+        return await deferral.accept(scope, listener.receive, send, line, *told, retry_after=wait, address=address)
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
         fields = make_headers(verdict, self._families)

@@ -264,6 +264,11 @@ def join_key(values: Sequence[str]) -> str:
     return "|".join(value.replace("\\", "\\\\").replace("|", "\\|") for value in values)
 
 
+def name_counter(rule: Rule, key: str) -> str:
+    """One text for the counter of a rule and a key: who is deferred for it waits in the line of this name."""
+    return join_key((rule.domain, rule.name, key))
+
+
 class RuleSet:
     """The rules of all domains. It never changes: another takes its place."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from netlimit.l7.deferral.deferral import Deferral, Send, complain, make_key
+from netlimit.l7.deferral.deferral import Deferral, Send, choose_line, complain, find_lines
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.listening import Message, Receive
-from netlimit.l7.rules import OnLimit, RuleSet
+from netlimit.l7.rules import RuleSet
 
 PREFIX = "/v1/defer"
 
@@ -20,7 +20,7 @@ class DeferralApp:
 
     The rules of `domain` say by their keys what is asked of a request, and one with `on_limit: defer` that it finds is
     the limit at whose rate it is replayed. Whom IP rules of `limiter` block is refused, and what is over another limit,
-    which rejects. It is for proxies alone: it counts nothing, and believes what they say.
+    which rejects. It is for proxies alone: it counts only that the request has come, and believes what they say.
     """
 
     def __init__(
@@ -60,19 +60,17 @@ class DeferralApp:
         }
         address = self._find_address(scope)
         descriptors = self._extraction(wanted)
-        for match in self._rules().find_counting(self._domain, descriptors):
-            if match is not None and match.rule.on_limit is OnLimit.DEFER:
-                key = make_key(match.rule, match.key)
-                look = await self._limiter.decide(self._domain, descriptors, 0, client=address)
-                if look.blocked:
-                    return await complain(send, 403, "The client is blocked: nothing of it is kept.")
-                if not look.allowed and look.on_limit is not OnLimit.DEFER:
-                    return await complain(send, 429, "The request is over a limit that keeps nothing.")
-                wait = look.retry_after
-                return await self._deferral.accept(
-                    wanted, receive, send, key, self._domain, descriptors, 1, wait, address
-                )
-        return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")
+        lines = find_lines(self._rules().find_counting(self._domain, descriptors))
+        if not lines:
+            return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")
+        look = await self._limiter.keep(self._domain, descriptors, client=address)
+        if look.blocked:
+            return await complain(send, 403, "The client is blocked: nothing of it is kept.")
+        if not look.allowed:
+            return await complain(send, 429, "The request is over a limit that keeps nothing.")
+        line = await self._deferral.find_waiting(lines) or choose_line(lines, look)
+        told, wait = (self._domain, descriptors, 1), look.retry_after
+        return await self._deferral.accept(wanted, receive, send, line, *told, retry_after=wait, address=address)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -20,7 +20,8 @@ class Bounds:
     most: int = 10_000
     """Requests that wait, of all together, and those of which the end is remembered."""
     most_of_one: int = 1000
-    """Requests that wait, of one key."""
+    """Requests that wait, of one key; where several clients share it, those of one network are no more than it leaves
+    free, by number and by bytes."""
     most_bytes: int = 256 * 2**20
     """Bytes of all that wait together, and of the answers that are remembered: each of `most` of these may have an
     equal part, and the larger ones take the room of several."""
@@ -60,9 +61,10 @@ class Claim(NamedTuple):
 class Backlog(Protocol):
     """Requests that wait to be replayed. What has been put is not lost when a process dies.
 
-    Requests of one key are claimed one at a time, in the order in which they came. A claim ends by itself after a
-    lease in which it is not renewed, so that the requests of a worker that died are tried again: each request is tried
-    at least once. Every method raises BacklogUnavailable.
+    Requests of one key are claimed one at a time, in the order in which they came; but who stands aside, and with him
+    those of his line who stand under the same other limits (`others`), are passed by the rest meanwhile. A claim ends
+    by itself after a lease in which it is not renewed, so that the requests of a worker that died are tried again: each
+    request is tried at least once. Every method raises BacklogUnavailable.
     """
 
     @property
@@ -95,8 +97,9 @@ class Backlog(Protocol):
         """Let a claim last a whole lease from now."""
         ...
 
-    async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
-        """Give a claim back; the request is to be claimed again from `until` on. Not `tried`: it had to wait still."""
+    async def postpone(self, request: Deferred, until: float, tried: bool, aside: bool = False) -> None:
+        """Give a claim back; the request is to be claimed again from `until` on. Not `tried`: it had to wait still.
+        Until then others of its line wait, too, unless it stands `aside`; afterwards it has its place again."""
         ...
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:

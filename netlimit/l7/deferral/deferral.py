@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from netlimit.errors import SettingsError
@@ -26,7 +28,7 @@ from netlimit.l7.headers import count_seconds
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.problems import MEDIA_TYPE
-from netlimit.l7.rules import Descriptor, OnLimit, Rule, RuleSet, join_key
+from netlimit.l7.rules import Descriptor, Match, OnLimit, Rule, join_key, name_counter
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -36,6 +38,8 @@ LARGEST, _MOST = 2**20, 20 * 2**20
 EXPIRES = 86_400.0
 """Seconds for which a request waits for its turn, at most."""
 _BODY_SECONDS = 30.0
+_OF_REQUESTS = frozenset({"path", "host", "method"})
+"""Keys that tell what is asked for, and not by whom."""
 _JSON = b"application/json"
 
 
@@ -108,15 +112,13 @@ class Deferral:
             await self._upstream.aclose()
         await self._backlog.aclose()
 
-    async def find_predecessors(self, rules: RuleSet, domain: str, descriptors: Sequence[Descriptor]) -> str | None:
-        """The key of a request of which others wait already: then it is to wait behind them, whatever the limiter says,
-        or what came later would be served earlier. None if there are none."""
-        for match in rules.find_counting(domain, descriptors):
-            if match is not None and match.rule.on_limit is OnLimit.DEFER:
-                key = make_key(match.rule, match.key)
-                with suppress(BacklogUnavailable):  # then those within the limit are served all the same
-                    if await self._backlog.is_waiting(key):
-                        return key
+    async def find_waiting(self, lines: Iterable[Line]) -> Line | None:
+        """The first of these lines in which requests wait: then one that comes is to wait behind them, though it be
+        within the limit, or what came later would be served earlier."""
+        with suppress(BacklogUnavailable):  # then those within the limit are served all the same
+            for line in lines:
+                if await self._backlog.is_waiting(line.key):
+                    return line
         return None
 
     async def accept(
@@ -124,7 +126,7 @@ class Deferral:
         scope: Message,
         receive: Receive,
         send: Send,
-        key: str,
+        line: Line,
         domain: str,
         descriptors: Sequence[Descriptor],
         hits: int = 1,
@@ -146,7 +148,7 @@ class Deferral:
         if len(body) > self._largest:
             sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
             return await complain(send, 413, sentence)
-        request = self._make_request(scope, body, key, domain, tuple(descriptors), hits, address)
+        request = self._make_request(scope, body, line, domain, tuple(descriptors), hits, address)
         wait = count_seconds(retry_after) or 1
         try:
             await self._backlog.put(request)
@@ -184,7 +186,7 @@ class Deferral:
         self,
         scope: Message,
         body: bytes,
-        key: str,
+        line: Line,
         domain: str,
         descriptors: tuple[Descriptor, ...],
         hits: int,
@@ -196,7 +198,7 @@ class Deferral:
         client = scope.get("client")
         return Deferred(
             identity,
-            key,
+            line.key,
             domain,
             descriptors,
             hits,
@@ -211,6 +213,8 @@ class Deferral:
             address,
             scope.get("root_path", ""),
             None if unquote(raw.decode("latin-1")) == scope["path"] else scope["path"],
+            line.others,
+            line.shared,
         )
 
     async def _read_body(self, scope: Message, receive: Receive) -> bytes | None:
@@ -235,17 +239,40 @@ def _open_upstream(url: str) -> Upstream:
     return HttpUpstream(url)
 
 
-def make_key(rule: Rule, key: str) -> str:
-    """By which the requests of one counter are replayed in order."""
-    return join_key((rule.domain, rule.name, key))
+class Line(NamedTuple):
+    """Those who are deferred for one counter, as one of them stands there."""
+
+    key: str
+    """The name of the counter."""
+    others: str
+    """The same for those who stand under the same other limits: they wait for each other."""
+    shared: bool
+    """Whether several clients have that counter, of whom none is to fill the line."""
 
 
-def find_key(verdict: Verdict) -> str:
-    """The same, of the limit that refuses a request."""
+def find_lines(matches: Sequence[Match | None]) -> list[Line]:
+    """The lines in which a request may come to wait that finds these rules."""
+    found = [match for match in matches if match is not None]
+    return [_make_line(match, found) for match in found if match.rule.on_limit is OnLimit.DEFER]
+
+
+def choose_line(lines: Sequence[Line], verdict: Verdict) -> Line:
+    """That of the limit which refuses a request for longest; the first, if none does."""
     status = verdict.refusing
-    assert status is not None
-    assert status.rule is not None
-    return make_key(status.rule, status.key)
+    key = name_counter(status.rule, status.key) if status is not None and status.rule is not None else ""
+    return next((line for line in lines if line.key == key), lines[0])
+
+
+def _make_line(match: Match, found: Sequence[Match]) -> Line:
+    others = sorted({name_counter(*each) for each in found if each != match})
+    digest = blake2b(join_key(["", *others]).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return Line(name_counter(*match), digest if others else "", _is_shared(match.rule))
+
+
+def _is_shared(rule: Rule) -> bool:
+    """Whether none of a rule's keys tells who asks, only what for."""
+    steps = [step.partition("=") for step in rule.name.split(",")]
+    return not rule.is_of_clients and all(equals or key in _OF_REQUESTS for key, equals, _ in steps)
 
 
 def _describe(identity: str, report: Report) -> dict[str, object]:

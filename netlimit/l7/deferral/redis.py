@@ -57,6 +57,8 @@ class _Waiting(NamedTuple):
     """Empty where a former version has put the request."""
     size: int
     """0 where a former version has."""
+    others: str
+    """Empty where a former version has."""
 
     @property
     def number(self) -> tuple[int, ...]:
@@ -135,6 +137,10 @@ class RedisBacklog:
         """By key, what this worker has read: all, for those of one key may be as many as any part of it."""
         self._due: dict[str, float] = {}
         """By id, when a request may be claimed again."""
+        self._aside = set[str]()
+        """Ids of those whom others of their line pass until then."""
+        self._tried: dict[str, str] = {}
+        """By key, the id of the one for whom the others of its line wait until then."""
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
@@ -142,7 +148,7 @@ class RedisBacklog:
             names = self._stream, self._keys, self._bytes, self._name(request.id), self._shares
             bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
             told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
-            shares = request.network, self._bounds.most_bytes_of_one
+            shares = request.network, self._bounds.most_bytes_of_one, request.others, int(request.shared)
             kept = await self._coming.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
             if not kept:
                 raise BacklogFull
@@ -172,6 +178,8 @@ class RedisBacklog:
             while claim is None and (first := self._choose(now, places, most)) is not None:
                 key, waiting = first
                 self._due[waiting.id] = now + self.lease
+                self._aside.discard(waiting.id)
+                self._tried[key] = waiting.id
                 try:
                     claim = await self._claim(waiting)
                     lost += await self._drop(key, waiting) if claim is None else 0
@@ -193,12 +201,15 @@ class RedisBacklog:
                 self._due[request.id] = now + self.lease
             await self._redis.eval(scripts.KEEP_LOCK, 1, self._lock, self._worker, int(self.lease * 1000))
 
-    async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
+    async def postpone(self, request: Deferred, until: float, tried: bool, aside: bool = False) -> None:
         """Give a claim back."""
         async with self._asking():
             if not tried:
                 await self._redis.eval(scripts.FORGET_TRY, 1, self._name(request.id))
             self._due[request.id] = until
+            if aside:
+                self._aside.add(request.id)
+                self._tried.pop(request.key, None)
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
@@ -268,6 +279,8 @@ class RedisBacklog:
         gone = {each.id for line in self._lines.values() for each in line} - waiting
         self._lines = lines
         self._due = {identity: due for identity, due in self._due.items() if identity in waiting}
+        self._aside &= waiting
+        self._tried = {key: identity for key, identity in self._tried.items() if key in lines}
         return len(gone) - (await self._redis.exists(*map(self._name, gone)) if gone else 0)
 
     async def _restore(self) -> None:
@@ -313,9 +326,22 @@ class RedisBacklog:
 
     def _choose(self, now: float, places: Mapping[str, int], most: int) -> tuple[str, _Waiting] | None:
         """Whose turn it is, and the key of the line."""
-        heads = ((key, line[0]) for key, line in self._lines.items() if self._due.get(line[0].id, 0.0) <= now)
+        firsts = ((key, self._find_head(key, now)) for key in self._lines)
+        heads = ((key, head) for key, head in firsts if head is not None)
         first = min(heads, key=lambda head: (places.get(head[1].network, 0), head[1].number), default=None)
         return None if first is None or places.get(first[1].network, 0) >= most else first
+
+    def _find_head(self, key: str, now: float) -> _Waiting | None:
+        """The first of a line who does not stand aside, nor waits for one who does; None while it is nobody's turn."""
+        if self._due.get(self._tried.get(key, ""), 0.0) > now:
+            return None
+        aside = set[str]()
+        for waiting in self._lines[key]:
+            if waiting.id in self._aside and self._due.get(waiting.id, 0.0) > now:
+                aside.add(waiting.others)
+            elif waiting.others not in aside:
+                return waiting
+        return None
 
     async def _claim(self, waiting: _Waiting) -> Claim | None:
         """None if there is no such request any more. Raises UnreadableRequest."""
@@ -341,12 +367,15 @@ class RedisBacklog:
         if line is not None and waiting in line:  # it may have been read anew meanwhile
             line.remove(waiting)
             self._due.pop(waiting.id, None)
+            self._aside.discard(waiting.id)
             if not line:
                 del self._lines[key]
+                self._tried.pop(key, None)
         return present, known
 
 
 def _read_entry(entry: bytes, fields: dict[bytes, bytes]) -> tuple[str, _Waiting]:
     """The key of the line, and what is to be put there. Raises KeyError, ValueError."""
     network, size = fields.get(b"network", b"").decode(), int(fields.get(b"size", 0))
-    return fields[b"key"].decode(), _Waiting(entry.decode(), fields[b"id"].decode(), network, size)
+    others = fields.get(b"others", b"").decode()
+    return fields[b"key"].decode(), _Waiting(entry.decode(), fields[b"id"].decode(), network, size, others)

@@ -16,6 +16,7 @@ from netlimit.l7.deferral.upstream import Served, Unserved, Upstream, break_off
 from netlimit.l7.holding import Holding
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.problems import describe_refusal
+from netlimit.l7.rules import name_counter
 
 TRIES = 5
 _AT_ONCE = 64
@@ -28,6 +29,10 @@ _SWEEP = 60.0
 _RENEWALS = 3
 """In the time of a lease."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_FIRST_GLANCE = 0.1
+"""Seconds for which a request stands aside at least."""
+_REMEMBERED = 10_000
+"""Requests of which it is known how long they have stood aside."""
 _GRACE = 5.0
 """Seconds that tries have at the end to come to theirs."""
 _AGAIN = 10.0
@@ -57,6 +62,8 @@ class Replayer:
         self._trying: dict[asyncio.Task[None], str] = {}
         """Those that take a place, each by the network of its client: an application that goes on after its answer
         takes none."""
+        self._pauses: dict[str, float] = {}
+        """How long requests stand aside the next time, by id."""
         self._running: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -141,7 +148,7 @@ class Replayer:
         if not verdict.allowed and verdict.retry_after == inf:
             return await self._finish(request, State.FAILED, None, describe_refusal(verdict))
         if not verdict.allowed:
-            return await self._postpone(request, verdict.retry_after, tried=False)
+            return await self._wait_longer(request, verdict)
         async with self._holding(verdict):
             served = await self._send(claim, verdict.delay)
             if served is not None:
@@ -154,11 +161,28 @@ class Replayer:
         longest = request.expires - self._clock()  # a leaky bucket is to keep no turn for one that has expired by then
         try:
             return await self._limiter.decide(
-                request.domain, request.descriptors, request.hits, client=request.address, longest=longest
+                request.domain,
+                request.descriptors,
+                request.hits,
+                client=request.address,
+                escalates=False,  # its client does nothing
+                longest=longest,
+                line=request.key,
             )
         except asyncio.CancelledError:
             await self._give_back(request, tried=False)
             raise
+
+    async def _wait_longer(self, request: Deferred, verdict: Verdict) -> None:
+        """Have others of its line wait as well if the limit is theirs, too; else they go on meanwhile. Who stands aside
+        does so longer each time, so that many of them do not keep the line busy."""
+        if not _is_refused_by_another(request, verdict):
+            return await self._postpone(request, verdict.retry_after, tried=False)
+        pause = max(verdict.retry_after, self._pauses.get(request.id, _FIRST_GLANCE))
+        if len(self._pauses) >= _REMEMBERED:
+            self._pauses.clear()
+        self._pauses[request.id] = min(2 * pause, _LONGEST_PAUSE)
+        return await self._postpone(request, pause, tried=False, aside=True)
 
     @asynccontextmanager
     async def _holding(self, verdict: Verdict) -> AsyncIterator[None]:
@@ -226,6 +250,7 @@ class Replayer:
         return await self._postpone(request, max(pause, error.retry_after), tried=True)
 
     async def _finish(self, request: Deferred, state: State, reply: Reply | None, reason: str) -> None:
+        self._pauses.pop(request.id, None)
         await self._backlog.finish(request, state, self._clock(), reply, reason)
 
     async def _expire(self, request: Deferred) -> None:
@@ -235,12 +260,18 @@ class Replayer:
         """Leave a request to whoever comes next: this replayer ends."""
         await self._backlog.postpone(request, self._clock(), tried)
 
-    async def _postpone(self, request: Deferred, seconds: float, tried: bool) -> None:
+    async def _postpone(self, request: Deferred, seconds: float, tried: bool, aside: bool = False) -> None:
         """Until then, or until it has expired, which is to be told in time."""
         now = self._clock()
         seconds = min(seconds, max(request.expires - now, 0.0))
-        await self._backlog.postpone(request, now + seconds, tried)
+        await self._backlog.postpone(request, now + seconds, tried, aside)
         asyncio.get_running_loop().call_later(seconds, self._stirred.set)
+
+
+def _is_refused_by_another(request: Deferred, verdict: Verdict) -> bool:
+    """Whether another limit refuses a request than the one in whose line it waits."""
+    refusing = [status for status in verdict.statuses if not status.allowed]
+    return any(each.rule is None or name_counter(each.rule, each.key) != request.key for each in refusing)
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ _ANSWERED = frozenset(
     {"content-type", "content-language", "content-encoding", "etag", "last-modified", "location", "retry-after"}
 )
 _IDEMPOTENCY_KEY = "idempotency-key"
+_APART = frozenset({"body", "descriptors", "others", "shared"})
+"""What is not in the head of a request as it is kept, or otherwise."""
 
 
 class UnreadableRequest(NetlimitError):
@@ -79,6 +81,11 @@ class Deferred:
     """Below which the application was when it was accepted (ASGI)."""
     path: str | None = None
     """The path that the application saw, where it is another than that of the target."""
+    others: str = field(default="", compare=False)
+    """The same for those of its line who stand under the same other limits: if one of them refuses the first, they all
+    stand aside. Of what a backlog hands out it is empty, and `shared` not told."""
+    shared: bool = field(default=False, compare=False)
+    """Whether several clients share its line."""
 
     @property
     def network(self) -> str:
@@ -138,7 +145,7 @@ def keep_answered(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 def write_head(request: Deferred) -> str:
     """All of a request but its body, to be kept."""
-    fields = {name: getattr(request, name) for name in Deferred.__slots__ if name not in ("body", "descriptors")}
+    fields = {name: getattr(request, name) for name in Deferred.__slots__ if name not in _APART}
     for name, usual in (("address", None), ("root_path", ""), ("path", None)):
         if fields[name] == usual:  # as former versions write and read it
             del fields[name]

@@ -9,6 +9,9 @@ local function count(keys, bytes, shares, key, network, size)
     redis.call('HINCRBY', shares, 'bytes of key ' .. key, size)
     redis.call('HINCRBY', shares, 'requests of network ' .. network, 1)
     redis.call('HINCRBY', shares, 'bytes of network ' .. network, size)
+    local part = ' of network ' .. network .. ' of key ' .. key -- of a line that networks share
+    redis.call('HINCRBY', shares, 'requests' .. part, 1)
+    redis.call('HINCRBY', shares, 'bytes' .. part, size)
 end
 """
 PUT = f"""{_COUNT}
@@ -17,14 +20,20 @@ local function read(fields, name) return tonumber(redis.call('HGET', fields, nam
 local size = #ARGV[8] + #ARGV[9]
 local free = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[1])
 local free_bytes = tonumber(ARGV[3]) - tonumber(redis.call('GET', KEYS[3]) or 0)
-if read(KEYS[2], ARGV[4]) >= tonumber(ARGV[2])
-    or read(KEYS[5], 'bytes of key ' .. ARGV[4]) + size > tonumber(ARGV[11])
+local of_both, used_by_both = 0, 0
+if ARGV[13] == '1' then
+    local part = ' of network ' .. ARGV[10] .. ' of key ' .. ARGV[4]
+    of_both, used_by_both = read(KEYS[5], 'requests' .. part), read(KEYS[5], 'bytes' .. part)
+end
+if of_both >= tonumber(ARGV[2]) - read(KEYS[2], ARGV[4])
+    or used_by_both + size > tonumber(ARGV[11]) - read(KEYS[5], 'bytes of key ' .. ARGV[4])
     or read(KEYS[5], 'requests of network ' .. ARGV[10]) >= free
     or read(KEYS[5], 'bytes of network ' .. ARGV[10]) + size > free_bytes then return 0 end
 redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
-    'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10])
+    'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10], 'others', ARGV[12])
 count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size)
-redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size)
+redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size,
+    'others', ARGV[12])
 return 1
 """
 LOCK = """
@@ -41,9 +50,11 @@ for _, entry in ipairs(present) do known[entry[2][2]] = true end
 redis.call('DEL', KEYS[1])
 for position = 2, #ARGV do
     local id = ARGV[position]
-    local state, key, network, size = unpack(redis.call('HMGET', ARGV[1] .. id, 'state', 'key', 'network', 'size'))
+    local state, key, network, size, others = unpack(
+        redis.call('HMGET', ARGV[1] .. id, 'state', 'key', 'network', 'size', 'others'))
     if state == 'waiting' and key and not known[id] then
-        redis.call('XADD', KEYS[1], '*', 'id', id, 'key', key, 'network', network or '', 'size', size or 0)
+        redis.call('XADD', KEYS[1], '*', 'id', id, 'key', key, 'network', network or '', 'size', size or 0,
+            'others', others or '')
         lost = lost + 1
     end
 end
@@ -104,6 +115,9 @@ if present == 1 then
         give_back(KEYS[5], 'bytes of key ' .. ARGV[2], size)
         give_back(KEYS[5], 'requests of network ' .. network, 1)
         give_back(KEYS[5], 'bytes of network ' .. network, size)
+        local part = ' of network ' .. network .. ' of key ' .. ARGV[2]
+        give_back(KEYS[5], 'requests' .. part, 1)
+        give_back(KEYS[5], 'bytes' .. part, size)
     end
     if redis.call('XLEN', KEYS[1]) == 0 then -- such a version gives none back
         redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])

@@ -39,7 +39,9 @@ CREATE TABLE IF NOT EXISTS deferred (
     ended REAL,
     reply TEXT,
     reason TEXT NOT NULL DEFAULT '',
-    network TEXT NOT NULL DEFAULT ''
+    network TEXT NOT NULL DEFAULT '',
+    others TEXT NOT NULL DEFAULT '',
+    aside INTEGER NOT NULL DEFAULT 0  -- until it is due others of its line pass
 );
 CREATE TABLE IF NOT EXISTS clock (boot TEXT NOT NULL, origin REAL NOT NULL);  -- one row: when that boot was
 """
@@ -48,23 +50,33 @@ DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
 DROP INDEX IF EXISTS deferred_ended;
 CREATE INDEX IF NOT EXISTS deferred_answers ON deferred (network, ended, number, size) WHERE state <> 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_groups ON deferred (key, others, number) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_tried ON deferred (key, due) WHERE state = 'waiting' AND due > 0 AND NOT aside;
 """
 _PUT = """
-INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body, network)
-VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?, ?)
+INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body, network, others)
+VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?, ?, ?)
 """
 _WEIGH = """
 SELECT count(*), total(size), count(*) FILTER (WHERE key = ?1), total(size) FILTER (WHERE key = ?1),
-    count(*) FILTER (WHERE network = ?2), total(size) FILTER (WHERE network = ?2)
+    count(*) FILTER (WHERE network = ?2), total(size) FILTER (WHERE network = ?2),
+    count(*) FILTER (WHERE key = ?1 AND network = ?2), total(size) FILTER (WHERE key = ?1 AND network = ?2)
 FROM deferred WHERE state = 'waiting'
 """
 _CLAIM = """
-UPDATE deferred SET due = ?, tries = tries + 1 WHERE number = (
-    SELECT number FROM deferred JOIN (
-        SELECT min(number) AS first FROM deferred WHERE state = 'waiting' GROUP BY key
-    ) ON number = first LEFT JOIN (
-        SELECT json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS has FROM json_each(?)
-    ) ON owner = network WHERE due <= ? AND coalesce(has, 0) < ? ORDER BY coalesce(has, 0), number LIMIT 1
+WITH firsts AS (
+    SELECT key, min(number) AS number FROM deferred WHERE state = 'waiting' GROUP BY key, others
+), heads AS (
+    SELECT min(number) AS first FROM firsts JOIN deferred USING (number) WHERE NOT aside OR due <= ?3
+    GROUP BY firsts.key
+)
+UPDATE deferred SET due = ?1, tries = tries + 1, aside = 0 WHERE number = (
+    SELECT number FROM deferred JOIN heads ON number = first LEFT JOIN (
+        SELECT json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS has FROM json_each(?2)
+    ) ON owner = network WHERE due <= ?3 AND coalesce(has, 0) < ?4 AND NOT EXISTS (
+        SELECT 1 FROM deferred AS tried
+        WHERE tried.key = deferred.key AND state = 'waiting' AND due > 0 AND due > ?3 AND NOT aside
+    ) ORDER BY coalesce(has, 0), number LIMIT 1
 ) RETURNING id, CAST(head AS BLOB), CAST(body AS BLOB), tries
 """
 _FINISH = """
@@ -102,7 +114,7 @@ class SqliteBacklog:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.executescript(_SCHEMA)
-        self._add_networks()
+        self._add_columns()
         self._connection.executescript(_LINES)
         self.now = self._open_clock()
         self._thread = ThreadPoolExecutor(1, "deferred")
@@ -133,10 +145,10 @@ class SqliteBacklog:
         query = "UPDATE deferred SET due = ? WHERE id = ? AND state = 'waiting'"
         await self._run(lambda: self._connection.execute(query, (now + self.lease, request.id)))
 
-    async def postpone(self, request: Deferred, until: float, tried: bool) -> None:
+    async def postpone(self, request: Deferred, until: float, tried: bool, aside: bool = False) -> None:
         """Give a claim back."""
-        query = "UPDATE deferred SET due = ?, tries = tries - ? WHERE id = ? AND state = 'waiting'"
-        await self._run(lambda: self._connection.execute(query, (until, 0 if tried else 1, request.id)))
+        query = "UPDATE deferred SET due = ?, tries = tries - ?, aside = ? WHERE id = ? AND state = 'waiting'"
+        await self._run(lambda: self._connection.execute(query, (until, 0 if tried else 1, aside, request.id)))
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
@@ -171,12 +183,16 @@ class SqliteBacklog:
         row = (state, now, told, body, reason, len(told or "") + len(body) + len(reason), identity)
         await self._run(lambda: self._connection.execute(_FINISH, row))
 
-    def _add_networks(self) -> None:
-        """Have a file of a former version tell whose each request is."""
+    def _add_columns(self) -> None:
+        """Have a file of a former version tell whose each request is, and who stands aside."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if "network" not in {name for _, name, *_ in connection.execute("PRAGMA table_info(deferred)")}:
+            known = {name for _, name, *_ in connection.execute("PRAGMA table_info(deferred)")}
+            if "others" not in known:
+                connection.execute("ALTER TABLE deferred ADD COLUMN others TEXT NOT NULL DEFAULT ''")
+                connection.execute("ALTER TABLE deferred ADD COLUMN aside INTEGER NOT NULL DEFAULT 0")
+            if "network" not in known:
                 connection.execute("ALTER TABLE deferred ADD COLUMN network TEXT NOT NULL DEFAULT ''")
                 query = "SELECT id, CAST(head AS BLOB) FROM deferred WHERE state = 'waiting'"
                 for identity, head in connection.execute(query).fetchall():
@@ -219,8 +235,8 @@ class SqliteBacklog:
             size = len(head) + len(request.body)
             if not self._has_room(request, size):
                 raise BacklogFull
-            times = (request.accepted, request.expires)
-            connection.execute(_PUT, (request.id, request.key, *times, size, head, request.body, request.network))
+            told = request.id, request.key, request.accepted, request.expires, size, head, request.body
+            connection.execute(_PUT, (*told, request.network, request.others))
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
@@ -228,12 +244,15 @@ class SqliteBacklog:
 
     def _has_room(self, request: Deferred, size: int) -> bool:
         told = self._connection.execute(_WEIGH, (request.key, request.network)).fetchone()
-        everyone, used, of_key, used_by_key, of_network, used_by_network = told
+        everyone, used, of_key, used_by_key, of_network, used_by_network, of_both, used_by_both = told
         bounds = self._bounds
         free, free_bytes = bounds.most - everyone, bounds.most_bytes - used
+        free_of_key, free_bytes_of_key = bounds.most_of_one - of_key, bounds.most_bytes_of_one - used_by_key
+        if not request.shared:
+            of_both = used_by_both = 0
         return bool(
-            of_key < bounds.most_of_one
-            and used_by_key + size <= bounds.most_bytes_of_one
+            of_both < free_of_key
+            and used_by_both + size <= free_bytes_of_key
             and of_network < free
             and used_by_network + size <= free_bytes
         )
