@@ -252,10 +252,9 @@ class Limiter:
 
         Raises as `decide`."""
         if self.guarded:
-            entry = await self.enter(descriptors, hits, client)
+            entry = await self.enter(descriptors, 0, client)
             if not entry.allowed:
                 return entry
-            await self.release(entry)
         matches, asks, owners, _ = self._list_asks(domain, descriptors, hits)
         arriving = [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
         arrivals = [make_arrival(asks[index]) for index in arriving]

@@ -85,6 +85,11 @@ class Backlog(Protocol):
         """Whether requests of a key wait."""
         ...
 
+    async def comes_behind(self, key: str, others: str) -> bool:
+        """Whether one that comes now is to wait behind others of its line. Those who stand aside let it pass, unless it
+        stands under the same other limits."""
+        ...
+
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None. It counts as tried, for else one that kills its worker would be tried
         for ever.

@@ -113,11 +113,11 @@ class Deferral:
         await self._backlog.aclose()
 
     async def find_waiting(self, lines: Iterable[Line]) -> Line | None:
-        """The first of these lines in which requests wait: then one that comes is to wait behind them, though it be
-        within the limit, or what came later would be served earlier."""
+        """The first of these lines in which others wait before a request that comes: then it is to wait behind them,
+        though it be within the limit, or what came later would be served earlier."""
         with suppress(BacklogUnavailable):  # then those within the limit are served all the same
             for line in lines:
-                if await self._backlog.is_waiting(line.key):
+                if await self._backlog.comes_behind(line.key, line.others):
                     return line
         return None
 

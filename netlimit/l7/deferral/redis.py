@@ -159,6 +159,13 @@ class RedisBacklog:
             waiting: bool = await self._coming.hexists(self._keys, key)
             return waiting
 
+    async def comes_behind(self, key: str, others: str) -> bool:
+        """Whether one that comes now is to wait behind others of its line."""
+        async with self._asking():
+            names = self._keys, self._shares, self._name_aside(key)
+            behind: int = await self._coming.eval(scripts.BEHIND, len(names), *names, key, others, self.now())
+            return bool(behind)
+
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None, also while another worker replays."""
         owned, self._owns = self._owns, False  # should anything fail, all is read anew: it may be another server's
@@ -181,7 +188,7 @@ class RedisBacklog:
                 self._aside.discard(waiting.id)
                 self._tried[key] = waiting.id
                 try:
-                    claim = await self._claim(waiting)
+                    claim = await self._claim(key, waiting)
                     lost += await self._drop(key, waiting) if claim is None else 0
                 except UnreadableRequest as error:
                     log.error("%s", error)
@@ -208,14 +215,17 @@ class RedisBacklog:
                 await self._redis.eval(scripts.FORGET_TRY, 1, self._name(request.id))
             self._due[request.id] = until
             if aside:
+                waiting = self._find(request)
+                if waiting is not None:
+                    names = self._name_aside(request.key)
+                    await self._redis.eval(scripts.STAND_ASIDE, 1, names, waiting.others, until, int(self._bounds.keep))
                 self._aside.add(request.id)
                 self._tried.pop(request.key, None)
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
         async with self._asking():
-            # Not the first of its line only: a new master may have brought back what had ended before.
-            waiting = next((each for each in self._lines.get(request.key, ()) if each.id == request.id), None)
+            waiting = self._find(request)
             if waiting is None:
                 return  # the lock was lost meanwhile, and another worker has ended the request
             told = "" if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
@@ -257,6 +267,13 @@ class RedisBacklog:
                 for client in self._clients:
                     await client.connection_pool.renew()
             raise BacklogUnavailable(error) from error
+
+    def _find(self, request: Deferred) -> _Waiting | None:
+        """Not the first of its line only: a new master may have brought back what had ended before."""
+        return next((each for each in self._lines.get(request.key, ()) if each.id == request.id), None)
+
+    def _name_aside(self, key: str) -> str:
+        return f"nl:{{deferred}}:aside:{key}"
 
     def _name(self, identity: str) -> str:
         return f"nl:{{deferred}}:request:{identity}"
@@ -343,9 +360,10 @@ class RedisBacklog:
                 return waiting
         return None
 
-    async def _claim(self, waiting: _Waiting) -> Claim | None:
+    async def _claim(self, key: str, waiting: _Waiting) -> Claim | None:
         """None if there is no such request any more. Raises UnreadableRequest."""
-        record = await self._redis.eval(scripts.CLAIM, 1, self._name(waiting.id))
+        names = self._name(waiting.id), self._name_aside(key)
+        record = await self._redis.eval(scripts.CLAIM, len(names), *names, waiting.others)
         return record and Claim(read_head(waiting.id, record[1], record[2]), record[0])
 
     async def _drop(self, key: str, waiting: _Waiting) -> int:
@@ -361,7 +379,7 @@ class RedisBacklog:
         known of it: None if it is lost."""
         names = self._stream, self._keys, self._bytes, self._name(waiting.id), self._shares, self._ended
         end = waiting.entry, key, state, told, body, reason, int(self._bounds.keep), waiting.size, waiting.network
-        room = self._name(""), waiting.id, self._bounds.most, self._bounds.most_bytes
+        room = self._name(""), waiting.id, self._bounds.most, self._bounds.most_bytes, waiting.others
         present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end, *room)
         line = self._lines.get(key)  # had it failed, the request would be claimed again after the lease
         if line is not None and waiting in line:  # it may have been read anew meanwhile

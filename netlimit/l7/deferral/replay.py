@@ -16,7 +16,7 @@ from netlimit.l7.deferral.upstream import Served, Unserved, Upstream, break_off
 from netlimit.l7.holding import Holding
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.problems import describe_refusal
-from netlimit.l7.rules import name_counter
+from netlimit.l7.rules import OnLimit, name_counter
 
 TRIES = 5
 _AT_ONCE = 64
@@ -29,8 +29,9 @@ _SWEEP = 60.0
 _RENEWALS = 3
 """In the time of a lease."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_FIRST_GLANCE = 0.1
-"""Seconds for which a request stands aside at least."""
+_FIRST_GLANCE, _LONGEST_GLANCE = 0.1, 8.0
+"""Seconds for which a request stands aside at least, and of its own accord at most where a limit that defers, too,
+refuses it."""
 _REMEMBERED = 10_000
 """Requests of which it is known how long they have stood aside."""
 _GRACE = 5.0
@@ -176,12 +177,15 @@ class Replayer:
     async def _wait_longer(self, request: Deferred, verdict: Verdict) -> None:
         """Have others of its line wait as well if the limit is theirs, too; else they go on meanwhile. Who stands aside
         does so longer each time, so that many of them do not keep the line busy."""
-        if not _is_refused_by_another(request, verdict):
+        refusing = _find_others(request, verdict)
+        if not refusing:
             return await self._postpone(request, verdict.retry_after, tried=False)
         pause = max(verdict.retry_after, self._pauses.get(request.id, _FIRST_GLANCE))
         if len(self._pauses) >= _REMEMBERED:
             self._pauses.clear()
-        self._pauses[request.id] = min(2 * pause, _LONGEST_PAUSE)
+        # For a limit that defers, too, he may have to be there before others: no line keeps his place there.
+        longest = _LONGEST_GLANCE if all(each is OnLimit.DEFER for each in refusing) else _LONGEST_PAUSE
+        self._pauses[request.id] = min(2 * pause, longest)
         return await self._postpone(request, pause, tried=False, aside=True)
 
     @asynccontextmanager
@@ -268,10 +272,13 @@ class Replayer:
         asyncio.get_running_loop().call_later(seconds, self._stirred.set)
 
 
-def _is_refused_by_another(request: Deferred, verdict: Verdict) -> bool:
-    """Whether another limit refuses a request than the one in whose line it waits."""
-    refusing = [status for status in verdict.statuses if not status.allowed]
-    return any(each.rule is None or name_counter(each.rule, each.key) != request.key for each in refusing)
+def _find_others(request: Deferred, verdict: Verdict) -> list[OnLimit]:
+    """What the limits want that refuse a request, but for the one in whose line it waits."""
+    wants = []
+    for _, rule, _, _, key in (status for status in verdict.statuses if not status.allowed):
+        if rule is None or name_counter(rule, key) != request.key:
+            wants.append(OnLimit.REJECT if rule is None else rule.on_limit)
+    return wants
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _COUNT = """
-local function count(keys, bytes, shares, key, network, size)
+local function count(keys, bytes, shares, key, network, size, others)
     redis.call('HINCRBY', keys, key, 1)
     redis.call('INCRBY', bytes, size)
     redis.call('HINCRBY', shares, 'bytes of key ' .. key, size)
@@ -12,6 +12,7 @@ local function count(keys, bytes, shares, key, network, size)
     local part = ' of network ' .. network .. ' of key ' .. key -- of a line that networks share
     redis.call('HINCRBY', shares, 'requests' .. part, 1)
     redis.call('HINCRBY', shares, 'bytes' .. part, size)
+    redis.call('HINCRBY', shares, 'requests under ' .. others .. ' of key ' .. key, 1)
 end
 """
 PUT = f"""{_COUNT}
@@ -31,10 +32,26 @@ if of_both >= tonumber(ARGV[2]) - read(KEYS[2], ARGV[4])
     or read(KEYS[5], 'bytes of network ' .. ARGV[10]) + size > free_bytes then return 0 end
 redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
     'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10], 'others', ARGV[12])
-count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size)
+count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size, ARGV[12])
 redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size,
     'others', ARGV[12])
 return 1
+"""
+BEHIND = """
+local waiting = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0)
+local function count(others)
+    return tonumber(redis.call('HGET', KEYS[2], 'requests under ' .. others .. ' of key ' .. ARGV[1]) or 0)
+end
+if waiting <= 0 then return 0 end
+if count(ARGV[2]) > 0 then return 1 end
+for _, others in ipairs(redis.call('ZRANGE', KEYS[3], '(' .. ARGV[3], '+inf', 'BYSCORE')) do
+    waiting = waiting - count(others)
+end
+return waiting > 0 and 1 or 0
+"""
+STAND_ASIDE = """
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
 LOCK = """
 local owner = redis.call('GET', KEYS[1])
@@ -72,7 +89,8 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
     local fields = {{}}
     for position = 1, #entry[2], 2 do fields[entry[2][position]] = entry[2][position + 1] end
     if fields.key then
-        count(KEYS[2], KEYS[3], KEYS[4], fields.key, fields.network or '', tonumber(fields.size) or 0)
+        local size = tonumber(fields.size) or 0
+        count(KEYS[2], KEYS[3], KEYS[4], fields.key, fields.network or '', size, fields.others or '')
     end
 end
 return known == waiting and 0 or 1
@@ -83,6 +101,7 @@ local head, body, tries = unpack(redis.call('HMGET', KEYS[1], 'head', 'body', 't
 if not head then return end
 tries = (tonumber(tries) or 0) + 1
 redis.call('HSET', KEYS[1], 'tries', tries)
+redis.call('ZREM', KEYS[2], ARGV[1])
 return {tries, head, body}
 """
 FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
@@ -118,6 +137,7 @@ if present == 1 then
         local part = ' of network ' .. network .. ' of key ' .. ARGV[2]
         give_back(KEYS[5], 'requests' .. part, 1)
         give_back(KEYS[5], 'bytes' .. part, size)
+        give_back(KEYS[5], 'requests under ' .. ARGV[14] .. ' of key ' .. ARGV[2], 1)
     end
     if redis.call('XLEN', KEYS[1]) == 0 then -- such a version gives none back
         redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])

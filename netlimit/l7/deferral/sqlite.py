@@ -51,6 +51,7 @@ DROP INDEX IF EXISTS deferred_ended;
 CREATE INDEX IF NOT EXISTS deferred_answers ON deferred (network, ended, number, size) WHERE state <> 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_groups ON deferred (key, others, number) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_aside ON deferred (key, due, others) WHERE state = 'waiting' AND aside;
 CREATE INDEX IF NOT EXISTS deferred_tried ON deferred (key, due) WHERE state = 'waiting' AND due > 0 AND NOT aside;
 """
 _PUT = """
@@ -62,6 +63,11 @@ SELECT count(*), total(size), count(*) FILTER (WHERE key = ?1), total(size) FILT
     count(*) FILTER (WHERE network = ?2), total(size) FILTER (WHERE network = ?2),
     count(*) FILTER (WHERE key = ?1 AND network = ?2), total(size) FILTER (WHERE key = ?1 AND network = ?2)
 FROM deferred WHERE state = 'waiting'
+"""
+_BEHIND = """
+SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ?1 AND (others = ?2 OR others NOT IN (
+    SELECT others FROM deferred WHERE state = 'waiting' AND key = ?1 AND aside AND due > ?3
+)) LIMIT 1
 """
 _CLAIM = """
 WITH firsts AS (
@@ -127,6 +133,11 @@ class SqliteBacklog:
         """Whether requests of a key wait."""
         query = "SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ? LIMIT 1"
         return await self._run(lambda: self._connection.execute(query, (key,)).fetchone() is not None)
+
+    async def comes_behind(self, key: str, others: str) -> bool:
+        """Whether one that comes now is to wait behind others of its line."""
+        told = key, others, self.now()
+        return await self._run(lambda: self._connection.execute(_BEHIND, told).fetchone() is not None)
 
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None."""

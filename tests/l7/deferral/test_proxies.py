@@ -32,7 +32,8 @@ from netlimit.l7.rules import Descriptor, RuleSet
 from netlimit.l7.service.application import Service
 from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
-from tests.l7.asking import ask, hello
+from tests.l7.asking import Answer, ask, hello
+from tests.l7.deferral.test_deferral import living
 from tests.l7.waking import Waking
 from tests.ports import free_port
 
@@ -208,6 +209,84 @@ def test_what_another_limit_rejects_is_not_kept(tmp_path: Path) -> None:
         await deferral.stop()
 
     asyncio.run(main())
+
+
+SHARED = """
+domain: web
+descriptors:
+  - key: path
+    value: /jobs
+    rate_limit: {unit: second, requests_per_unit: 5, algorithm: gcra, burst: 2}
+    on_limit: defer
+  - key: remote_address
+    rate_limit: {unit: day, requests_per_unit: 5, algorithm: gcra}
+"""
+"""A line that clients share, and a limit that each has beside it."""
+
+
+class Proxy:
+    """Asks the limiter about each request, and hands over what is to be kept, as nginx does."""
+
+    def __init__(self, folder: Path, upstream: int) -> None:
+        rules = RuleSet({"web": parse_document(SHARED).root})
+        limiter = Limiter(lambda: rules, MemoryStore())
+        self._service = Service(limiter, lambda: rules)
+        deferral = Deferral(f"sqlite://{folder}/deferred.db", upstream=f"http://127.0.0.1:{upstream}")
+        extractors = {**EXTRACTORS, "remote_address": ClientAddress(["127.0.0.1"])}
+        self.app = DeferralApp(deferral, limiter, lambda: rules, "web", extractors)
+
+    async def post(self, who: str, path: str = "/jobs") -> Answer:
+        told = {"X-Forwarded-For": who, "X-Forwarded-Uri": path, "X-Forwarded-Method": "POST"}
+        query = b"domain=web&key=remote_address&key=path&deny=401&wait=0.5"
+        answer = await ask(self._service, "/v1/auth", peer="127.0.0.1", headers=told, query_string=query)
+        if answer.status != 401:
+            return answer
+        return await ask(self.app, f"/v1/defer{path}", method="POST", peer="127.0.0.1", headers=told)
+
+    async def count(self, who: str, times: int, path: str = "/jobs") -> list[int | None]:
+        return [(await self.post(who, path)).status for _ in range(times)]
+
+    async def await_end(self, accepted: Answer) -> str:
+        async with asyncio.timeout(30):
+            while True:
+                answer = await ask(self.app, accepted.headers["location"])
+                state: str = answer.json()["state"]
+                if state != "waiting":
+                    return state
+                await asyncio.sleep(0.02)
+
+
+def test_of_a_line_that_clients_share_nobodys_own_limit_makes_the_others_wait(tmp_path: Path) -> None:
+    served = list[str]()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        served.append(dict(scope["headers"])[b"x-forwarded-for"].decode())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main(port: int) -> None:
+        proxy = Proxy(tmp_path, port)
+        async with living(proxy.app):
+            ann = [await proxy.post("192.0.2.7") for _ in range(7)]
+            assert [answer.status for answer in ann] == [200, 200, 202, 202, 202, 429, 429]
+            assert await proxy.count("198.51.100.1", 6, "/other") == [200] * 5 + [429]
+            assert await proxy.count("198.51.100.1", 3) == [429] * 3  # though others wait
+            assert [await proxy.await_end(answer) for answer in ann[2:5]] == ["done"] * 3
+            assert await proxy.count("192.0.2.7", 2, "/other") == [429] * 2  # five have been counted, each once
+
+            bob = [await proxy.post("192.0.2.8") for _ in range(3)]
+            kept = [answer for answer in bob if answer.status == 202]
+            assert kept
+            await proxy.count("192.0.2.8", 5, "/other")
+            dan = [await proxy.post("203.0.113.4") for _ in range(3)]
+            assert [await proxy.await_end(answer) for answer in dan if answer.status == 202]
+            state = (await ask(proxy.app, kept[-1].headers["location"])).json()["state"]
+            assert state == "waiting"
+
+    with serving(application) as port:
+        asyncio.run(main(port))
+    assert served.count("192.0.2.7") == 3
+    assert "198.51.100.1" not in served
 
 
 def test_who_is_under_another_rule_is_not_kept_by_the_one_that_it_replaces(tmp_path: Path) -> None:

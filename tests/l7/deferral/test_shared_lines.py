@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -165,6 +166,21 @@ async def test_who_uses_up_another_limit_while_he_waits_lets_others_pass(open_si
         assert times[1] - times[0] > 2.5, "at his own rate"
 
 
+async def test_who_stands_aside_has_nobody_wait_who_comes_later(open_site: OpenSite) -> None:
+    """Else one request would have all others kept for as long as its own limit lasts, and served one by one."""
+    async with open_site() as site:
+        assert await site.count(BOB, 2) == [200, 200]
+        mine = (await site.post(ATTACKER))[0]
+        assert mine.status == 202
+        assert await site.count(ATTACKER, 6, "/other") == [200] * 5 + [429]
+        await asyncio.sleep(1.5)
+        for who in (CAROL, DAN, BOB):
+            assert await site.count(who) == [200]
+            await asyncio.sleep(0.4)
+        assert await site.count(ATTACKER) == [429]
+        assert await site.find_state(mine) == "waiting"
+
+
 async def test_those_of_one_client_stay_in_order_while_others_pass(open_site: OpenSite) -> None:
     own = "{unit: second, requests_per_unit: 1, algorithm: gcra, burst: 6}"
     async with open_site(own) as site:
@@ -258,6 +274,53 @@ async def test_a_shared_line_is_filled_by_no_network(open_site: OpenSite) -> Non
         assert await site.count(CAROL) == [202]
 
 
+async def test_nor_by_who_asks_very_often_at_once(open_site: OpenSite) -> None:
+    async with open_site() as site:
+        await site.post(BOB, 2)
+        answers = [each[0] for each in await asyncio.gather(*(site.post(ATTACKER) for _ in range(60)))]
+        assert Counter(answer.status for answer in answers)[429] >= 55
+        ends = [await site.await_end(answer, 10.0) for answer in answers if answer.status == 202]
+        assert ends == ["done"] * len(ends)
+    assert Counter(who for who, *_ in site.served)[ATTACKER] <= 5
+
+
+async def test_many_who_stand_aside_keep_nobody_waiting(open_site: OpenSite) -> None:
+    """Though each of them tries again and again."""
+    crowd = [f"192.0.{network}.1" for network in range(100, 160)]
+    async with open_site("{unit: second, unit_multiplier: 3, requests_per_unit: 1, algorithm: gcra, burst: 2}") as site:
+        await site.post(BOB, 2)
+        kept = [(await site.post(who))[0] for who in crowd]
+        assert {answer.status for answer in kept} == {202}
+        ending = asyncio.get_running_loop().time() + 12
+
+        async def use_up() -> None:
+            while asyncio.get_running_loop().time() < ending:
+                for who in crowd:
+                    await site.post(who, path="/other")
+                await asyncio.sleep(0.2)
+
+        using = asyncio.create_task(use_up())
+        await asyncio.sleep(6)
+        carol = (await site.post(CAROL))[0]
+        began = time.monotonic()
+        assert carol.status == 200 or await site.await_end(carol) == "done"
+        assert time.monotonic() - began < 4
+        await using
+
+
+async def test_a_limit_of_ones_own_that_defers_too(open_site: OpenSite) -> None:
+    """All that is kept is served, each client's in order, none beyond either limit, and none waits for another's."""
+    own = "{unit: second, requests_per_unit: 1, algorithm: gcra}\n  on_limit: defer"
+    async with open_site(own) as site:
+        mine = [(await site.post(ATTACKER, body=b"%d" % number))[0] for number in range(5)]
+        carol = (await site.post(CAROL))[0]
+        assert carol.status == 200 or await site.await_end(carol, 2.0) == "done"
+        assert [await site.await_end(answer) for answer in mine if answer.status == 202] == ["done"] * 4
+    jobs = [(body, at) for who, _, body, at in site.served if who == ATTACKER]
+    assert [body for body, _ in jobs] == [b"%d" % number for number in range(5)]
+    assert all(later - earlier > 0.8 for (_, earlier), (_, later) in itertools.pairwise(jobs))
+
+
 @pytest.mark.parametrize("bounds", [{"most_of_one": 16}, {"most_bytes_of_one": 170_000}], ids=["requests", "bytes"])
 async def test_each_network_leaves_room_in_a_line_that_is_shared(
     open_backlog: OpenBacklog, bounds: dict[str, int]
@@ -310,6 +373,29 @@ class TestStandingAside:
         await backlog.finish(other, State.DONE, now, None, "")
         assert await backlog.claim(now + 4) is None
         assert await backlog.claim(now + 5) == (first, 1)
+
+    async def test_he_has_none_wait_but_those_under_the_same_other_limits(self, open_backlog: OpenBacklog) -> None:
+        backlog, asking = open_backlog(), open_backlog()  # those who come are others' business in Redis
+        first, behind, other = (make_request(target=f"/{n}", others=who) for n, who in enumerate("aab"))
+        now = backlog.now()
+        for each in (first, behind):
+            await backlog.put(each)
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [True, True, True]
+        assert await backlog.claim(now) == (first, 1)
+        await backlog.postpone(first, now + 3, tried=False, aside=True)
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [True, False, False]
+        assert not await asking.comes_behind("bob", "a")
+        await backlog.put(other)
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [True, True, True]
+        assert await backlog.claim(now) == (other, 1)
+        await backlog.finish(other, State.DONE, now, None, "")
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [True, False, False]
+        await asyncio.sleep(max(0.0, now + 3.1 - asking.now()))
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [True, True, True], "his turn has come"
+        for each in (first, behind):
+            assert await backlog.claim(now + 4) == (each, 1)
+            await backlog.finish(each, State.DONE, now, None, "")
+        assert [await asking.comes_behind("alice", who) for who in "abc"] == [False, False, False]
 
     async def test_who_has_not_stood_aside_closes_the_line(self, open_backlog: OpenBacklog) -> None:
         backlog = open_backlog()
