@@ -17,6 +17,8 @@ _LONGEST_PART = 43
 """Letters of what stays as it is in such a key: addresses and their /64s do, so that it is known whose key it is."""
 BROUGHT = "override:"
 """With this the names of rules begin whose limit a request has brought."""
+ARRIVALS = "arrivals:"
+"""With this the names of rules begin by whose limit requests are counted as they come, besides as they are served."""
 CLIENT_KEY = "remote_address"
 """The key of an entry that tells whom a request comes from, as Envoy has it."""
 PATH_KEY = "path"

@@ -13,11 +13,8 @@ from math import inf
 
 from netlimit.l7.decision import Decision, Unanswered
 from netlimit.l7.limit import Algorithm
-from netlimit.l7.rules import OnLimit, Rule
+from netlimit.l7.rules import ARRIVALS, OnLimit, Rule
 from netlimit.l7.store import Ask
-
-ARRIVALS = "arrivals:"
-"""With this the names of rules begin by which arrivals are counted."""
 
 
 def can_charge_in_part(asks: Sequence[Ask]) -> bool:

@@ -12,10 +12,11 @@ from netlimit.l7.counters import open_counters
 from netlimit.l7.escalation import Refusals
 from netlimit.l7.limit import Algorithm, Limit, Refill
 from netlimit.l7.limiter import Limiter, Verdict
+from netlimit.l7.memory.shares import find_shares
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import Descriptor, Entry, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.store import Ask, Store
-from netlimit.l7.whole import make_look, weigh
+from netlimit.l7.whole import make_arrival, make_look, weigh
 from tests.l7.waking import Waking
 
 pytestmark = pytest.mark.anyio
@@ -168,3 +169,9 @@ async def test_a_place_in_flight_is_held_by_none_that_is_refused(store: Store) -
     assert third.allowed
     await limiter.release(third)
     assert await count_left(limiter) == [0, 3] or await count_left(limiter) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["remote_address,path", "override:5/second:remote_address,path"])
+def test_networks_have_shares_of_what_is_counted_as_it_comes_too(name: str) -> None:
+    ask = Ask(Rule("app", name, Limit(5, DAY)), Limit(5, DAY), "a")
+    assert find_shares(make_arrival(ask).rule.name) is not None

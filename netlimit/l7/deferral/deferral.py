@@ -271,7 +271,8 @@ def _make_line(match: Match, found: Sequence[Match]) -> Line:
 
 def _is_shared(rule: Rule) -> bool:
     """Whether none of a rule's keys tells who asks, only what for."""
-    steps = [step.partition("=") for step in rule.name.split(",")]
+    plain = rule.name.replace("\\\\", " ").replace("\\,", " ").replace("\\=", " ")  # signs of values, not of the name
+    steps = [step.partition("=") for step in plain.split(",")]
     return not rule.is_of_clients and all(equals or key in _OF_REQUESTS for key, equals, _ in steps)
 
 

@@ -215,12 +215,12 @@ class RedisBacklog:
                 await self._redis.eval(scripts.FORGET_TRY, 1, self._name(request.id))
             self._due[request.id] = until
             if aside:
-                waiting = self._find(request)
-                if waiting is not None:
-                    names = self._name_aside(request.key)
-                    await self._redis.eval(scripts.STAND_ASIDE, 1, names, waiting.others, until, int(self._bounds.keep))
                 self._aside.add(request.id)
                 self._tried.pop(request.key, None)
+                waiting = self._find(request)
+                if waiting is not None:
+                    name = self._name_aside(request.key)
+                    await self._redis.eval(scripts.STAND_ASIDE, 1, name, waiting.others, until, int(self._bounds.keep))
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from netlimit.l7.rules import BROUGHT, CLIENT_KEY
+from netlimit.l7.rules import ARRIVALS, BROUGHT, CLIENT_KEY
 
 SHARE = 64
 """Of the room, so many-th may be of one network, however many others there are."""
@@ -144,6 +144,7 @@ def find_level(sizes: Iterable[int], room: int) -> int:
 
 def find_shares(rule: str) -> Shares | None:
     """The shares of a counter, by the name of its rule; None where its keys tell no client, or nothing besides."""
+    rule = rule.removeprefix(ARRIVALS)
     if rule.startswith(BROUGHT):
         free = rule.removeprefix(BROUGHT).partition(":")[2].split(",")
     else:

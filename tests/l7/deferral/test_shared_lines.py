@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from netlimit.l7.deferral.backlog import Backlog, BacklogFull, Bounds
-from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.deferral.deferral import Deferral, find_lines
 from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.request import State
 from netlimit.l7.deferral.sqlite import SqliteBacklog
+from netlimit.l7.limit import Limit
 from netlimit.l7.middleware import RateLimit
+from netlimit.l7.rules import Match, OnLimit, Rule
 from tests.l7.asking import Answer, ask
 from tests.l7.deferral.backlogs import OpenBacklog, make_request
 
@@ -419,3 +421,17 @@ class TestStandingAside:
         if isinstance(one, RedisBacklog):
             await one.aclose()
         assert await other.claim(now + 6) == (request, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("path=/jobs", True), ("path", True), ("host,path", True), ("path=/a\\,b", True), ("path=/a\\=b,method", True),
+        ("tenant=blue", True), ("remote_address", False), ("path=/jobs,remote_address", False), ("user", False),
+        ("api_key,path", False), ("remote_address=10.*", True),
+    ],
+)  # fmt: skip
+def test_whose_lines_are_shared(name: str, shared: bool) -> None:
+    rule = Rule("app", name, Limit(1, 1), on_limit=OnLimit.DEFER)
+    (line,) = find_lines([None, Match(rule, "key"), Match(Rule("app", "other", Limit(1, 1)), "x")])
+    assert line.shared == shared
