@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from netlimit.plain import read_text
+from netlimit.resident import read_resident
 from netlimit.stalls import Overworked
 
 MEMORY = 2**30
@@ -13,7 +13,6 @@ MEMORY = 2**30
 100,000 rules takes a fifth of it."""
 _SHORT = 0.25
 """Seconds of work before which memory is not looked at."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _FREE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -29,17 +28,12 @@ class Burden:
         """The error for a statement that has taken too much memory when it has worked for so long, in seconds."""
         if worked < _SHORT:
             return None
-        held = _find_held()
+        held = read_resident()
         if self._before is None:
             self._before, self._room = held, min(MEMORY, _find_free() // 2)
         if held - self._before <= self._room:
             return None
         return Overworked(f"what it was asked was broken off after it had taken {self._room >> 20} MiB of memory")
-
-
-def _find_held() -> int:
-    """Bytes of memory that this process has (proc(5), statm: resident)."""
-    return int(read_text("/proc/self/statm").split()[1]) * _PAGE
 
 
 def _find_free() -> int:

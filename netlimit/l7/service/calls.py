@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
+
+from netlimit.resident import read_resident
 
 MOST = 4096
 """Calls that may be open and have not asked, and as many that watch how the limiter is; each takes 20 KB."""
@@ -42,12 +42,12 @@ class Calls(grpc.aio.ServerInterceptor):
 
     async def watch(self) -> None:
         """Have those end that take too much memory together, the oldest first, until cancelled."""
-        before, usual, calm = set[asyncio.Timeout](), _read_memory(), 0
+        before, usual, calm = set[asyncio.Timeout](), read_resident(), 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             slow = [each for each in self._silent if each in before]
             before = set(self._silent)
-            memory = _read_memory()
+            memory = read_resident()
             calm = calm + 1 if len(slow) <= FEW else 0
             if calm > _CALM:
                 usual = memory
@@ -113,8 +113,3 @@ def _give_back() -> None:
     """Give the kernel back what nobody uses any more: what ended would count as growth else."""
     with suppress(AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _read_memory() -> int:
-    """Bytes that this process has in memory."""
-    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
