@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from netlimit.store import audit, clock, hosts, numbers, roots, rules, tables, w
 from netlimit.store.engine import MEMORY
 from netlimit.store.errors import NoSuchRevision
 from netlimit.store.faults import Damaged, TooNew
+from netlimit.store.room import Leave, bound_growth
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.tree import SavedRoot
@@ -122,7 +123,7 @@ class Replica(Store):
                     self.follow_pause(paused)
                 return False
             identity = origin.identity or _name(source, own.origin.identity)
-            connection = stack.enter_context(self._database.writing())
+            connection = stack.enter_context(self._writing())
             if changes is not None:
                 rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
                 self._write(connection, changes.rules)
@@ -135,6 +136,20 @@ class Replica(Store):
             self._write_rest(connection, kept, numbering, saved, paused)
         self._copied, self._stamp, self._paused, self._roots = revision, stamp, paused, saved
         return True
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that leaves of the disk what is kept for who takes back what fills it."""
+        try:
+            with self._database.writing() as connection:
+                if self._path:
+                    bound_growth(connection, self._path, Leave.HALF)
+                yield connection
+        except StoreError:
+            # Where the disk was full, SQLite gives back what was written in vain when it looks at the file again.
+            with suppress(StoreError):
+                self.revision()
+            raise
 
     def _write_rest(
         self,
@@ -174,7 +189,7 @@ class Replica(Store):
         wanted = [each.after for each in differing if each.after is not None]
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         kept = self.numbering(self._host)
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             rules.erase(connection, [each.rule_id for each in differing])
             self._write(connection, (rule for rule in wanted if not rule.hosts or self._host in rule.hosts))
             connection.execute(update(tables.clock).values(revision=revision, pruned=revision))
@@ -191,7 +206,7 @@ class Replica(Store):
         StoreError."""
         if self._copied != since or not self._is_at(since):
             return False
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             rules.erase(connection, (*changes.removed, *(rule.id for rule in changes.rules)))
             self._write(connection, changes.rules)
             connection.execute(update(tables.clock).values(revision=changes.revision, pruned=changes.revision))
@@ -220,7 +235,7 @@ class Replica(Store):
 
     def take(self, identity: str | None) -> None:
         """Let what is held here be of another database from now on, which is gone by then. Raises StoreError."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             connection.execute(update(tables.clock).values(identity=identity))
 
     def is_lost(self) -> bool:
@@ -247,7 +262,7 @@ class Replica(Store):
         starts, which goes by the name that the copy was written by. Raises StoreError."""
         names = {self._host, self.owner or self._host} if paused else {self._host}
         if any(self.paused(name) != paused for name in names):
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 for name in names:
                     hosts.pause(connection, name, paused)
             self._paused = paused
@@ -257,7 +272,7 @@ class Replica(Store):
         this one's place and is of an older state. Raises StoreError."""
         if self.has_resumed(word):
             return
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             said = {"host": self._host, audit.PAUSE: word}
             audit.note_other(connection, audit.RESUME, Actor(self._host), datetime.now(UTC), after=said)
             audit.prune(connection, _MOST_RESUMED)
@@ -274,7 +289,7 @@ class Replica(Store):
     def hold(self, snapshot: Snapshot, window: Window | None) -> None:
         """Hold what a snapshot says, instead of all else: as it is applied, or the rules from before a window that has
         expired. A controller that runs on this copy hears of it by `window`. Raises StoreError."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             connection.execute(delete(tables.rules))
             self._write(connection, snapshot.rules)
             held = {"revision": snapshot.revision, "pruned": snapshot.revision, "oldest": snapshot.revision}

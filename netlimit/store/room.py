@@ -7,6 +7,7 @@ import os
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -41,22 +42,47 @@ def find_share(actor: Actor) -> Leave:
 
 def check_room(connection: Connection, path: Path, leave: Leave) -> None:
     """Raise NoRoom if too little is left when this transaction is kept."""
-    try:
-        disk = find_disk(path).call(partial(os.statvfs, path))
-        kept = path.stat().st_size
-    except OSError:
-        return  # moved away meanwhile, which is told in words of its own
-    reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // _PART) * leave // Leave.ALL
-    size, pages, free = (
-        connection.execute(text(f"PRAGMA {name}")).scalar_one()
-        for name in ("page_size", "page_count", "freelist_count")
-    )
+    found = _find_room(path, leave)
+    if found is None:
+        return
+    size, pages, free = (_ask(connection, name) for name in ("page_size", "page_count", "freelist_count"))
     # What stands in the log only has yet to come into the file; its free pages are used before the disk.
-    left = disk.f_bavail * disk.f_frsize - max(0, size * pages - kept) + size * free
-    if left < reserve:
+    left = found.left - max(0, size * pages - found.kept) + size * free
+    if left < found.reserve:
         said = (
             f"would have {max(0, left) / 2**20:.1f} MiB left after this change, which was not made: "
-            f"{reserve / 2**20:.1f} MiB are kept for who removes rules or revokes tokens. Make room on it, or remove "
-            "rules."
+            f"{found.reserve / 2**20:.1f} MiB are kept for who removes rules or revokes tokens. Make room on it, or "
+            "remove rules."
         )
         raise NoRoom(f"The disk of the database {path} {said}", f"The disk of the database {said}")
+
+
+def bound_growth(connection: Connection, path: Path, leave: Leave) -> None:
+    """Have SQLite refuse in this transaction what would leave too little, before the disk itself does. For a file
+    without a log of writes."""
+    found = _find_room(path, leave)
+    if found is not None:
+        most = _ask(connection, "page_count") + max(0, found.left - found.reserve) // _ask(connection, "page_size")
+        connection.execute(text(f"PRAGMA max_page_count = {most}"))
+
+
+class _Room(NamedTuple):
+    """Bytes: what is left of a disk, what of that is to be left, and how large a file on it is."""
+
+    left: int
+    reserve: int
+    kept: int
+
+
+def _find_room(path: Path, leave: Leave) -> _Room | None:
+    """None where the file was moved away meanwhile, which is told in words of its own."""
+    try:
+        disk = find_disk(path).call(partial(os.statvfs, path))
+        reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // _PART) * leave // Leave.ALL
+        return _Room(disk.f_bavail * disk.f_frsize, reserve, path.stat().st_size)
+    except OSError:
+        return None
+
+
+def _ask(connection: Connection, pragma: str) -> int:
+    return int(connection.execute(text(f"PRAGMA {pragma}")).scalar_one())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from netlimit.errors import StoreError
 from netlimit.records import LIMITER, Actor
 from netlimit.store import Store
+from netlimit.store.replica import Replica
 from netlimit.store.tokens import Token
 from tests.store.examples import NOW, keep, rule
 
@@ -67,6 +69,27 @@ def test_a_filled_disk_leaves_room_to_revoke_the_token_and_to_remove_the_rules(s
         for each in kept:
             small.remove(each.rule.id, admin, NOW)
     keep(small)
+
+
+@pytest.mark.parametrize("others", [0, DISK - 8], ids=["alone", "beside others"])
+def test_a_copy_that_has_no_room_takes_none(disk: Path, tmp_path_factory: pytest.TempPathFactory, others: int) -> None:
+    """Else its gateway would write it in vain for ever, and fill the disk with what it has begun."""
+    source = Store(f"sqlite:///{tmp_path_factory.mktemp('large')}/netlimit.db")
+    source.upgrade()
+    replica = Replica(disk / "applied.db", "gw1")
+    replica.upgrade()
+    keep(source, "192.0.2.1")
+    assert replica.follow(source)
+    for number in range(12):
+        source.add([rule(f"10.{number}.0.{n}", **LARGE) for n in range(100)], "test", NOW)
+    (disk / "others").write_bytes(bytes(others << 20))
+    before = shutil.disk_usage(disk).free
+    with pytest.raises(StoreError, match="cannot grow"):
+        replica.follow(source)
+    assert shutil.disk_usage(disk).free > before - 2**20
+    assert len(list(replica.load("gw1")[1])) == 1
+    replica.close()
+    source.close()
 
 
 def test_an_admin_who_fills_it_too_keeps_nobody_from_revoking(small: Store) -> None:
