@@ -50,8 +50,8 @@ DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
 DROP INDEX IF EXISTS deferred_ended;
 CREATE INDEX IF NOT EXISTS deferred_answers ON deferred (network, ended, number, size) WHERE state <> 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
-CREATE INDEX IF NOT EXISTS deferred_groups ON deferred (key, others, number) WHERE state = 'waiting';
-CREATE INDEX IF NOT EXISTS deferred_aside ON deferred (key, due, others) WHERE state = 'waiting' AND aside;
+CREATE INDEX IF NOT EXISTS deferred_groups ON deferred (key, others, number, state) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS deferred_aside ON deferred (key, others, due) WHERE state = 'waiting' AND aside;
 CREATE INDEX IF NOT EXISTS deferred_tried ON deferred (key, due) WHERE state = 'waiting' AND due > 0 AND NOT aside;
 """
 _PUT = """
@@ -70,19 +70,21 @@ SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ?1 AND (others = ?2 OR 
 )) LIMIT 1
 """
 _CLAIM = """
-WITH firsts AS (
-    SELECT key, min(number) AS number FROM deferred WHERE state = 'waiting' GROUP BY key, others
-), heads AS (
-    SELECT min(number) AS first FROM firsts JOIN deferred USING (number) WHERE NOT aside OR due <= ?3
-    GROUP BY firsts.key
+WITH heads AS (
+    SELECT min(number) AS first FROM deferred AS each INDEXED BY deferred_groups
+    WHERE state = 'waiting' AND key NOT IN (
+        SELECT key FROM deferred INDEXED BY deferred_tried
+        WHERE state = 'waiting' AND due > 0 AND due > ?3 AND NOT aside
+    ) AND NOT EXISTS (
+        SELECT 1 FROM deferred AS other INDEXED BY deferred_aside
+        WHERE other.state = 'waiting' AND other.aside AND other.key = each.key AND other.others = each.others
+        AND other.due > ?3
+    ) GROUP BY key
 )
 UPDATE deferred SET due = ?1, tries = tries + 1, aside = 0 WHERE number = (
     SELECT number FROM deferred JOIN heads ON number = first LEFT JOIN (
         SELECT json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS has FROM json_each(?2)
-    ) ON owner = network WHERE due <= ?3 AND coalesce(has, 0) < ?4 AND NOT EXISTS (
-        SELECT 1 FROM deferred AS tried
-        WHERE tried.key = deferred.key AND state = 'waiting' AND due > 0 AND due > ?3 AND NOT aside
-    ) ORDER BY coalesce(has, 0), number LIMIT 1
+    ) ON owner = network WHERE coalesce(has, 0) < ?4 ORDER BY coalesce(has, 0), number LIMIT 1
 ) RETURNING id, CAST(head AS BLOB), CAST(body AS BLOB), tries
 """
 _FINISH = """
