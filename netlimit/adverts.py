@@ -41,8 +41,10 @@ VRRP, OSPF, PIM, EIGRP, IGMP = "vrrp", "ospf", "pim", "eigrp", "igmp"
 """Protocols."""
 BFD, BFD_ECHO, BFD_FAR = 3784, 3785, 4784
 """UDP ports (RFC 5881, RFC 5883)."""
-HELLO_PORTS = {4: (520, 646, 1985), 6: (521, 646, 2029)}
-"""UDP ports of what is multicast on a link: RIP, LDP, HSRP."""
+SEALED = {4: ("ah", "esp"), 6: ("esp",)}
+"""Protocols in which routers sign or seal what they say (RFC 2338, RFC 4552). With IPv6 the kernel looks through AH."""
+HELLO_PORTS = {4: (520, 646, 1985, 6696), 6: (521, 646, 2029, 6696)}
+"""UDP ports of what is multicast on a link: RIP, LDP, HSRP, Babel."""
 LISTENER_TYPES = (130, 131, 132, 143)
 """ICMPv6 (RFC 2710, RFC 3810): who listens to what, asked and told with a hop limit of 1."""
 LINK = {4: "224.0.0.0/24", 6: "ff02::/16"}
@@ -70,6 +72,7 @@ def lead(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:
     yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF))
     yield chain_rule(near, Is("udp"), _ports(BFD, BFD_ECHO, BFD_FAR))
     if _find_peers(family, facts):
+        yield from (chain_rule(near, Is(protocol)) for protocol in SEALED[family])
         yield chain_rule(near, Is("tcp"), _ports(BGP))
         yield chain_rule(near, Is("tcp"), _ports(BGP, side="src"))
 
@@ -81,7 +84,7 @@ def ask_again(family: int, facts: Facts) -> Iterator[ChainRule]:
     bring connection tracking to hosts that have none."""
     near = Jump(near_name("FORWARD"), goto=True)
     if not _find_lack(family, facts):
-        yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP))
+        yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP, *SEALED[family]))
         known = bool(_find_peers(family, facts))  # whoever they are: all that is forwarded would be asked for each
         yield chain_rule(near, Is("udp"), _ports(BFD, BFD_ECHO, *HELLO_PORTS[family], *((BFD_FAR,) if known else ())))
         yield from (chain_rule(near, Is("tcp"), _ports(BGP, side=side)) for side in (_SIDES if known else ()))
@@ -112,7 +115,7 @@ def spare(family: int, hook: Hook, facts: Facts, close: str) -> Iterator[ChainRu
 def _spare_on_link(family: int) -> Iterator[ChainRule]:
     here = Has("dst", LINK[family])
     yield chain_rule(_RETURN, here, Is(VRRP), HopLimit(_FIRST_HOP, family))
-    yield from (chain_rule(_RETURN, here, Is(protocol)) for protocol in (OSPF, PIM, EIGRP))
+    yield from (chain_rule(_RETURN, here, Is(protocol)) for protocol in (OSPF, PIM, EIGRP, *SEALED[family]))
     yield chain_rule(_RETURN, here, Is("udp"), _ports(*HELLO_PORTS[family]))
     if family == 4:
         yield chain_rule(_RETURN, Has("dst", MULTICAST[4]), Is(IGMP), HopLimit(1, 4))
@@ -162,7 +165,8 @@ def find_advert(packet: Packet, facts: Facts) -> str | None:
     if name and here and _is_first_hop(packet):
         return name
     multicast = packet.dst in ip_network(MULTICAST[family])
-    leads = multicast or name or (packet.protocol == "tcp" and BGP in (packet.port, packet.source_port))
+    sealed = packet.protocol in SEALED[family]
+    leads = multicast or name or sealed or (packet.protocol == "tcp" and BGP in (packet.port, packet.source_port))
     known = str(packet.dst if own else packet.src) in _find_peers(family, facts)
     return "what another gateway of this database says" if known and leads and (own or here or multicast) else None
 
@@ -174,7 +178,7 @@ def _is_on_link(packet: Packet) -> bool:
         return False
     hello = packet.protocol == "udp" and packet.port in HELLO_PORTS[family]
     first_hop = packet.protocol == VRRP and packet.hop_limit == _FIRST_HOP
-    return hello or first_hop or packet.protocol in (OSPF, PIM, EIGRP)
+    return hello or first_hop or packet.protocol in (OSPF, PIM, EIGRP, *SEALED[family])
 
 
 def _tells_listeners(packet: Packet) -> bool:

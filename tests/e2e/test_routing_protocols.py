@@ -21,7 +21,7 @@ EVERYTHING = [
     for direction in ("from", "to")
 ]
 COUNT = 20
-VRRP, OSPF, IGMP, PIM, EIGRP, UDP, ICMPV6 = 112, 89, 2, 103, 88, 17, 58
+VRRP, OSPF, IGMP, PIM, EIGRP, UDP, ICMPV6, AH, ESP = 112, 89, 2, 103, 88, 17, 58, 51, 50
 SEND = f"""
 import json, socket, struct, sys
 for destination, protocol, port, hops in json.loads(sys.argv[1]):
@@ -45,7 +45,8 @@ COUNT_ARRIVED = """
 import collections, json, select, socket, struct, sys
 device, arrived, sockets = sys.argv[1], collections.Counter(), {}
 index = socket.if_nametoindex(device)
-for family, protocol in [(4, 112), (4, 89), (4, 2), (4, 103), (4, 17), (6, 112), (6, 89), (6, 17), (6, 58)]:
+protocols = {4: (112, 89, 2, 103, 17, 51, 50), 6: (112, 89, 17, 58, 50)}
+for family, protocol in [(family, each) for family, several in protocols.items() for each in several]:
     sock = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET, socket.SOCK_RAW, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     if family == 6:
@@ -110,6 +111,9 @@ SPARED = [
     (LAN6, UDP, 3784, 255),
     ("224.0.0.1", IGMP, 0, 1),
     ("ff02::1", ICMPV6, 0, 1),
+    ("224.0.0.18", AH, 0, 255),
+    ("224.0.0.5", ESP, 0, 1),
+    ("ff02::5", ESP, 0, 1),
 ]
 BLOCKED = [
     ("224.0.0.18", VRRP, 0, 254),
@@ -121,6 +125,9 @@ BLOCKED = [
     ("224.0.0.1", UDP, 9, 1),
     ("224.0.0.1", IGMP, 0, 2),
     (LAN, PIM, 0, 255),
+    (LAN, AH, 0, 255),
+    (LAN, ESP, 0, 255),
+    (LAN6, ESP, 0, 255),
     (LAN, IGMP, 0, 1),
     (LAN6, ICMPV6, 0, 64),
 ]

@@ -23,8 +23,8 @@ BLOCKS = [
 ]
 DESTINATIONS = (OWN, OWN6, "224.0.0.18", "224.0.0.251", "239.1.2.3", "ff02::12", "ff05::1", "10.2.0.2", "10.1.255.255")
 KINDS: list[dict[str, object]] = [
-    *({"protocol": protocol} for protocol in ("vrrp", "ospf", "pim", "eigrp", "igmp", "gre")),
-    *({"protocol": "udp", "port": port} for port in (53, 520, 3784, 3785, 4784)),
+    *({"protocol": protocol} for protocol in ("vrrp", "ospf", "pim", "eigrp", "igmp", "ah", "esp", "gre")),
+    *({"protocol": "udp", "port": port} for port in (53, 520, 3784, 3785, 4784, 6696)),
     *({"protocol": "tcp", "port": port, "opens": True} for port in (179, 80)),
     *({"protocol": "icmp", "icmp_type": number} for number in (8, 128, 130, 143)),
 ]
@@ -87,8 +87,8 @@ def test_what_is_spared_before_its_destination_is_translated_is_asked_again() ->
             assert limited.kernel.trace(led_on) == "drop", packet
             asked.add((packet.protocol, packet.port))
     assert asked == {
-        *((protocol, None) for protocol in ("vrrp", "ospf", "pim", "eigrp")),
-        *(("udp", port) for port in (520, 3784, 3785, 4784)),
+        *((protocol, None) for protocol in ("vrrp", "ospf", "pim", "eigrp", "ah", "esp")),
+        *(("udp", port) for port in (520, 3784, 3785, 4784, 6696)),
         ("tcp", 179),
     }
 
