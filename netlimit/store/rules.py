@@ -16,7 +16,7 @@ from netlimit.judgement import Change, Judge
 from netlimit.records import Actor
 from netlimit.rules import Rule, Target, parse_target
 from netlimit.store import audit, counters, history, tombstones
-from netlimit.store.bulk import write
+from netlimit.store.bulk import check_kept, write
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.columns import to_microseconds
 from netlimit.store.conflicts import find_conflicts, find_taken_names, find_twins
@@ -79,7 +79,8 @@ def change(
     namesake = find(connection, rule.name) if rule.name else None
     if namesake and namesake.rule.id != rule_id:
         raise name_taken(namesake.rule.name or "", namesake.rule.id)
-    connection.execute(delete(rules).where(rules.c.id == rule_id))
+    gone = connection.execute(delete(rules).where(rules.c.id == rule_id))
+    check_kept(rules.name, 1, gone.rowcount)
     write_rules(connection, [kept], before.created_at, now)
     for other in find_conflicts(connection, revision, now).values():
         raise limited_already(kept, *other)
@@ -102,7 +103,8 @@ def remove(
     if judge:
         judged(connection, judge, [Change(before.rule, None)])
     revision, _ = take_revision(connection)
-    connection.execute(delete(rules).where(rules.c.id == rule_id))
+    gone = connection.execute(delete(rules).where(rules.c.id == rule_id))
+    check_kept(rules.name, 1, gone.rowcount)
     forget(connection, [rule_id])
     tombstones.put(connection, [rule_id], revision)
     tombstones.prune(connection, now)

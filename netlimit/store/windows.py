@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, insert, select
 from netlimit.judgement import Judge
 from netlimit.records import Actor, Outcome, Window
 from netlimit.store import audit, clock, history, hosts
+from netlimit.store.bulk import check_kept
 from netlimit.store.columns import EPOCH
 from netlimit.store.errors import ConcernsOthers, NoWindow, WindowOpen
 from netlimit.store.rollback import bring_back, hold_forced, withhold_forced
@@ -192,7 +193,8 @@ def write(connection: Connection, window: Window) -> None:
         "revision": window.revision,
     }
     connection.execute(delete(windows))
-    connection.execute(insert(windows), [row])
+    written = connection.execute(insert(windows).values(row).returning(windows.c.id)).all()
+    check_kept(windows.name, 1, len(written))
 
 
 def _spare_others(connection: Connection, base: int, newest: int, holder: str) -> None:
