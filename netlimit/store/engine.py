@@ -50,6 +50,8 @@ LOOK_UP_SECONDS = 3.0
 
 _LONGEST_LOG = 16 * 2**20
 """Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need."""
+_CUT_MILLISECONDS = 200
+"""For so long readers are waited for then."""
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -164,10 +166,28 @@ class Database:
     def writing(self, wake: bool = True) -> Iterator[Connection]:
         """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
         self._check()
-        with self._taking_turns(), self._in_words(), self._writer.connect() as connection, connection.begin():
-            place = self._place
-            yield connection
-            self._conclude(connection, place, wake)
+        with self._taking_turns():
+            try:
+                with self._in_words(), self._writer.connect() as connection, connection.begin():
+                    place = self._place
+                    yield connection
+                    self._conclude(connection, place, wake)
+            finally:
+                self._cut_log()
+
+    def _cut_log(self) -> None:
+        """Give back what a large change has taken for the log of a SQLite file, be it undone: the log itself stays as
+        large as it was, and may have filled the disk. Not while somebody reads what stands there."""
+        if self.path is None or self._journal != "WAL":
+            return
+        with suppress(OSError):
+            if self.path.with_name(f"{self.path.name}-wal").stat().st_size <= _LONGEST_LOG:
+                return
+            with suppress(StoreError), self._in_words(), self.engine.connect() as connection:
+                outside = connection.execution_options(**{_BEGIN: None})
+                outside.exec_driver_sql(f"PRAGMA busy_timeout = {_CUT_MILLISECONDS}")
+                outside.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                outside.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._patience)}")
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:

@@ -71,6 +71,20 @@ def test_a_filled_disk_leaves_room_to_revoke_the_token_and_to_remove_the_rules(s
     keep(small)
 
 
+def test_what_a_refused_change_has_written_is_given_back(small: Store, disk: Path) -> None:
+    """To take rules away everything is written once more: where there is no room for that, the log of it had stayed."""
+    token, operator = issue(small, "operator")
+    small.add([rule(f"10.0.0.{n}", **LARGE) for n in range(100)], operator, NOW)
+    left = shutil.disk_usage(disk).free
+    (disk / "others").write_bytes(bytes(left - (6 << 20)))
+    with pytest.raises(StoreError, match=r"is full|are kept"):
+        small.rollback(0, operator, NOW)
+    assert shutil.disk_usage(disk).free > 5 << 20
+    kept = small.select()[0][0].rule.id
+    small.remove(kept, issue(small, "admin")[1], NOW)
+    assert small.revoke_token(token.id, NOW)
+
+
 @pytest.mark.parametrize("others", [0, DISK - 8], ids=["alone", "beside others"])
 def test_a_copy_that_has_no_room_takes_none(disk: Path, tmp_path_factory: pytest.TempPathFactory, others: int) -> None:
     """Else its gateway would write it in vain for ever, and fill the disk with what it has begun."""
