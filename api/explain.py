@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -27,6 +27,9 @@ from .waiting import choose_hosts
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
 _AT_ONCE = 1000
+_HARSHEST = ("blocked", "limited", "shaped", "passes", "allowed")
+"""Verdicts, the one first that leaves least of a packet."""
+_NAMED = 3
 
 
 class ExplainQuery(schemas.Strict):
@@ -67,19 +70,50 @@ def explain_packet(query: Annotated[ExplainQuery, Query()], store: StoreOf) -> d
         raise RuleError("dst", f"{packet.src} and {packet.dst} are not of one family: no packet has both.")
     every = store.hosts()
     hosts = choose_hosts(every, query.host)
+    found = _explain_on(store, packet, query.host, hosts, every)
+    if query.host is None and len(hosts) > 1:
+        found = _tell_apart({each.host: _explain_on(store, packet, each.host, [each], every) for each in hosts}, found)
+    return _write(found)
+
+
+def _explain_on(
+    store: Store, packet: Packet, host: str | None, hosts: list[HostStatus], every: list[HostStatus]
+) -> Explanation:
+    """What these gateways make of a packet, taken as one; `host` is the only one that is asked for."""
     others = {address for host in every if host not in hosts for address in host.own}
     own = frozenset(address for host in hosts for address in host.own)
-    rules = _find_rules(store, packet, query.host)
+    rules = _find_rules(store, packet, host)
     refused, moved = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
     management = {port for host in hosts for port in host.management}
     local = {network for host in hosts for network in host.local}
-    beside = _find_beside(store, packet, query.host, hosts)
+    beside = _find_beside(store, packet, host, hosts)
     explanation = explain(enforced, packet, own, _merge_safe(hosts), management, others - own, local, beside)
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)
-    return _write(replace(explanation, steps=(*steps, *misses)))
+    return replace(explanation, steps=(*steps, *misses))
+
+
+def _tell_apart(found: dict[str, Explanation], together: Explanation) -> Explanation:
+    """What all gateways make of a packet: who is safe on one of them, or whose address is its own, is not so on others.
+    Where they differ, the one is told that leaves least of it."""
+    verdicts = {explanation.verdict for explanation in found.values()}
+    if verdicts == {together.verdict}:
+        return together
+    worst = min(found, key=lambda host: _HARSHEST.index(found[host].verdict))
+    if len(verdicts) == 1:
+        return found[worst]
+    by_verdict = sorted(verdicts, key=_HARSHEST.index)
+    told = "; ".join(f"{each} on {_name(host for host in found if found[host].verdict == each)}" for each in by_verdict)
+    notice = f"Gateways differ: {told}. This is what {worst} does; ask for another by its name (`host`, `--host`)."
+    return replace(found[worst], steps=(Step(None, False, notice), *found[worst].steps))
+
+
+def _name(hosts: Iterable[str]) -> str:
+    named = [*hosts]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return f"{', '.join(named[:_NAMED])}{more}"
 
 
 def _find_rules(store: Store, packet: Packet, host: str | None) -> list[Rule]:

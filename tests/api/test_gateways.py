@@ -420,6 +420,23 @@ def test_where_the_disk_is_full_what_is_said_of_rules_is_true(root: None, tmp_pa
         subprocess.run(["umount", disk], check=True)
 
 
+def test_where_gateways_differ_an_explanation_says_so(client: httpx.Client, store: Store) -> None:
+    """Who is safe on one of them, or has an address of its own, passes there alone."""
+    client.post("/rules", json={"target": "10.1.0.64/26", "action": "block"})
+    for host, own, safe in (("gw1", "10.1.0.1", ()), ("gw2", "10.1.0.70", ("10.1.0.77/32",))):
+        store.report(HostStatus(host=host, backend="iptables", own=(own,), safe=safe, applied_revision=1))
+    for source in ("10.1.0.77", "10.1.0.70"):
+        query = {"src": source, "dst": "10.2.0.2", "protocol": "icmp", "in": "lan", "out": "wan"}
+        told = client.get("/explain", params=query).json()
+        assert told["verdict"] == "blocked"
+        assert told["steps"][0]["reason"].startswith("Gateways differ: blocked on gw1; passes on gw2. This is what gw1")
+        found = [client.get("/explain", params={**query, "host": host}).json()["verdict"] for host in ("gw1", "gw2")]
+        assert found == ["blocked", "passes"]
+    alike = client.get("/explain", params={"src": "10.1.0.78", "dst": "10.2.0.2", "protocol": "icmp"}).json()
+    assert alike["verdict"] == "blocked"
+    assert "differ" not in alike["text"]
+
+
 def test_without_a_database_it_lives_but_is_not_ready(tmp_path: Path) -> None:
     settings = Settings(database_url=f"sqlite:///{tmp_path}/missing.db")
     with serve(settings, Store(settings.database_url)) as url, connect(url, "admin") as client:
