@@ -110,7 +110,7 @@ class RateLimit:
             await self._live(scope, receive, send)
         elif kind not in ("http", "websocket") or self._is_exempt(scope["path"]):
             await self._app(scope, receive, send)
-        elif deferral is not None and deferral.is_asked(scope):
+        elif kind == "http" and deferral is not None and deferral.is_asked(scope):
             await deferral.report(scope, send)
         else:
             listener = Listener(receive)

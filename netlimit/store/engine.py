@@ -48,8 +48,9 @@ MEMORY = URL.create("sqlite")
 LOOK_UP_SECONDS = 3.0
 """How long who is impatient waits for the names of servers to be looked up."""
 
-_LONGEST_LOG = 16 * 2**20
-"""Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need."""
+_LONGEST_LOG = 4 * 2**20
+"""Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need; and where others
+have left nothing of the disk, who revokes a token has that."""
 _CUT_MILLISECONDS = 200
 """For so long readers are waited for then."""
 _BEGIN = "netlimit_begin"
@@ -186,7 +187,8 @@ class Database:
             with suppress(StoreError), self._in_words(), self.engine.connect() as connection:
                 outside = connection.execution_options(**{_BEGIN: None})
                 outside.exec_driver_sql(f"PRAGMA busy_timeout = {_CUT_MILLISECONDS}")
-                outside.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                outside.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)")
+                outside.exec_driver_sql("UPDATE clock SET id = id")  # the first write from its beginning on cuts it
                 outside.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._patience)}")
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:

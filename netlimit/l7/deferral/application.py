@@ -12,6 +12,7 @@ from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import RuleSet
 
 PREFIX = "/v1/defer"
+_POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
 
 
 class DeferralApp:
@@ -42,6 +43,8 @@ class DeferralApp:
         """Serve one connection (ASGI)."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "Only requests are kept."})
         elif scope["path"].startswith(f"{PREFIX}/"):
             await self._defer(scope, receive, send)
         elif self._deferral.is_asked(scope):

@@ -32,7 +32,7 @@ from netlimit.l7.rules import Descriptor, RuleSet
 from netlimit.l7.service.application import Service
 from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
-from tests.l7.asking import Answer, ask, hello
+from tests.l7.asking import Answer, Asking, ask, hello, make_scope
 from tests.l7.deferral.test_deferral import living
 from tests.l7.waking import Waking
 from tests.ports import free_port
@@ -189,6 +189,31 @@ def test_what_no_rule_wants_kept_is_refused(tmp_path: Path) -> None:
         assert (await ask(app, "/v1/defer/a", method="POST")).status == 429
         assert (await ask(app, "/elsewhere")).status == 404
         assert (await ask(app, "/.netlimit/deferred/unknown")).status == 404
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
+def test_websockets_ask_for_nothing_that_is_kept(tmp_path: Path) -> None:
+    """Where requests ask what has become of theirs."""
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(RULES).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        app = DeferralApp(deferral, Limiter(lambda: rules, MemoryStore()), lambda: rules, "web", EXTRACTORS)
+        limits = tmp_path / "limits.yaml"
+        limits.write_text(RULES)
+
+        async def inner(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "websocket.accept"})
+
+        told = []
+        for each in (app, RateLimit(inner, limits=limits, domain="web", deferral=deferral)):
+            scope = make_scope("/.netlimit/deferred/x", type="websocket")
+            del scope["method"]  # there is none
+            answer = await Asking(each, scope, [{"type": "websocket.connect"}]).end()
+            told.append(answer.messages[0]["type"])
+        assert told == ["websocket.close", "websocket.accept"]
         await deferral.stop()
 
     asyncio.run(main())
