@@ -36,6 +36,8 @@ told to heed that (ignore_routes_with_linkdown): else it goes on leading packets
 _UNICAST, _THROW = 1, 9
 _LOCAL = (2, 3, 4)
 """RTN_LOCAL, RTN_BROADCAST, RTN_ANYCAST."""
+_DEFAULT: dict[int, int] = {socket.AF_INET: 1, socket.AF_INET6: 3}
+"""The longest prefixes that stand for all addresses: VPNs write 0.0.0.0/1 and 128.0.0.0/1, or 2000::/3."""
 _LOCAL_TABLE = 255
 _CLONED = 0x200
 _GET_ROUTE, _GET_NEXTHOP = 26, 106
@@ -371,8 +373,10 @@ def _read_like(way: _Way, names: Mapping[int, str]) -> Route | None:
 
 
 def _read_gateways(found: Iterable[tuple[bytes, _Way]]) -> tuple[str, ...]:
-    """The next hops of default routes, those of the main table first."""
-    ways = sorted((way.table != MAIN_TABLE, gateway) for _, way in found if way.length == 0 for gateway in way.gateways)
+    """The next hops of default routes, those of the main table first; and of what stands in a default route's place
+    that another one has covered."""
+    default = (way for _, way in found if way.length <= _DEFAULT[way.family])
+    ways = sorted((way.table != MAIN_TABLE, gateway) for way in default for gateway in way.gateways)
     return tuple(dict.fromkeys(gateway for _, gateway in ways))
 
 

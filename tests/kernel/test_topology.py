@@ -259,6 +259,15 @@ def test_the_default_gateways(kernel: RemoteKernel) -> None:
     assert kernel.topology().gateways == ("10.5.0.9", "fd06::9", "fd05::8")
 
 
+def test_halves_of_a_default_route_are_one(kernel: RemoteKernel) -> None:
+    """So VPNs cover the one that there is."""
+    for half in ("0.0.0.0/1", "128.0.0.0/1"):
+        kernel.run("ip", "route", "add", half, "via", "10.5.0.7")
+    kernel.run("ip", "route", "add", "2000::/3", "via", "fd05::7")
+    kernel.run("ip", "route", "add", "64.0.0.0/2", "via", "10.6.0.7")
+    assert kernel.topology().gateways == ("10.5.0.7", "fd05::7")
+
+
 INTO = "encap seg6 mode encap segs fd05::9"
 LED = {
     "encap seg6 mode encap segs fd05::9 dev left": ("seg6 mode encap", True),
