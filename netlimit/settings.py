@@ -335,7 +335,7 @@ def _read_file(path: Path, required: bool) -> dict[str, Any]:
             "--config",
             f"The settings file {path} cannot be read: {error.strerror}. Run as root, or name another with --config.",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError("--config", f"The settings file {path} is not valid TOML: {error}.") from None
 
 

@@ -168,6 +168,7 @@ def test_a_place_to_listen_prints_as_it_was_written(text: str) -> None:
     [
         ("speed = 3", "There is no setting 'speed'"),
         ("listen = ", "is not valid TOML"),
+        ("safe = " + "[" * 5000, "is not valid TOML"),
         ('safe = "10.0.0.1,x"', "The setting safe in "),
         ("safe = 7", "a list of addresses and CIDRs"),
         ("token = 5", "it must be text."),
