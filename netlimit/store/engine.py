@@ -51,8 +51,8 @@ LOOK_UP_SECONDS = 3.0
 _LONGEST_LOG = 4 * 2**20
 """Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need; and where others
 have left nothing of the disk, who revokes a token has that."""
-_CUT_MILLISECONDS = 200
-"""For so long readers are waited for then."""
+_LOG_HEAD, _FRAME_HEAD = 32, 24
+"""Bytes (sqlite.org/fileformat2.html, 4.1)."""
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -177,19 +177,21 @@ class Database:
                 self._cut_log()
 
     def _cut_log(self) -> None:
-        """Give back what a large change has taken for the log of a SQLite file, be it undone: the log itself stays as
-        large as it was, and may have filled the disk. Not while somebody reads what stands there."""
+        """Give back what a large change has taken for the log of a SQLite file, and does not need, be it undone. That
+        file stays as large as it was, and may have filled the disk, so that nothing can be brought from it into the
+        database either."""
         if self.path is None or self._journal != "WAL":
             return
-        with suppress(OSError):
-            if self.path.with_name(f"{self.path.name}-wal").stat().st_size <= _LONGEST_LOG:
+        with suppress(OSError, StoreError):
+            if self.path.with_name(f"{self.path.name}-wal").stat().st_size <= 2 * _LONGEST_LOG:
                 return
-            with suppress(StoreError), self._in_words(), self.engine.connect() as connection:
-                outside = connection.execution_options(**{_BEGIN: None})
-                outside.exec_driver_sql(f"PRAGMA busy_timeout = {_CUT_MILLISECONDS}")
-                outside.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)")
-                outside.exec_driver_sql("UPDATE clock SET id = id")  # the first write from its beginning on cuts it
-                outside.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._patience)}")
+            with self._in_words(), self._writer.connect() as writer, writer.begin(), self.engine.connect() as another:
+                # Nobody adds to the log meanwhile. It says itself how much of it there is, in frames.
+                outside = another.execution_options(**{_BEGIN: None})
+                _, frames, _ = outside.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
+                size = outside.exec_driver_sql("PRAGMA page_size").scalar_one()
+                if frames >= 0:
+                    files.cut_log(self.path, max(_LONGEST_LOG, _LOG_HEAD + frames * (_FRAME_HEAD + size)))
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:

@@ -64,6 +64,20 @@ def check_file(path: Path) -> None:
         )
 
 
+def cut_log(path: Path, size: int) -> None:
+    """Have the file of a database's log be no larger than so many bytes. Raises OSError."""
+    with acting_for(path), opened(path.parent.resolve(), directory=True) as place:
+        descriptor = os.open(
+            f"{path.name}-wal", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
+        )
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size > size:
+                os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)  # no lock of SQLite's is on this file
+
+
 def check_beside(path: Path) -> None:
     """Raise StoreError where a file beside the database is no plain one: who opens a FIFO waits for ever, and SQLite
     opens its journal and log whenever they are there."""
