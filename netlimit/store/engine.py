@@ -51,8 +51,6 @@ LOOK_UP_SECONDS = 3.0
 _LONGEST_LOG = 4 * 2**20
 """Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need; and where others
 have left nothing of the disk, who revokes a token has that."""
-_LOG_HEAD, _FRAME_HEAD = 32, 24
-"""Bytes (sqlite.org/fileformat2.html, 4.1)."""
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -185,13 +183,10 @@ class Database:
         with suppress(OSError, StoreError):
             if self.path.with_name(f"{self.path.name}-wal").stat().st_size <= 2 * _LONGEST_LOG:
                 return
-            with self._in_words(), self._writer.connect() as writer, writer.begin(), self.engine.connect() as another:
-                # Nobody adds to the log meanwhile. It says itself how much of it there is, in frames.
-                outside = another.execution_options(**{_BEGIN: None})
-                _, frames, _ = outside.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
-                size = outside.exec_driver_sql("PRAGMA page_size").scalar_one()
-                if frames >= 0:
-                    files.cut_log(self.path, max(_LONGEST_LOG, _LOG_HEAD + frames * (_FRAME_HEAD + size)))
+            with self._in_words(), self._writer.connect() as writer, writer.begin():  # nobody adds to it meanwhile
+                size = mapping.find_log_size(self.path)
+                if size is not None:
+                    files.cut_log(self.path, max(_LONGEST_LOG, size))
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:

@@ -12,7 +12,10 @@ import ctypes
 import os
 import signal
 import sqlite3
+import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -20,8 +23,13 @@ _READ_WRITE, _IN_PLACE = 0x1 | 0x2, 0x2 | 0x10 | 0x20  # MAP_PRIVATE | MAP_FIXED
 _PATIENCE = 1000
 """Signals in succession with nothing to mend, as another thread has just done it, before one counts as a stranger's."""
 
-_HEADERS = 96
+_INDEX_HEAD = 48
+_HEADERS = 2 * _INDEX_HEAD
 """Bytes of the two copies of what says that an index is whole."""
+_HEAD, _VERSION = struct.Struct("=IIIBBHI"), 3007000
+"""How it begins: its version, two numbers, whether it is made, a flag, the size of a page, the frames of the log."""
+_LOG_HEAD, _FRAME_HEAD = 32, 24
+"""Bytes of the log itself (sqlite.org/fileformat2.html, 4.1)."""
 
 _MAP = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
@@ -78,6 +86,26 @@ def void_indexes() -> None:
     for address, region in tuple(_regions.items()):
         if region.offset == 0:
             ctypes.memset(address, 0, _HEADERS)
+
+
+def find_log_size(path: Path) -> int | None:
+    """How many bytes there are of the log of a database, by the index of it (sqlite.org/walformat.html, 2.1) that this
+    process has mapped; for who keeps others from adding to it. None where nobody knows."""
+    index = path.with_name(f"{path.name}-shm").stat()
+    for address, region in tuple(_regions.items()):
+        with suppress(OSError):
+            if region.offset == 0 and os.path.samestat(os.fstat(region.descriptor), index):
+                return _read_log_size(ctypes.string_at(address, _HEADERS))
+    return None
+
+
+def _read_log_size(heads: bytes) -> int | None:
+    """By the head of the index, which is there twice."""
+    if heads[:_INDEX_HEAD] != heads[_INDEX_HEAD:]:
+        return None
+    version, _, _, is_made, _, size, frames = _HEAD.unpack_from(heads)
+    length: int = _LOG_HEAD + frames * (_FRAME_HEAD + (size & 0xFE00) + ((size & 1) << 16))
+    return length if version == _VERSION and is_made else None
 
 
 def make_calls() -> Mapping[bytes, Any]:
