@@ -211,8 +211,8 @@ def _find_refused(
     buckets: Sequence[Above], attempt: Callable[[Sequence[Above]], str | None], most: int
 ) -> dict[str, str]:
     """By halves."""
-    reason = attempt(buckets) if buckets else None
-    if reason is None or most < 1:
+    reason = attempt(buckets) if buckets and most > 0 else None
+    if reason is None:
         return {}
     if len(buckets) == 1:
         return {} if is_shortage(reason) else {buckets[0].name: reason}

@@ -186,7 +186,8 @@ class Database:
             with self._in_words(), self._writer.connect() as writer, writer.begin():  # nobody adds to it meanwhile
                 size = mapping.find_log_size(self.path)
                 if size is not None:
-                    files.cut_log(self.path, max(_LONGEST_LOG, size))
+                    cut = partial(files.cut_log, self.path, max(_LONGEST_LOG, size))
+                    find_disk(self.path).call(cut)  # it may be frozen by now
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:

@@ -37,7 +37,7 @@ class NoRoom(StoreError):
 def find_share(actor: Actor) -> Leave:
     """What somebody's change has to leave, whatever it is."""
     is_admin = actor.token is None or actor.role == Role.ADMIN.value
-    return Leave.HALF if is_admin and actor.name != LIMITER.name else Leave.ALL
+    return Leave.HALF if is_admin and actor != LIMITER else Leave.ALL
 
 
 def check_room(connection: Connection, path: Path, leave: Leave) -> None:
