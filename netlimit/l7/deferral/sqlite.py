@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from netlimit.custody import give
 from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
@@ -49,20 +49,53 @@ _LINES = """
 DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
 DROP INDEX IF EXISTS deferred_ended;
 CREATE INDEX IF NOT EXISTS deferred_answers ON deferred (network, ended, number, size) WHERE state <> 'waiting';
-CREATE INDEX IF NOT EXISTS deferred_lines ON deferred (key, number, size, network) WHERE state = 'waiting';
+DROP INDEX IF EXISTS deferred_lines;
 CREATE INDEX IF NOT EXISTS deferred_groups ON deferred (key, others, number, state) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS deferred_aside ON deferred (key, others, due) WHERE state = 'waiting' AND aside;
 CREATE INDEX IF NOT EXISTS deferred_tried ON deferred (key, due) WHERE state = 'waiting' AND due > 0 AND NOT aside;
 """
+_FORGET = """
+    UPDATE weights SET requests = requests - 1, bytes = bytes - old.size
+    WHERE key = old.key AND network = old.network;
+    DELETE FROM weights WHERE key = old.key AND network = old.network AND requests = 0;
+END
+"""
+_WEIGHTS = (
+    """
+    CREATE TABLE weights (  -- of what waits: to add it up for each request would take as long as it is much
+        key TEXT NOT NULL,
+        network TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        PRIMARY KEY (key, network)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TRIGGER deferred_comes AFTER INSERT ON deferred WHEN new.state = 'waiting' BEGIN
+        INSERT INTO weights VALUES (new.key, new.network, 1, new.size)
+        ON CONFLICT DO UPDATE SET requests = requests + 1, bytes = bytes + excluded.bytes;
+    END
+    """,
+    f"""
+    CREATE TRIGGER deferred_ends AFTER UPDATE OF state ON deferred
+    WHEN old.state = 'waiting' AND new.state <> 'waiting' BEGIN {_FORGET}
+    """,
+    f"CREATE TRIGGER deferred_goes AFTER DELETE ON deferred WHEN old.state = 'waiting' BEGIN {_FORGET}",
+    """
+    INSERT INTO weights
+    SELECT key, network, count(*), sum(size) FROM deferred WHERE state = 'waiting' GROUP BY key, network
+    """,
+)
+"""Kept by triggers, so that whoever writes to the file keeps them."""
 _PUT = """
 INSERT INTO deferred (id, key, state, accepted, expires, due, tries, size, head, body, network, others)
 VALUES (?, ?, 'waiting', ?, ?, 0, 0, ?, ?, ?, ?, ?)
 """
 _WEIGH = """
-SELECT count(*), total(size), count(*) FILTER (WHERE key = ?1), total(size) FILTER (WHERE key = ?1),
-    count(*) FILTER (WHERE network = ?2), total(size) FILTER (WHERE network = ?2),
-    count(*) FILTER (WHERE key = ?1 AND network = ?2), total(size) FILTER (WHERE key = ?1 AND network = ?2)
-FROM deferred WHERE state = 'waiting'
+SELECT total(requests), total(bytes), total(requests) FILTER (WHERE key = ?1), total(bytes) FILTER (WHERE key = ?1),
+    total(requests) FILTER (WHERE network = ?2), total(bytes) FILTER (WHERE network = ?2),
+    total(requests) FILTER (WHERE key = ?1 AND network = ?2), total(bytes) FILTER (WHERE key = ?1 AND network = ?2)
+FROM weights
 """
 _BEHIND = """
 SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ?1 AND (others = ?2 OR others NOT IN (
@@ -118,14 +151,18 @@ class SqliteBacklog:
             give(file, -1, -1, 0o600, of=(os.geteuid(),))  # SQLite gives the same mode to what it puts beside
         finally:
             os.close(file)
-        self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connection = _open(path)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.executescript(_SCHEMA)
         self._add_columns()
         self._connection.executescript(_LINES)
+        self._add_weights()
         self.now = self._open_clock()
         self._thread = ThreadPoolExecutor(1, "deferred")
+        # What each request asks does not wait for what others have written.
+        self._reader = _open(path)
+        self._reading = ThreadPoolExecutor(1, "deferred")
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
@@ -134,12 +171,11 @@ class SqliteBacklog:
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
         query = "SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ? LIMIT 1"
-        return await self._run(lambda: self._connection.execute(query, (key,)).fetchone() is not None)
+        return await self._ask(query, key) is not None
 
     async def comes_behind(self, key: str, others: str) -> bool:
         """Whether one that comes now is to wait behind others of its line."""
-        told = key, others, self.now()
-        return await self._run(lambda: self._connection.execute(_BEHIND, told).fetchone() is not None)
+        return await self._ask(_BEHIND, key, others, self.now()) is not None
 
     async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
         """A request whose turn it is, or None."""
@@ -170,7 +206,7 @@ class SqliteBacklog:
     async def find(self, identity: str) -> Report | None:
         """What has become of a request."""
         query = "SELECT state, accepted, expires, tries, reply, body, reason FROM deferred WHERE id = ?"
-        row = await self._run(lambda: self._connection.execute(query, (identity,)).fetchone())
+        row = await self._ask(query, identity)
         if row is None:
             return None
         state, accepted, expires, tries, told, body, reason = row
@@ -188,7 +224,9 @@ class SqliteBacklog:
     async def aclose(self) -> None:
         """Close the file."""
         await self._run(self._connection.close)
+        await self._run(self._reader.close, self._reading)
         self._thread.shutdown()
+        self._reading.shutdown()
 
     async def _end(self, identity: str, state: State, now: float, reply: Reply | None, reason: str) -> None:
         told = None if reply is None else json.dumps([reply.status, reply.headers, reply.truncated])
@@ -212,6 +250,19 @@ class SqliteBacklog:
                     with suppress(UnreadableRequest):  # it is dropped when its turn comes
                         network = read_head(identity, head, b"").network
                         connection.execute("UPDATE deferred SET network = ? WHERE id = ?", (network, identity))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def _add_weights(self) -> None:
+        """Have a file tell how much waits in it, also one of a former version."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if not connection.execute("PRAGMA table_info(weights)").fetchall():
+                for statement in _WEIGHTS:
+                    connection.execute(statement)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
@@ -270,8 +321,19 @@ class SqliteBacklog:
             and used_by_network + size <= free_bytes
         )
 
-    async def _run(self, work: Callable[[], _T]) -> _T:
+    async def _ask(self, query: str, *told: object) -> tuple[Any, ...] | None:
+        """The first row of what a query finds."""
+        row: tuple[Any, ...] | None = await self._run(
+            lambda: self._reader.execute(query, told).fetchone(), self._reading
+        )
+        return row
+
+    async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
         except sqlite3.Error as error:
             raise BacklogUnavailable(error) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.backlog import BacklogFull, BacklogUnavailable, Bounds, Claim
 from netlimit.l7.deferral.deferral import open_backlog
 from netlimit.l7.deferral.redis import RedisBacklog
-from netlimit.l7.deferral.request import Deferred, State, keep_answered, keep_headers
+from netlimit.l7.deferral.request import Deferred, Reply, State, keep_answered, keep_headers
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.rules import Descriptor, Entry
 from tests.l7.deferral.backlogs import BacklogSuite, end_one, make_request
@@ -78,11 +79,69 @@ async def test_a_file_of_a_former_version_tells_the_networks_too(tmp_path: Path)
         await backlog.put(each)
     await backlog.aclose()
     with closing(sqlite3.connect(tmp_path / "deferred.db")) as connection:
-        connection.executescript("DROP INDEX deferred_lines; DROP INDEX deferred_answers")
+        connection.executescript("DROP TRIGGER deferred_comes; DROP TRIGGER deferred_ends; DROP TRIGGER deferred_goes")
+        connection.executescript("DROP TABLE weights; DROP INDEX deferred_answers")
         connection.executescript("ALTER TABLE deferred DROP COLUMN network")
         connection.executescript("UPDATE deferred SET head = CAST(x'ff' AS TEXT) WHERE key = 'carol'")
     backlog = SqliteBacklog(tmp_path / "deferred.db")
+    assert weigh(tmp_path / "deferred.db") == add_up(tmp_path / "deferred.db") != []
     assert await backlog.claim(backlog.now(), {request.network: 1}, 1) == (other, 1)
+    await backlog.aclose()
+
+
+def weigh(path: Path) -> list[tuple[object, ...]]:
+    """How much waits of each key and network, as the file tells it."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT * FROM weights ORDER BY key, network").fetchall()
+
+
+def add_up(path: Path) -> list[tuple[object, ...]]:
+    """The same, of all that waits."""
+    query = "SELECT key, network, count(*), sum(size) FROM deferred WHERE state = 'waiting' GROUP BY 1, 2 ORDER BY 1, 2"
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.anyio
+async def test_how_much_waits_is_known_whatever_becomes_of_it(tmp_path: Path) -> None:
+    """Nothing is added up, and no body read, when one more comes: bodies of 256 MiB took everybody seconds."""
+    path = tmp_path / "deferred.db"
+    backlog, chance, waiting = SqliteBacklog(path, Bounds(most=20)), random.Random(7), dict[str, Deferred]()
+    for _ in range(200):
+        key, client = chance.choice("abc"), f"192.0.{chance.randrange(3)}.1 80"
+        request = make_request(key, body=bytes(chance.randrange(9000)), client=client)
+        with suppress(BacklogFull):
+            await backlog.put(request)
+            waiting[request.id] = request
+        claim = await backlog.claim(backlog.now())
+        if claim is not None and chance.random() < 0.3:
+            await backlog.postpone(claim.request, backlog.now() - 1, tried=True, aside=chance.random() < 0.5)
+        elif claim is not None:
+            state = chance.choice([State.DONE, State.FAILED])
+            await backlog.finish(claim.request, state, backlog.now(), Reply(200, (), b"x" * 500), "")
+        assert weigh(path) == add_up(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM deferred WHERE key = 'a'")
+    assert weigh(path) == add_up(path) != []
+    await backlog.aclose()
+
+
+@pytest.mark.anyio
+async def test_what_each_request_asks_does_not_wait_for_what_is_written(tmp_path: Path) -> None:
+    backlog = SqliteBacklog(tmp_path / "deferred.db")
+    request = make_request()
+    await backlog.put(request)
+    with closing(sqlite3.connect(tmp_path / "deferred.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        putting = asyncio.create_task(backlog.put(make_request("bob")))
+        async with asyncio.timeout(5):
+            assert await backlog.comes_behind(request.key, "")
+            assert await backlog.is_waiting(request.key)
+            assert await backlog.find(request.id) is not None
+        assert not putting.done()
+        connection.execute("ROLLBACK")
+    await putting
+    assert await backlog.is_waiting("bob")
     await backlog.aclose()
 
 
