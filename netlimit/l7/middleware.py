@@ -58,7 +58,8 @@ class RateLimit:
     `pressure` is how busy the application is, for elastic limits. `families` are the header fields that responses get.
     `deferral` keeps what rules with `on_limit: defer` refuse; without one it is refused indeed.
 
-    Raises LimitError for limits that cannot be kept, SettingsError for counters that there are not.
+    Raises LimitError for limits that cannot be kept, SettingsError for counters that there are not, or a deferral that
+    keeps requests of another domain.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class RateLimit:
         self._hits = hits
         self._families = families
         self._deferral = deferral
+        if deferral is not None:
+            deferral.serve(self._domain)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""

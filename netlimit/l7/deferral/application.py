@@ -32,6 +32,7 @@ class DeferralApp:
         domain: str,
         extractors: Mapping[str, Extractor],
     ) -> None:
+        deferral.serve(domain)
         self._deferral = deferral
         self._limiter = limiter
         self._rules = rules

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from netlimit.errors import NetlimitError
+from netlimit.errors import NetlimitError, SettingsError
 from netlimit.l7.deferral.clock import Now
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State
 
@@ -77,6 +77,11 @@ class Backlog(Protocol):
         """Seconds for which a claim lasts."""
         ...
 
+    def serve(self, domain: str) -> None:
+        """Keep those of one domain alone: others have other rules, and another application. Raises SettingsError where
+        it serves another already."""
+        ...
+
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
         ...
@@ -122,3 +127,13 @@ class Backlog(Protocol):
     async def aclose(self) -> None:
         """Let go of files and connections."""
         ...
+
+
+def check_domain(served: str | None, domain: str) -> None:
+    """Raise SettingsError where another domain is served already."""
+    if served not in (None, domain):
+        raise SettingsError(
+            "DEFERRED_URL",
+            f"Deferred requests of the domain {served!r} are kept here already, and would be replayed to another "
+            f"application: give the domain {domain!r} a Deferral, and a file, of its own.",
+        )

@@ -90,6 +90,10 @@ class Deferral:
         self._context = copy_context()
         """What is replayed knows of no client's context, though it may be the first request that has it begin."""
 
+    def serve(self, domain: str) -> None:
+        """Keep requests of this domain alone. Raises SettingsError where those of another are kept."""
+        self._backlog.serve(domain)
+
     def start(self, limiter: Limiter, app: App | None = None, state: Message | None = None) -> None:
         """Begin to replay, if it has not begun. `app` is where to, unless there is an upstream; `state` that of its
         lifespan, if it has one."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
+from urllib.parse import quote
 from weakref import WeakSet
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, MasterDownError, ReadOnlyError, RedisError
 
 from netlimit.l7.deferral import scripts
-from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, check_domain
 from netlimit.l7.deferral.clock import open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
 from netlimit.l7.redis.bounds import BoundedParser
@@ -126,9 +127,8 @@ class RedisBacklog:
         self._clients = self._redis, self._coming, self._polling
         self.now = open_clock()
         self._worker = secrets.token_hex(8)
-        self._stream, self._keys, self._bytes, self._shares, self._lock, self._ended = (
-            f"nl:{{deferred}}:{part}" for part in ("stream", "keys", "bytes", "shares", "lock", "ended")
-        )
+        self._domain: str | None = None
+        self._name_parts("")
         self._owns = False
         """Whether the lock was ours when it was looked at last, and `_lines` are what Redis has."""
         self._looked = 0.0
@@ -141,6 +141,12 @@ class RedisBacklog:
         """Ids of those whom others of their line pass until then."""
         self._tried: dict[str, str] = {}
         """By key, the id of the one for whom the others of its line wait until then."""
+
+    def serve(self, domain: str) -> None:
+        """Keep those of one domain alone."""
+        check_domain(self._domain, domain)
+        self._domain = domain
+        self._name_parts(f":{quote(domain, safe='')}")  # in which no brace ends the tag
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
@@ -268,15 +274,21 @@ class RedisBacklog:
                     await client.connection_pool.renew()
             raise BacklogUnavailable(error) from error
 
+    def _name_parts(self, whose: str) -> None:
+        self._beginning = f"nl:{{deferred{whose}}}"
+        self._stream, self._keys, self._bytes, self._shares, self._lock, self._ended = (
+            f"{self._beginning}:{part}" for part in ("stream", "keys", "bytes", "shares", "lock", "ended")
+        )
+
     def _find(self, request: Deferred) -> _Waiting | None:
         """Not the first of its line only: a new master may have brought back what had ended before."""
         return next((each for each in self._lines.get(request.key, ()) if each.id == request.id), None)
 
     def _name_aside(self, key: str) -> str:
-        return f"nl:{{deferred}}:aside:{key}"
+        return f"{self._beginning}:aside:{key}"
 
     def _name(self, identity: str) -> str:
-        return f"nl:{{deferred}}:request:{identity}"
+        return f"{self._beginning}:request:{identity}"
 
     async def _read_all(self) -> int:
         """Begin with all that was read before and has not been finished, by whomever. What this worker has claimed or

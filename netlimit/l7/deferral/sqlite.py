@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from netlimit.custody import give
-from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim
+from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, check_domain
 from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
 
@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS deferred (
     aside INTEGER NOT NULL DEFAULT 0  -- until it is due others of its line pass
 );
 CREATE TABLE IF NOT EXISTS clock (boot TEXT NOT NULL, origin REAL NOT NULL);  -- one row: when that boot was
+CREATE TABLE IF NOT EXISTS served (domain TEXT NOT NULL, only_one INTEGER NOT NULL UNIQUE DEFAULT 1);
 """
 _LINES = """
 DROP INDEX IF EXISTS deferred_waiting;  -- of former versions
@@ -163,6 +164,11 @@ class SqliteBacklog:
         # What each request asks does not wait for what others have written.
         self._reader = _open(path)
         self._reading = ThreadPoolExecutor(1, "deferred")
+
+    def serve(self, domain: str) -> None:
+        """Keep those of one domain alone."""
+        self._connection.execute("INSERT OR IGNORE INTO served (domain) VALUES (?)", (domain,))
+        check_domain(self._connection.execute("SELECT domain FROM served").fetchone()[0], domain)
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""

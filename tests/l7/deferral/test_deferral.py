@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from netlimit.errors import SettingsError
+from netlimit.l7.deferral.application import DeferralApp
 from netlimit.l7.deferral.backlog import NOBODY, Backlog, Bounds, Claim
 from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.deferral.redis import RedisBacklog
@@ -29,7 +30,7 @@ from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import AppUpstream
 from netlimit.l7.document import parse_document
 from netlimit.l7.extraction import Extraction
-from netlimit.l7.identity import header, method, path
+from netlimit.l7.identity import EXTRACTORS, header, method, path
 from netlimit.l7.limit import Algorithm, Limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
@@ -115,7 +116,9 @@ def make_app(tmp_path: Path, waking: Waking) -> Iterator[Callable[..., RateLimit
     yield make
     for backlog in made:
         backlog._thread.shutdown()  # SQLite crashes if it is closed under what a replayer that lives still asks
+        backlog._reading.shutdown()
         backlog._connection.close()
+        backlog._reader.close()
 
 
 def post(app: Any, body: bytes = b"", user: str = "alice", path: str = "/jobs", **others: Any) -> Any:
@@ -846,6 +849,41 @@ async def test_a_server_that_is_not_there_is_tried_again(
             end = await await_end(app, accepted)
     assert (end["state"], end["tries"]) == ("failed", 2)
     assert end["reason"].startswith("The upstream cannot be reached: ")
+
+
+async def test_applications_that_have_one_redis_replay_nothing_of_each_other(server: Server, waking: Waking) -> None:
+    """There would be credentials in it, and the other's rules know nothing of its limit."""
+    server.client.flushall()
+    admin, shop = Recorder(), Recorder()
+    rules = [Rule(domain, "user", FAST, on_limit=OnLimit.DEFER) for domain in ("admin", "shop")]
+    apps = [
+        RateLimit(app, rule, key=header("X-User"), counters=MemoryStore(waking.clock), deferral=Deferral(server.url))
+        for app, rule in zip((admin, shop), rules, strict=True)
+    ]
+    async with living(apps[0]), living(apps[1]):
+        accepted = [each for each in [await post(apps[1]) for _ in range(4)] if each.status == 202]
+        assert len(accepted) > 1
+        for each in accepted:
+            waking.go_on()
+            assert (await await_end(apps[1], each))["state"] == "done"
+            assert (await ask(apps[0], each.headers["location"])).status == 404
+    assert (len(admin.served), len(shop.served)) == (0, 4)
+
+
+async def test_a_file_keeps_requests_of_one_domain_alone(tmp_path: Path) -> None:
+    name = "remote_address"
+    rules = RuleSet({each: Node(default={name: Node(Rule(each, name, FAST))}) for each in ("shop", "admin")})
+    url = f"sqlite://{tmp_path}/deferred.db"
+    for _ in range(2):  # the second time it is an application that starts anew
+        shop = Deferral(url)
+        DeferralApp(shop, Limiter(lambda: rules, MemoryStore()), lambda: rules, "shop", EXTRACTORS)
+        with pytest.raises(SettingsError, match=r"the domain 'shop' are kept here already.*'admin' a Deferral"):
+            RateLimit(Recorder(), "1/minute", domain="admin", deferral=shop)
+        other = Deferral(url)
+        with pytest.raises(SettingsError, match="the domain 'admin'"):
+            DeferralApp(other, Limiter(lambda: rules, MemoryStore()), lambda: rules, "admin", EXTRACTORS)
+        await shop.stop()
+        await other.stop()
 
 
 async def test_without_the_backlog_what_is_within_the_limit_is_served(mortal: Server) -> None:

@@ -16,7 +16,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/deferred.db"
     server = request.getfixturevalue("server")
-    for name in server.client.scan_iter("nl:{deferred}:*"):
+    for name in server.client.scan_iter("nl:{deferred*"):
         server.client.delete(name)
     return str(server.url)
 
