@@ -46,7 +46,7 @@ class Postgres:
         with (self.home / "log").open("w") as log:
             self.process = self._run("postgres", "-D", str(self.home / "data"), *arguments, output=log)
         end = time.monotonic() + 30
-        while "ready to accept connections" not in (self.home / "log").read_text():
+        while "ready to accept" not in (self.home / "log").read_text():
             if self.process.poll() is not None or time.monotonic() > end:
                 pytest.fail("PostgreSQL did not start: " + (self.home / "log").read_text())
             time.sleep(0.02)
@@ -60,6 +60,11 @@ class Postgres:
     def make(self) -> None:
         """Make the directory's files."""
         assert not self._run("initdb", "-D", str(self.home / "data"), *_NEW).wait(60)
+
+    def copy(self, primary: Postgres) -> None:
+        """Make them from those of another that runs, as its standby."""
+        arguments = ("-h", str(primary.home), "-U", "postgres", "-D", str(self.home / "data"), "-R", "-c", "fast")
+        assert not self._run("pg_basebackup", *arguments, "--no-sync").wait(60)
 
     def make_database(self, encoding: str = "UTF8") -> str:
         name = f"test{next(self.numbers)}"

@@ -24,7 +24,7 @@ from netlimit.store import files, mapping
 from netlimit.store.allowance import Allowance
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
-from netlimit.store.servers import Names, Reached, find_proof, find_servers
+from netlimit.store.servers import Names, Reached, find_primary, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
 CHANNEL = "netlimit"
@@ -73,6 +73,9 @@ asked on it, and changes of rules wait for each other anyway: so a few that stay
 
 _STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 """Who waits to hear of changes is idle, however short the server would have that be. PostgreSQL 13 does not know it."""
+
+_READ_ONLY = "25006"
+"""SQLSTATE (PostgreSQL, appendix A) of who is asked for a change and takes none."""
 
 _HIDE_NOTHING = "SET row_security = off"
 """Rows that policies hide would be taken for rules that are gone: where there are some, the server is to refuse."""
@@ -367,8 +370,9 @@ class Database:
 
     def _doubt(self, error: BaseException) -> StoreError:
         """What an error means. After any but that of a slow server, the schema is looked at again."""
-        if mapping.is_lost():
-            self.close()  # what was cut is given back when nobody has it any more
+        # What was cut is given back when nobody has it any more; and a name may lead from a standby to the primary now.
+        if mapping.is_lost() or getattr(error, "sqlstate", None) == _READ_ONLY:
+            self.close()
         said = self.explain(error)
         self._checked = self._checked and isinstance(said, Slow)
         return said
@@ -466,7 +470,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _open_postgres(url: URL, patience: float | None) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
-    defaults |= find_proof(url)
+    defaults |= find_proof(url) | find_primary(url)
     defaults["client_encoding"] = _ENCODING  # whatever the URL, the environment or the database say
     pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
     try:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 MOST_REACHED = 16
 """Of so many servers that connections were made to, the last, the addresses are kept."""
 
-
+_SESSION = "target_session_attrs"
 _PROVING_SINCE = 160000
 """The version of libpq from which on it can be told what a server must prove."""
 _SCRAM, _NOT_IN_CLEAR = "scram-sha-256", "!password"
@@ -40,6 +40,16 @@ def find_proof(url: URL) -> dict[str, str]:
     ):
         return {}
     return {"require_auth": _SCRAM if said.get("password") else _NOT_IN_CLEAR} if _can_ask_for_proof() else {}
+
+
+def find_primary(url: URL) -> dict[str, str]:
+    """What the driver is to ask of a server where there are several (libpq, 34.1.2: `target_session_attrs`): that it
+    takes changes. One that does not is a standby, which may lag; whoever was led to it would stay there when the
+    primary is back. Nothing where the URL says it, or the environment something else than `any`, its default."""
+    said = _find_said(url)
+    several = any("," in str(said.get(name) or "") for name in ("host", "hostaddr"))
+    is_told = _SESSION in url.query or said.get(_SESSION) not in (None, "any")
+    return {_SESSION: "read-write"} if several and not is_told else {}
 
 
 def _can_ask_for_proof() -> bool:
