@@ -8,12 +8,12 @@ from weakref import WeakSet
 
 
 class Forking(Protocol):
-    """Something with locks that other threads take, or with names that no other process may use."""
+    """Something with locks that other threads take, or with what its parent is to end."""
 
     def __hash__(self) -> int: ...
 
     def start_anew(self) -> None:
-        """Make locks and names anew: this is a child. None of the threads that held a lock is there to let go of it."""
+        """Make that anew: this is a child. None of the threads that held a lock is there to let go of it."""
         ...
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.l7.decision import Decision
-from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.identity import find_block
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Rule
-from netlimit.l7.store import Ask, Store
+from netlimit.l7.store import Ask, Store, name_lease
 
 if TYPE_CHECKING:  # an application that has no IP rules need not import what they are made of
     from netlimit.l7.addresses import AddressRules, Hit
@@ -62,13 +59,6 @@ class Gate:
     def __init__(self, rules: Callable[[], AddressRules], store: Store) -> None:
         self._rules = rules
         self._store = store
-        self._leases = count()
-        self.start_anew()
-        renew_after_fork(self)
-
-    def start_anew(self) -> None:
-        """Name leases anew (see `netlimit.l7.forks`)."""
-        self._process = secrets.token_hex(8)
 
     def find_flight(self, name: str) -> Rule | None:
         """The rule of this name that limits requests in flight."""
@@ -118,7 +108,7 @@ class Gate:
         takes all that is in a full one."""
         rule, key = hit.match
         if hit.charge is Charge.FLIGHT:
-            return Ask(rule, hit.limit, key, int(counted), lease=f"{self._process}{next(self._leases)}")
+            return Ask(rule, hit.limit, key, int(counted), lease=name_lease())
         if hit.charge is Charge.REQUEST or not counted:
             return Ask(rule, hit.limit, key, int(counted))
         return Ask(rule, hit.limit, key, min(size, hit.limit.capacity)) if size else None

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Crowded, Decision, Unanswered, new
 from netlimit.l7.failover import Failover
-from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
 from netlimit.l7.rules import Descriptor, Match, Mode, OnLimit, Rule, RuleSet, choose_counting, name_counter
-from netlimit.l7.store import Ask, Store
+from netlimit.l7.store import Ask, Store, name_lease
 from netlimit.l7.usage import Usage
 from netlimit.l7.whole import (
     can_charge_in_part,
@@ -110,13 +107,6 @@ class Limiter:
         self.pressure = pressure or Pressure()
         self.usage = usage or Usage()
         self._counted: RuleSet | None = None
-        self._leases = count()
-        self.start_anew()
-        renew_after_fork(self)
-
-    def start_anew(self) -> None:
-        """Name leases anew (see `netlimit.l7.forks`)."""
-        self._process = secrets.token_hex(8)
 
     def decide(
         self,
@@ -406,7 +396,7 @@ class Limiter:
             slack = self._find_slack(rule, rule.limit)
             asks.append(new(Ask, (rule, rule.limit, key, hits, slack, "", charge, longest, 0)))
         if rule.concurrency is not None:
-            lease = f"{self._process}{next(self._leases)}"
+            lease = name_lease()
             slack = self._find_slack(rule, rule.concurrency)
             asks.append(Ask(rule, rule.concurrency, key, min(hits, 1), slack, lease))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -35,6 +36,11 @@ class Ask(NamedTuple):
     window: int = 0
     """For Redis, of what has been counted elsewhere before: in which window that was, numbered since 1970. What was
     counted in one that is over counts as such. 0: now."""
+
+
+def name_lease() -> str:
+    """A name for a lease, unique among those of all processes; nobody who has not been told it can end the lease."""
+    return secrets.token_hex(12)
 
 
 class Store(Protocol):

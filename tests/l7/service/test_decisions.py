@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -90,6 +92,14 @@ def test_leases_are_held_renewed_and_released(http: httpx.Client, served: Served
     assert http.post("/v1/release", json={"leases": [third, *first]}).status_code == 204  # ended by themselves
     assert ask(http, who).status_code == 200
     assert ask(http, who).status_code == 429  # the second still lasts
+
+
+def test_whoever_has_a_lease_does_not_know_those_of_others(http: httpx.Client) -> None:
+    """By them he could end theirs, and so open a limit for whom he likes."""
+    (one,), (other,) = (ask(http, describe(flight=someone())).json()["leases"] for _ in range(2))
+    names = [json.loads(urlsafe_b64decode(each))[-1] for each in (one, other)]
+    assert len(names[0]) == 24
+    assert names[0][:6] != names[1][:6]
 
 
 def test_who_renews_a_lease_that_is_over_is_told(http: httpx.Client, served: Served) -> None:
