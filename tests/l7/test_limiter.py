@@ -338,7 +338,6 @@ class Forbidden(Limiter):
 
     def __init__(self, way: str, *args: Any) -> None:
         super().__init__(*args)
-        self._process = "here"  # by which leases are called
         setattr(self, way, self._refuse)
 
     def _refuse(self, *_: object) -> Verdict:
@@ -369,9 +368,10 @@ BOUNDS: list[dict[str, Any]] = [{"limit": Limit(3, 60)}, {"concurrency": Limit(3
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("on_limit", list(OnLimit))
 def test_one_limit_of_one_descriptor_is_concluded_as_several_are(
-    bound: dict[str, Any], mode: Mode, on_limit: OnLimit
+    bound: dict[str, Any], mode: Mode, on_limit: OnLimit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A descriptor that finds nothing has the general way taken, and changes nothing else."""
+    monkeypatch.setattr("netlimit.l7.limiter.name_lease", lambda: "a lease")
     held = Rule("api", "user", mode=mode, overshoot=50 if mode is Mode.SOFT else None, on_limit=on_limit, **bound)
     rules = RuleSet({"api": Node(default={"user": Node(held)})})
     calm = Pressure(read=lambda: 0.0)
