@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.l7.decision import Decision
-from netlimit.l7.identity import find_block
+from netlimit.l7.identity import find_block, find_network, read_address
 from netlimit.l7.limit import Limit
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Rule
 from netlimit.l7.store import Ask, Store, name_lease
@@ -124,6 +124,14 @@ def find_addresses(client: Client, descriptors: Iterable[Descriptor]) -> Sequenc
     if isinstance(client, str):
         return (client,)
     return client or sorted({told for told in map(find_client, descriptors) if told is not None})
+
+
+def find_client_network(client: Client, descriptors: Iterable[Descriptor]) -> str:
+    """The network of a client, by his own address, or else by what descriptors tell; empty where nobody knows."""
+    told = (client,) if isinstance(client, str) else client or map(find_client, descriptors)
+    addresses = (read_address(each.partition("/")[0]) for each in told if each is not None)
+    address = next(filter(None, addresses), None)
+    return "" if address is None else find_network(address)
 
 
 def tells(descriptor: Descriptor, address: str) -> bool:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from netlimit.l7.breaker import State
 from netlimit.l7.decision import Crowded, Decision, Unanswered, new
 from netlimit.l7.failover import Failover
-from netlimit.l7.gate import Client, Gate, Passage, find_addresses, find_client, find_size, tells
+from netlimit.l7.gate import (
+    Client,
+    Gate,
+    Passage,
+    find_addresses,
+    find_client,
+    find_client_network,
+    find_size,
+    tells,
+)
 from netlimit.l7.limit import BOUNDLESS, Limit, widen
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.pressure import Pressure
@@ -179,7 +188,8 @@ class Limiter:
     ) -> Verdict:
         matches, asks, owners, defers = self._list_asks(domain, descriptors, hits, charge, longest, line)
         if (defers or line is not None) and hits and not charge and can_charge_in_part(asks):
-            verdict = await self._decide_wholly(matches, asks, owners, line is not None)
+            network = find_client_network(client, descriptors)
+            verdict = await self._decide_wholly(matches, asks, owners, network, line is not None)
         else:
             decisions = await self._ask(asks) if self._decide_now is None else self._decide_now(asks)
             if len(matches) == len(asks) == 1:
@@ -235,10 +245,16 @@ class Limiter:
         return await self._store.decide(asks) if asks else []
 
     async def keep(
-        self, domain: str, descriptors: Sequence[Descriptor], hits: int = 1, client: Client = None
+        self,
+        domain: str,
+        descriptors: Sequence[Descriptor],
+        hits: int = 1,
+        client: Client = None,
+        counts: bool = False,
     ) -> Verdict:
         """Say whether a request may be kept for later: not if a limit refuses it that rejects, or one never admits it.
-        If it may, `retry_after` tells when those that defer have room, and only its arrival is counted.
+        If it may, `retry_after` tells when those that defer have room. `counts` is for one that is kept by now: its
+        arrival is counted, and nothing else; if it is refused after all, it is not to be kept.
 
         Raises as `decide`."""
         if self.guarded:
@@ -247,14 +263,15 @@ class Limiter:
                 return entry
         matches, asks, owners, _ = self._list_asks(domain, descriptors, hits)
         arriving = [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
-        arrivals = [make_arrival(asks[index]) for index in arriving]
+        network = find_client_network(client, descriptors)
+        arrivals = [make_arrival(asks[index], network) for index in arriving]
         looks = await self._look([*asks, *arrivals])
         concerned = [*asks, *(asks[index] for index in arriving)]
         refusing = [
             not look.admitted and (rejects(ask.rule) or (look.retry_after == inf and not ask.rule.observes))
             for ask, look in zip(concerned, looks, strict=True)
         ]
-        if not any(refusing):
+        if counts and not any(refusing):
             taken = await self._ask(arrivals)
             looks[len(asks) :] = taken
             refusing[len(asks) :] = [not decision.admitted for decision in taken]
@@ -268,11 +285,11 @@ class Limiter:
         return [weigh(ask, look) for ask, look in zip(asks, looks, strict=True)]
 
     async def _decide_wholly(
-        self, matches: list[Match | None], asks: list[Ask], owners: list[int], waiting: bool
+        self, matches: list[Match | None], asks: list[Ask], owners: list[int], network: str, waiting: bool
     ) -> Verdict:
         """Charge all limits, or none."""
         arriving = [] if waiting else [index for index, ask in enumerate(asks) if counts_arrivals(ask)]
-        everything = [*asks, *(make_arrival(asks[index]) for index in arriving)]
+        everything = [*asks, *(make_arrival(asks[index], network) for index in arriving)]
         looks = await self._look(everything)
         if not all(look.admitted or ask.rule.observes for ask, look in zip(everything, looks, strict=True)):
             return await self._refuse_wholly(matches, everything, owners, arriving, looks, waiting)

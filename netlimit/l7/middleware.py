@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from functools import partial
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -158,11 +159,14 @@ class RateLimit:
     ) -> None:
         """Keep a request for later, unless a limit refuses it that rejects."""
         address = self._find_address(scope)
-        verdict = await self._limiter.keep(self._domain, descriptors, hits, address)
-        if not verdict.allowed:
-            return await refuse(scope, listener.receive, send, verdict, make_headers(verdict, self._families))
-        told, wait = (self._domain, descriptors, hits), verdict.retry_after
-        return await deferral.accept(scope, listener.receive, send, line, *told, retry_after=wait, address=address)
+        keep = partial(self._limiter.keep, self._domain, descriptors, hits, address)
+        verdict = await keep()
+        refusal = None if verdict.allowed else verdict
+        if refusal is None:
+            told, wait = (self._domain, descriptors, partial(keep, counts=True), hits), verdict.retry_after
+            refusal = await deferral.accept(scope, listener.receive, send, line, *told, wait, address)
+        if refusal is not None:
+            await refuse(scope, listener.receive, send, refusal, make_headers(refusal, self._families))
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
         fields = make_headers(verdict, self._families)

@@ -23,8 +23,7 @@ from math import inf
 from typing import Any
 
 from netlimit.l7.decision import Unanswered
-from netlimit.l7.gate import Client, find_client
-from netlimit.l7.identity import find_network, read_address
+from netlimit.l7.gate import Client, find_client_network
 from netlimit.l7.limit import Algorithm, Limit, widen
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.rules import Descriptor, Mode, OnLimit, Rule, RuleSet
@@ -215,7 +214,7 @@ class Queues:
             if not _is_worth_waiting(verdict) or _comes_too_late(verdict, left):
                 return verdict
             lines = self._open_lines(verdict)
-        network = _find_network(client, descriptors)
+        network = find_client_network(client, descriptors)
         waiter = _Waiter(number, domain, descriptors, hits, client, escalates, _now(), longest, lines, network)
         turn = max(line.turn for line in lines.values())
         full = any(self._is_full(line, network) for line in lines.values())
@@ -336,11 +335,11 @@ class Queues:
     def _has_room(self, client: Client, descriptors: Sequence[Descriptor]) -> bool:
         """Whether one more of this client's network may wait. Those without an address share all places."""
         free = self._most - self.waiting
-        return free > 0 and (not self.waiting or self._crowds[_find_network(client, descriptors)] < free)
+        return free > 0 and (not self.waiting or self._crowds[find_client_network(client, descriptors)] < free)
 
     @contextmanager
     def _take_room(self, client: Client, descriptors: Sequence[Descriptor]) -> Iterator[None]:
-        network = _find_network(client, descriptors)
+        network = find_client_network(client, descriptors)
         self.waiting += 1
         if network:
             self._crowds[network] += 1
@@ -443,14 +442,6 @@ class Queues:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _find_network(client: Client, descriptors: Sequence[Descriptor]) -> str:
-    """The network of a client, by his own address, or else by what descriptors tell; empty where nobody knows."""
-    told = (client,) if isinstance(client, str) else client or map(find_client, descriptors)
-    addresses = (read_address(each.partition("/")[0]) for each in told if each is not None)
-    address = next(filter(None, addresses), None)
-    return "" if address is None else find_network(address)
 
 
 def _find_place(rule: Rule, key: str) -> _Place:

@@ -2,7 +2,8 @@
 
 What is kept waits, perhaps for hours, and is charged when it is replayed, so that its limits hold where it is served.
 That alone would have a client keep as much as he likes within a limit of his own that rejects. So those that reject
-count such requests besides as they come, passed or kept, by counters of their own: *arrivals*.
+count such requests besides as they come, passed or kept, by counters of their own: *arrivals*. Where several clients
+may have one counter, arrivals are counted of each network by itself: what is kept takes nothing from others.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def rejects(rule: Rule) -> bool:
     return rule.on_limit is not OnLimit.DEFER and not rule.observes
 
 
-def make_arrival(ask: Ask) -> Ask:
-    """The question to the counter of arrivals."""
-    return ask._replace(rule=replace(ask.rule, name=f"{ARRIVALS}{ask.rule.name}"), longest=inf)
+def make_arrival(ask: Ask, network: str) -> Ask:
+    """The question to the counter of arrivals, for a client of this network."""
+    key = ask.key if ask.rule.is_of_clients else f"{ask.key}|{network}"
+    return ask._replace(rule=replace(ask.rule, name=f"{ARRIVALS}{ask.rule.name}"), key=key, longest=inf)
 
 
 def make_look(ask: Ask) -> Ask:

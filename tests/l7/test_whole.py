@@ -106,7 +106,7 @@ async def test_what_is_kept_is_counted_as_it_comes_and_charged_as_it_is_served(s
     limiter = make_limiter(store)
     for _ in range(2):
         assert (await limiter.decide("app", REQUEST)).allowed
-    kept = [await limiter.keep("app", REQUEST) for _ in range(4)]
+    kept = [await limiter.keep("app", REQUEST, counts=True) for _ in range(4)]
     assert [verdict.allowed for verdict in kept] == [True, True, True, False]
     assert (kept[0].retry_after > 0, kept[0].leases) == (True, ())
     assert list_refusing(kept[3]) == ["path=/jobs", "user"]
@@ -117,7 +117,7 @@ async def test_what_is_kept_is_counted_as_it_comes_and_charged_as_it_is_served(s
 
 async def test_who_has_come_as_often_as_he_may_does_not_pass_either(store: Store) -> None:
     limiter = make_limiter(store)
-    assert [(await limiter.keep("app", REQUEST)).allowed for _ in range(6)] == [True] * 5 + [False]
+    assert [(await limiter.keep("app", REQUEST, counts=True)).allowed for _ in range(6)] == [True] * 5 + [False]
     verdict = await limiter.decide("app", REQUEST)
     assert (verdict.allowed, list_refusing(verdict)) == (False, ["user"])
     assert verdict.retry_after > 0
@@ -134,7 +134,7 @@ async def test_tries_of_what_waits_charge_nothing_and_count_nothing(store: Store
         assert not (await limiter.decide("app", REQUEST, line=line)).allowed
     assert await count_left(limiter) == [0, 3]
     assert sum(counts.refused for _, counts in limiter.usage) == 0
-    assert [(await limiter.keep("app", REQUEST)).allowed for _ in range(6)] == [True] * 5 + [False]
+    assert [(await limiter.keep("app", REQUEST, counts=True)).allowed for _ in range(6)] == [True] * 5 + [False]
 
 
 async def test_refusals_of_others_are_counted_as_ever(store: Store) -> None:
@@ -142,7 +142,7 @@ async def test_refusals_of_others_are_counted_as_ever(store: Store) -> None:
     assert (await limiter.decide("app", REQUEST)).allowed
     for _ in range(3):
         assert not (await limiter.decide("app", REQUEST)).allowed
-    assert not (await limiter.keep("app", REQUEST)).allowed
+    assert not (await limiter.keep("app", REQUEST, counts=True)).allowed
     counts = limiter.usage.get(Rule("app", "user"))
     assert counts is not None
     assert (counts.admitted, counts.refused) == (1, 4)
@@ -171,7 +171,20 @@ async def test_a_place_in_flight_is_held_by_none_that_is_refused(store: Store) -
     assert await count_left(limiter) == [0, 3] or await count_left(limiter) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [("remote_address", False), ("path,remote_address", False), ("remote_address=10.*", True), ("path", True),
+     ("plan", True), ("user", True)],
+)  # fmt: skip
+async def test_who_comes_to_a_counter_that_others_may_have_is_counted_with_his_network(
+    store: Store, name: str, apart: bool
+) -> None:
+    ask = Ask(Rule("app", name, Limit(2, DAY)), Limit(2, DAY), "a")
+    coming = [make_arrival(ask, network) for network in ("192.0.2", "192.0.2", "198.51.100")]
+    assert [decision.admitted for decision in await store.decide(coming)] == [True, True, apart]
+
+
 @pytest.mark.parametrize("name", ["remote_address,path", "override:5/second:remote_address,path"])
 def test_networks_have_shares_of_what_is_counted_as_it_comes_too(name: str) -> None:
     ask = Ask(Rule("app", name, Limit(5, DAY)), Limit(5, DAY), "a")
-    assert find_shares(make_arrival(ask).rule.name) is not None
+    assert find_shares(make_arrival(ask, "192.0.2").rule.name) is not None

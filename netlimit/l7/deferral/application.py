@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from netlimit.l7.deferral.deferral import Deferral, Send, choose_line, complain, find_lines
 from netlimit.l7.extraction import Extraction, choose_address
 from netlimit.l7.identity import Extractor
-from netlimit.l7.limiter import Limiter
+from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import RuleSet
 
@@ -68,13 +69,13 @@ class DeferralApp:
         if not lines:
             return await complain(send, 429, "The request is over a limit, and no rule says that it is to be kept.")
         look = await self._limiter.keep(self._domain, descriptors, client=address)
-        if look.blocked:
-            return await complain(send, 403, "The client is blocked: nothing of it is kept.")
         if not look.allowed:
-            return await complain(send, 429, "The request is over a limit that keeps nothing.")
+            return await _refuse(send, look)
         line = await self._deferral.find_waiting(lines) or choose_line(lines, look)
-        told, wait = (self._domain, descriptors, 1), look.retry_after
-        return await self._deferral.accept(wanted, receive, send, line, *told, retry_after=wait, address=address)
+        arrive = partial(self._limiter.keep, self._domain, descriptors, client=address, counts=True)
+        told, wait = (self._domain, descriptors, arrive), look.retry_after
+        refusal = await self._deferral.accept(wanted, receive, send, line, *told, retry_after=wait, address=address)
+        return None if refusal is None else await _refuse(send, refusal)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -83,3 +84,9 @@ class DeferralApp:
         await receive()
         await self._deferral.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _refuse(send: Send, verdict: Verdict) -> None:
+    if verdict.blocked:
+        return await complain(send, 403, "The client is blocked: nothing of it is kept.")
+    return await complain(send, 429, "The request is over a limit that keeps nothing.")

@@ -86,6 +86,10 @@ class Backlog(Protocol):
         """Keep a request for good. Raises BacklogFull."""
         ...
 
+    async def withdraw(self, request: Deferred) -> bool:
+        """Take back a request that has just been put, unless it has been claimed; whether it is kept no more."""
+        ...
+
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
         ...

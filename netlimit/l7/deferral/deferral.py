@@ -31,6 +31,8 @@ from netlimit.l7.problems import MEDIA_TYPE
 from netlimit.l7.rules import Descriptor, Match, OnLimit, Rule, join_key, name_counter
 
 Send = Callable[[Message], Awaitable[None]]
+Arrive = Callable[[], Awaitable[Verdict]]
+"""Counts that a request which is kept has come; the verdict tells whether it may."""
 
 PATH = "/.netlimit/deferred"
 LARGEST, _MOST = 2**20, 20 * 2**20
@@ -133,32 +135,39 @@ class Deferral:
         line: Line,
         domain: str,
         descriptors: Sequence[Descriptor],
+        arrive: Arrive,
         hits: int = 1,
         retry_after: float = 0.0,
         address: str | None = None,
-    ) -> None:
+    ) -> Verdict | None:
         """Keep a request and answer 202, or 413 or 429 where it cannot be kept. A client that goes before all of its
-        request is here gets nothing, and nothing is kept. `address` is whom IP rules are asked about when it is
-        replayed, where descriptors do not tell."""
+        request is here gets nothing, and nothing is kept. What `arrive` refuses is not kept, and its verdict is left to
+        be answered. `address` is whom IP rules are asked about when it is replayed, where descriptors do not tell."""
         if not _find_raw(scope).startswith(b"/"):  # behind the upstream's name it could make another of it
-            return await complain(send, 400, "The request is for no path, and is not kept.")
+            await complain(send, 400, "The request is for no path, and is not kept.")
+            return None
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await self._read_body(scope, receive)
         except TimeoutError:
-            return await complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
+            await complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
+            return None
         if body is None:
             return None
         if len(body) > self._largest:
             sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
-            return await complain(send, 413, sentence)
+            await complain(send, 413, sentence)
+            return None
         request = self._make_request(scope, body, line, domain, tuple(descriptors), hits, address)
         wait = count_seconds(retry_after) or 1
         try:
-            await self._backlog.put(request)
+            refusal = await self._put(request, arrive)
         except (BacklogFull, BacklogUnavailable) as error:
             status = 429 if isinstance(error, BacklogFull) else 503
-            return await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
+            await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
+            return None
+        if refusal is not None:
+            return refusal
         if self._replayer is not None:
             self._replayer.stir()
         location = f"{quote(_find_root(scope))}{self.path}/{request.id}"
@@ -185,6 +194,20 @@ class Deferral:
         body = json.dumps(_describe(identity, report)).encode()
         await _answer(send, 200, _JSON, b"" if scope["method"] == "HEAD" else body)
         return None
+
+    async def _put(self, request: Deferred, arrive: Arrive) -> Verdict | None:
+        """Keep a request and count that it has come, or neither: what there is room for first, since what has been
+        counted stays so. The verdict is that of a limit that others, who came at the same time, have used up."""
+        try:
+            await self._backlog.put(request)
+            verdict = await arrive()
+        except (BacklogFull, BacklogUnavailable):
+            raise
+        except BaseException:  # whoever ends the task of a client that goes, say, has not been there to be counted
+            with suppress(BacklogUnavailable):
+                await self._backlog.withdraw(request)
+            raise
+        return None if verdict.allowed or not await self._backlog.withdraw(request) else verdict
 
     def _make_request(
         self,

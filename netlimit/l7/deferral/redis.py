@@ -34,6 +34,8 @@ _BATCH, _SCAN = 100, 1000
 _TIMEOUT = 5.0
 _PATIENCE = 3.0
 """Seconds for which a connection is waited for while all are in use."""
+_WITHDRAWN, _KNOWN = "It has not been kept.", 600
+"""What is said of a request that has been taken back, and for how many seconds."""
 _REPLAYING, _COMING, _POLLING = 8, 24, 8
 """Connections. Clients can have any number of requests under way: they are to use up none that the replayer needs, nor
 those who only ask what has become of a request any that new ones need."""
@@ -158,6 +160,12 @@ class RedisBacklog:
             kept = await self._coming.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
             if not kept:
                 raise BacklogFull
+
+    async def withdraw(self, request: Deferred) -> bool:
+        """Take back a request that has just been put; whether it is kept no more."""
+        async with self._asking():
+            names = self._stream, self._keys, self._bytes, self._name(request.id), self._shares
+            return bool(await self._coming.eval(scripts.WITHDRAW, len(names), *names, _WITHDRAWN, _KNOWN))
 
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""

@@ -15,6 +15,26 @@ local function count(keys, bytes, shares, key, network, size, others)
     redis.call('HINCRBY', shares, 'requests under ' .. others .. ' of key ' .. key, 1)
 end
 """
+_DISCOUNT = """
+local function give_back(fields, name, amount)
+    local left = redis.call('HINCRBY', fields, name, 0 - amount) -- which is never -0: Redis takes none
+    if left <= 0 then redis.call('HDEL', fields, name) end
+end
+local function discount(stream, keys, bytes, shares, key, network, size, others)
+    give_back(keys, key, 1)
+    redis.call('DECRBY', bytes, size)
+    if network then -- else a former version has put it, and has not counted what shares it takes
+        give_back(shares, 'bytes of key ' .. key, size)
+        give_back(shares, 'requests of network ' .. network, 1)
+        give_back(shares, 'bytes of network ' .. network, size)
+        local part = ' of network ' .. network .. ' of key ' .. key
+        give_back(shares, 'requests' .. part, 1)
+        give_back(shares, 'bytes' .. part, size)
+        give_back(shares, 'requests under ' .. others .. ' of key ' .. key, 1)
+    end
+    if redis.call('XLEN', stream) == 0 then redis.call('DEL', keys, bytes, shares) end -- such a version gives none back
+end
+"""
 PUT = f"""{_COUNT}
 if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end -- asked again: its answer was lost with a connection
 local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
@@ -33,8 +53,21 @@ if of_both >= tonumber(ARGV[2]) - read(KEYS[2], ARGV[4])
 redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
     'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10], 'others', ARGV[12])
 count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size, ARGV[12])
-redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size,
+local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[5], 'key', ARGV[4], 'network', ARGV[10], 'size', size,
     'others', ARGV[12])
+redis.call('HSET', KEYS[4], 'entry', entry)
+return 1
+"""
+WITHDRAW = f"""{_DISCOUNT}
+local state, tries, entry, key, network, size, others = unpack(
+    redis.call('HMGET', KEYS[4], 'state', 'tries', 'entry', 'key', 'network', 'size', 'others'))
+if not state or redis.call('HGET', KEYS[4], 'reason') == ARGV[1] then return 1 end -- asked again
+if state ~= 'waiting' or tries ~= '0' or not entry or redis.call('XDEL', KEYS[1], entry) == 0 then return 0 end
+redis.call('XACK', KEYS[1], 'replay', entry)
+discount(KEYS[1], KEYS[2], KEYS[3], KEYS[5], key, network, tonumber(size), others)
+redis.call('HSET', KEYS[4], 'state', 'failed', 'reason', ARGV[1])
+redis.call('HDEL', KEYS[4], 'head', 'body')
+redis.call('EXPIRE', KEYS[4], ARGV[2]) -- who has read the entry already takes it for lost otherwise
 return 1
 """
 BEHIND = """
@@ -61,6 +94,10 @@ return owner and 1 or 2
 """
 KEEP_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
 RESTORE = """
+local function add(id, ...)
+    local name, entry = ARGV[1] .. id, redis.call('XADD', KEYS[1], '*', 'id', id, ...)
+    if redis.call('TYPE', name).ok == 'hash' then redis.call('HSET', name, 'entry', entry) end
+end
 local present = redis.call('XRANGE', KEYS[1], '-', '+') -- what was put since, behind what was lost
 local known, lost = {}, 0
 for _, entry in ipairs(present) do known[entry[2][2]] = true end
@@ -70,12 +107,11 @@ for position = 2, #ARGV do
     local state, key, network, size, others = unpack(
         redis.call('HMGET', ARGV[1] .. id, 'state', 'key', 'network', 'size', 'others'))
     if state == 'waiting' and key and not known[id] then
-        redis.call('XADD', KEYS[1], '*', 'id', id, 'key', key, 'network', network or '', 'size', size or 0,
-            'others', others or '')
+        add(id, 'key', key, 'network', network or '', 'size', size or 0, 'others', others or '')
         lost = lost + 1
     end
 end
-for _, entry in ipairs(present) do redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end
+for _, entry in ipairs(present) do add(select(2, unpack(entry[2]))) end
 redis.call('XGROUP', 'CREATE', KEYS[1], 'replay', '0', 'MKSTREAM') -- last: it says that all this has been done
 return lost
 """
@@ -105,7 +141,7 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 return {tries, head, body}
 """
 FORGET_TRY = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBY', KEYS[1], 'tries', -1) end"
-FINISH = """
+FINISH = f"""{_DISCOUNT}
 local function remember(ended, id, weight, room) -- each by what had ended before it, and '' by all: the oldest go
     local before = tonumber(redis.call('ZSCORE', ended, '') or 0)
     local all = before + weight
@@ -117,31 +153,13 @@ local function remember(ended, id, weight, room) -- each by what had ended befor
     redis.call('ZREMRANGEBYSCORE', ended, '-inf', past)
     redis.call('EXPIRE', ended, ARGV[7])
 end
-local function give_back(fields, name, amount)
-    local left = redis.call('HINCRBY', fields, name, 0 - amount) -- which is never -0: Redis takes none
-    if left <= 0 then redis.call('HDEL', fields, name) end
-end
 redis.call('XACK', KEYS[1], 'replay', ARGV[1])
 if redis.call('TYPE', KEYS[4]).ok ~= 'hash' then redis.call('DEL', KEYS[4]) end -- nothing that was put here
 local size, network, state = unpack(redis.call('HMGET', KEYS[4], 'size', 'network', 'state'))
 local present = redis.call('XDEL', KEYS[1], ARGV[1])
 if present == 1 then
     if not state then size, network = ARGV[8], ARGV[9] ~= '' and ARGV[9] end -- the record is lost
-    size = tonumber(size) or 0
-    give_back(KEYS[2], ARGV[2], 1)
-    redis.call('DECRBY', KEYS[3], size)
-    if network then -- else a former version has put it, and has not counted what shares it takes
-        give_back(KEYS[5], 'bytes of key ' .. ARGV[2], size)
-        give_back(KEYS[5], 'requests of network ' .. network, 1)
-        give_back(KEYS[5], 'bytes of network ' .. network, size)
-        local part = ' of network ' .. network .. ' of key ' .. ARGV[2]
-        give_back(KEYS[5], 'requests' .. part, 1)
-        give_back(KEYS[5], 'bytes' .. part, size)
-        give_back(KEYS[5], 'requests under ' .. ARGV[14] .. ' of key ' .. ARGV[2], 1)
-    end
-    if redis.call('XLEN', KEYS[1]) == 0 then -- such a version gives none back
-        redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])
-    end
+    discount(KEYS[1], KEYS[2], KEYS[3], KEYS[5], ARGV[2], network, tonumber(size) or 0, ARGV[14])
 end
 if state == 'waiting' then
     redis.call('HSET', KEYS[4], 'state', ARGV[3], 'reply', ARGV[4], 'body', ARGV[5], 'reason', ARGV[6])
@@ -151,6 +169,6 @@ if state == 'waiting' then
     local length = #ARGV[2] + #ARGV[4] + #ARGV[5] + #ARGV[6]
     remember(KEYS[6], ARGV[11], math.max(length * most, most_bytes), most * most_bytes)
 end
-return {present, state}
+return {{present, state}}
 """
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"

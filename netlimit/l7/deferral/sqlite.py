@@ -174,6 +174,12 @@ class SqliteBacklog:
         """Keep a request for good. Raises BacklogFull."""
         await self._run(lambda: self._put(request))
 
+    async def withdraw(self, request: Deferred) -> bool:
+        """Take back a request that has just been put; whether it is kept no more."""
+        query = "DELETE FROM deferred WHERE id = ? AND state = 'waiting' AND tries = 0"
+        await self._run(lambda: self._connection.execute(query, (request.id,)))
+        return await self.find(request.id) is None
+
     async def is_waiting(self, key: str) -> bool:
         """Whether requests of a key wait."""
         query = "SELECT 1 FROM deferred WHERE state = 'waiting' AND key = ? LIMIT 1"

@@ -99,6 +99,26 @@ class BacklogSuite:
         await backlog.postpone(first, now + 9, tried=True)
         assert await backlog.claim(now + 9) == (first, 2)
 
+    async def test_what_is_withdrawn_has_not_been_put(
+        self, open_backlog: OpenBacklog, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backlog, other = open_backlog(most_of_one=2), open_backlog(most_of_one=2)
+        first, second = make_request(target="/1"), make_request(target="/2")
+        for request in (first, second):
+            await backlog.put(request)
+        now = time.time()
+        assert await other.claim(now) == (first, 1), "who has claimed one has read of both"
+        assert [await backlog.withdraw(request) for request in (first, second, second)] == [False, True, True]
+        third = make_request(target="/3")
+        await backlog.put(third)  # there is room again
+        await other.finish(first, State.DONE, now, None, "")
+        assert await other.claim(now) == (third, 1)
+        await other.finish(third, State.DONE, now, None, "")
+        await other.sweep(now)
+        assert await other.claim(now) is None
+        assert not await backlog.is_waiting(first.key)
+        assert caplog.records == []
+
     async def test_a_claim_that_is_renewed_is_nobody_elses(self, open_backlog: OpenBacklog) -> None:
         backlog = open_backlog(lease=100)
         request = make_request()

@@ -272,7 +272,8 @@ async def test_a_shared_line_is_filled_by_no_network(open_site: OpenSite) -> Non
     async with open_site("{unit: day, requests_per_unit: 1000}", Bounds(most_of_one=16)) as site:
         await site.post(BOB, 2)
         kept = Counter(status for status in await site.count(ATTACKER, 20))
-        assert kept[202] <= 9, "one or two may have been served meanwhile"
+        served = sum(who == ATTACKER for who, *_ in site.served)
+        assert kept[202] <= 8 + served, "some may have been served meanwhile"
         assert await site.count(CAROL) == [202]
 
 
