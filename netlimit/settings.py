@@ -38,6 +38,9 @@ _LARGEST_SET = 2**32 - 1
 _LARGEST_COUNT = 10**9
 _LONGEST = 2**20
 """Bytes of a settings file."""
+_LOCAL = "unix:"
+_LONGEST_LOCAL = 107
+"""Bytes of the path of a Unix socket (unix(7))."""
 
 
 def _hostname() -> str:
@@ -95,6 +98,42 @@ def parse_listen(value: object) -> Listen:
             f'{value!r} is no place to listen at; write host:port, such as "127.0.0.1:8750", "[::1]:8750".'
         )
     return Listen(match[1].strip("[]"), int(match[2]))
+
+
+class LocalListen(NamedTuple):
+    """The Unix socket at which a server listens; `str` is the form that it is written in."""
+
+    path: str
+    """Absolute, and short enough for a socket."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this host can connect to it."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{_LOCAL}{self.path}"
+
+
+AnyListen = Listen | LocalListen
+
+
+def parse_any_listen(value: object) -> AnyListen:
+    """Read "host:port", or "unix:/absolute/path". Raises ValueError with a sentence."""
+    if isinstance(value, LocalListen):
+        return value
+    scheme, local, path = str(value).strip().partition(_LOCAL)
+    if isinstance(value, Listen) or scheme or not local or re.fullmatch(r"\d+", path):  # a host may be called so
+        return parse_listen(value)
+    name = path.rpartition("/")[2]
+    if not path.startswith("/") or name in ("", ".", "..") or "\0" in path:
+        raise ValueError(
+            f"{value!r} is no place to listen at; a Unix socket is written with its whole path, such as "
+            f'"{_LOCAL}/run/netlimit-limiter/http.sock".'
+        )
+    if len(os.fsencode(path)) > _LONGEST_LOCAL:
+        raise ValueError(f"{value!r} is too long; the path of a Unix socket has {_LONGEST_LOCAL} bytes at most.")
+    return LocalListen(path)
 
 
 def parse_mark_mask(value: object) -> int | None:
@@ -233,9 +272,9 @@ class Settings(BaseSettings):
     """A file with limits of the limiter, or a folder of such files, besides those in the database."""
     listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8750)
     """Where the API listens."""
-    limiter_listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8751)
+    limiter_listen: Annotated[AnyListen, BeforeValidator(parse_any_listen), NoDecode] = Listen("127.0.0.1", 8751)
     """Where the limiter listens for HTTP."""
-    limiter_grpc_listen: Annotated[Listen, BeforeValidator(parse_listen), NoDecode] = Listen("127.0.0.1", 8752)
+    limiter_grpc_listen: Annotated[AnyListen, BeforeValidator(parse_any_listen), NoDecode] = Listen("127.0.0.1", 8752)
     """Where the limiter listens for gRPC."""
     limiter_token: SecretStr | None = None
     """What proxies and applications show so that limits with `escalate` block whom they tell of; without it none do."""

@@ -25,6 +25,7 @@ from netlimit.l7.escalation import Askers, Escalator, Refusals
 from netlimit.l7.failover import Failover
 from netlimit.l7.gate import Gate
 from netlimit.l7.headers import Family
+from netlimit.l7.identity import UNIX
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.service.application import Service
 from netlimit.l7.service.auth import LOOPBACK
@@ -32,14 +33,15 @@ from netlimit.l7.service.rpc import RpcServer
 from netlimit.l7.service.server import serve
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store as Counters
-from netlimit.settings import Settings
+from netlimit.settings import LocalListen, Settings
 from netlimit.store import Store
 
 log = logging.getLogger(__name__)
 
 
 def decide(settings: Settings, store: Store, listening: socket.socket, grpc_place: str) -> None:
-    """Decide by the rules of files and of the database, both of which are followed; for gRPC at "address:port"."""
+    """Decide by the rules of files and of the database, both of which are followed; for gRPC at "address:port" or
+    "unix:/path"."""
     counters = open_counters(settings.counters_url, settings.limiter_memory * 2**20)
     is_absent = _Absence(settings)
     sources = Sources(settings.limits, store, is_absent=is_absent)
@@ -165,7 +167,9 @@ async def _serve(
     count_lost: Callable[[], int],
 ) -> None:
     families = frozenset(map(Family, settings.limiter_headers))
-    proxies = [str(network) for network in settings.trusted_proxies] or LOOPBACK
+    proxies = [str(network) for network in settings.trusted_proxies] or [*LOOPBACK]
+    if isinstance(settings.limiter_listen, LocalListen):
+        proxies.append(UNIX)  # who may come by a Unix socket is one: it has no address by which he could be named
     service = Service(
         limiter,
         lambda: sources.rules,

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from netlimit.settings import Listen
+from netlimit.settings import AnyListen, LocalListen
 
 API, LIMITER, GRPC = "api", "limiter", "limiter-grpc"
 """What sockets are called in the store. The one of gRPC, which listens by sockets of its own, keeps the place alone."""
@@ -24,7 +24,7 @@ _SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-def take(places: Mapping[str, Listen]) -> dict[str, socket.socket]:
+def take(places: Mapping[str, AnyListen]) -> dict[str, socket.socket]:
     """The sockets that the store has given back, by name, as far as they are where they should be. Any other is closed,
     and taken out of the store: where the API listened before, nobody answers."""
     taken: dict[str, socket.socket] = {}
@@ -71,7 +71,9 @@ def _open(descriptor: int) -> socket.socket | None:
         return None
 
 
-def _is_at(found: socket.socket, place: Listen, listens: bool) -> bool:
+def _is_at(found: socket.socket, place: AnyListen, listens: bool) -> bool:
+    if isinstance(place, LocalListen):  # that one's directory keeps it from others, and nothing need be kept here
+        return False
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         if (found.family, found.type) != (family, socket.SOCK_STREAM):

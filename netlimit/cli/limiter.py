@@ -6,13 +6,13 @@ import importlib
 import logging
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import typer
 
-from netlimit.cli import descriptor_store
+from netlimit.cli import descriptor_store, unix_sockets
 from netlimit.cli.daemons import UMASK, hold, listen, raise_open_files, stay_prompt
 from netlimit.cli.descriptor_store import GRPC, LIMITER
 from netlimit.cli.errors import CommandError
@@ -20,9 +20,9 @@ from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.privileges import USER, become, find_user, is_root
 from netlimit.errors import StoreError
+from netlimit.settings import Listen, LocalListen
 
 if TYPE_CHECKING:
-    from netlimit.settings import Settings
     from netlimit.store import Store
 
 _LATE = (
@@ -54,19 +54,31 @@ def limiter(
     os.umask(UMASK)
     raise_open_files(OPEN_FILES)
     log_to_stderr("limiter", settings)
-    taken = descriptor_store.take({LIMITER: settings.limiter_listen, GRPC: settings.limiter_grpc_listen})
-    listening = taken.get(LIMITER) or _keep(LIMITER, listen(settings.limiter_listen, "limiter", "LIMITER_LISTEN"))
-    if settings.limiter_listen.is_open or settings.limiter_grpc_listen.is_open:
+    place, grpc_place = settings.limiter_listen, settings.limiter_grpc_listen
+    taken = descriptor_store.take({LIMITER: place, GRPC: grpc_place})
+    if place.is_open or grpc_place.is_open:
         log.warning("The limiter asks nobody who he is: let nobody reach it but proxies and applications of yours.")
-    with listening, open_store(settings) as store:
+    with ExitStack() as closing:
+        listening = None
+        if isinstance(place, Listen):
+            listening = taken.get(LIMITER) or _keep(LIMITER, listen(place, "limiter", "LIMITER_LISTEN"))
+            closing.enter_context(listening)
+        store = closing.enter_context(open_store(settings))
         if is_root():
             _drop_root(store, user)
-        with _hold_grpc(settings, taken.get(GRPC)) as held:
-            deciding.decide(settings, store, listening, _name(held))
+        if isinstance(place, LocalListen):  # in its directory nothing is done as root
+            listening = closing.enter_context(unix_sockets.listening(place, "LIMITER_LISTEN"))
+        assert listening is not None
+        if isinstance(grpc_place, LocalListen):
+            closing.enter_context(unix_sockets.held(grpc_place, "LIMITER_GRPC_LISTEN"))
+            name = str(grpc_place)
+        else:
+            name = _name(closing.enter_context(_hold_grpc(grpc_place, taken.get(GRPC))))
+        deciding.decide(settings, store, listening, name)
     log.info("Stopped.")
 
 
-def _hold_grpc(settings: Settings, taken: socket.socket | None) -> socket.socket:
+def _hold_grpc(place: Listen, taken: socket.socket | None) -> socket.socket:
     """What keeps the place of gRPC, as the user who listens there: the kernel lets no other in beside. One that is
     another user's, for the limiter was his before, is let go. Raises CommandError."""
     if taken is not None and os.fstat(taken.fileno()).st_uid == os.geteuid():
@@ -74,7 +86,7 @@ def _hold_grpc(settings: Settings, taken: socket.socket | None) -> socket.socket
     if taken is not None:
         taken.close()
         descriptor_store.forget(GRPC)
-    return _keep(GRPC, hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN"))
+    return _keep(GRPC, hold(place, "limiter", "LIMITER_GRPC_LISTEN"))
 
 
 def _name(held: socket.socket) -> str:

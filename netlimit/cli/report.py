@@ -12,7 +12,7 @@ from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.errors import CommandError, note_speaker
 from netlimit.cli.parts import read_settings
 from netlimit.cli.printing import JSON, add_row, make_table, print_as, print_table
-from netlimit.settings import Listen
+from netlimit.settings import AnyListen, Listen, LocalListen
 
 SECONDS = 30.0
 """How long the limiter may take for its whole answer."""
@@ -25,12 +25,14 @@ def report(context: typer.Context, json: bool = JSON) -> None:
     print_as(json, _ask(place), _show)
 
 
-def _ask(place: Listen) -> Any:
+def _ask(place: AnyListen) -> Any:
     import httpx
 
+    near = "localhost" if isinstance(place, LocalListen) else _find_near(place)
     try:
-        with httpx.Client(headers=PLAIN, trust_env=False) as client:
-            answer = ask(client, "GET", f"http://{_find_near(place)}/v1/report", SECONDS)
+        transport = httpx.HTTPTransport(uds=place.path) if isinstance(place, LocalListen) else None
+        with httpx.Client(headers=PLAIN, trust_env=False, transport=transport) as client:
+            answer = ask(client, "GET", f"http://{near}/v1/report", SECONDS)
         if answer.is_success:
             return answer.read_json()
     except httpx.TimeoutException:

@@ -21,7 +21,7 @@ import pytest
 
 from netlimit.cli.daemons import hold
 from netlimit.cli.limiter import _hold_grpc
-from netlimit.settings import Settings
+from netlimit.settings import Listen
 from tests.cli.running import PROGRAM, SECONDS, Netlimit, until
 from tests.ports import free_port
 from tests.warm import ROOT
@@ -237,12 +237,12 @@ def test_a_place_that_another_user_has_held_is_let_go(
 ) -> None:
     """The limiter was his before; gRPC could not listen beside his socket."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
-    settings = Settings(limiter_grpc_listen=f"127.0.0.1:{free_port()}")
-    former = hold(settings.limiter_grpc_listen, "limiter", "LIMITER_GRPC_LISTEN")
+    place = Listen("127.0.0.1", free_port())
+    former = hold(place, "limiter", "LIMITER_GRPC_LISTEN")
     os.fchown(former.fileno(), 12345, 12345)
-    with _hold_grpc(settings, former) as held:
+    with _hold_grpc(place, former) as held:
         assert held is not former
         removed, none = manager.hear()
         assert (removed["FDSTOREREMOVE"], removed["FDNAME"], none) == ("1", "limiter-grpc", [])
         assert manager.hear()[0]["FDSTORE"] == "1"
-        assert _hold_grpc(settings, held) is held
+        assert _hold_grpc(place, held) is held

@@ -161,6 +161,41 @@ def test_masks_that_are_one_run_of_bits(monkeypatch: pytest.MonkeyPatch, mask: s
 @pytest.mark.parametrize("text", ["127.0.0.1:8750", "[::1]:8750", "gw1.example:80", "[2001:db8::1]:0"])
 def test_a_place_to_listen_prints_as_it_was_written(text: str) -> None:
     assert str(settings.parse_listen(text)) == text
+    assert settings.parse_any_listen(text) == settings.parse_listen(text)
+
+
+@pytest.mark.parametrize("path", ["/run/netlimit-limiter/http.sock", "/a b%20:1", f"/{'ä' * 53}"])
+def test_a_unix_socket_prints_as_it_was_written(path: str) -> None:
+    found = settings.parse_any_listen(f"unix:{path}")
+    assert (found, str(found), found.is_open) == (settings.LocalListen(path), f"unix:{path}", False)
+    assert settings.Settings(limiter_listen=found, limiter_grpc_listen=f"unix:{path}").limiter_grpc_listen == found
+
+
+def test_a_host_may_be_called_unix() -> None:
+    assert settings.parse_any_listen("unix:8751") == Listen("unix", 8751)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("unix:", "with its whole path"),
+        ("unix:http.sock", "with its whole path"),
+        ("unix:/", "with its whole path"),
+        ("unix:/run/", "with its whole path"),
+        ("unix:/run/..", "with its whole path"),
+        ("unix:/run/\0a", "with its whole path"),
+        (f"unix:/{'ä' * 54}", "107 bytes at most"),
+        ("/run/http.sock", "write host:port, "),
+    ],
+)
+def test_what_is_no_place_of_the_limiter_s_is_told(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings.parse_any_listen(text)
+
+
+def test_the_api_listens_at_no_unix_socket() -> None:
+    with pytest.raises(ValueError, match="write host:port"):
+        settings.parse_listen("unix:/run/api.sock")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
@@ -21,7 +22,7 @@ from uvicorn.server import ServerState
 
 from netlimit.l7.listening import Receive
 from netlimit.l7.service.answers import CLOSE, TEXT, Answer
-from netlimit.l7.service.exchange import AGE, Exchange, Scope, write_answer
+from netlimit.l7.service.exchange import AGE, CONNECTION, Exchange, Scope, write_answer
 from netlimit.l7.service.pace import Pace
 from netlimit.l7.service.questions import LARGEST, REMEMBERED, SHORT
 from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._part = _IDLE
         self._since = room.now
         self._stalled: int | None = None
+        self._came = 0.0
         self._drained: asyncio.Future[None] | None = None
         self._size = self._chunk = self._first = 0
         self._problem = Answer(400, [TEXT], b"Invalid HTTP request received.")
@@ -142,6 +144,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on: at once what is one piece, as questions are; else piece by piece."""
+        if self._peer is None:
+            self._came = self._room.find_arrival(time.monotonic())
         if self._rest or (len(data) > _SHORT and not _is_piece(data)):
             self._keep(data)
             return
@@ -202,6 +206,7 @@ class Connection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
             AGE: self._find_age,
+            CONNECTION: self,
         }
         keeps = version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
         self._part, self._since = _BODY, self._room.now
@@ -346,11 +351,12 @@ class Connection(asyncio.Protocol):
             self._resume()
 
     def _find_age(self) -> float:
-        """Seconds since the last that was read has come to this host, where it may have lain before."""
+        """Seconds since the last that was read has come to this host, where it may have lain before. Of a Unix socket
+        the kernel does not tell it."""
         try:
             told = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except (OSError, ValueError):  # it has ended; uvloop says the latter
-            return 0.0
+        except (OSError, ValueError):  # it has ended (uvloop says the latter), or is none of TCP
+            return time.monotonic() - self._came if self._came else 0.0
         return int.from_bytes(told[-4:], sys.byteorder) / 1000
 
     def _pause(self) -> None:

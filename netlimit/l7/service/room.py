@@ -15,6 +15,8 @@ IDLE_SECONDS = 75
 """How long a connection may be idle: longer than proxies keep theirs (60 s in nginx), so that they close them first."""
 TAKE_SECONDS = 30
 """How long answers may lie here that the other end does not take."""
+TICK_SECONDS = 0.1
+"""How often the room hears how late it is, unless the event loop is kept from it."""
 _SPARED_FILES = 256
 _SHARE = 16
 """Where there is no room this share of all is made free: finding the oldest takes milliseconds."""
@@ -54,6 +56,7 @@ class Room:
         """The second: a clock that costs nothing to read."""
         self._most = most
         self._inside: dict[Guest, None] = {}
+        self._passed = self._late = 0.0
 
     def __len__(self) -> int:
         return len(self._inside)
@@ -69,12 +72,24 @@ class Room:
         self._inside.pop(guest, None)
 
     def pass_time(self, now: float) -> None:
-        """So late it is by a clock that never jumps: once a second those go whose time is over."""
+        """So late it is by a clock that never jumps (`time.monotonic`), ten times a second: once a second those go
+        whose time is over."""
+        self._late = self._find_delay(now)
+        self._passed = now
         if int(now) <= self.now:
             return
         self.now = int(now)
         for guest in list(self._inside):
             guest.look(self.now)
+
+    def find_arrival(self, now: float) -> float:
+        """When something that is read now may have come to this host at the earliest: it has lain as long as the event
+        loop was kept from it, about which a tenth of a second is not known."""
+        return now - max(self._late, self._find_delay(now))
+
+    def _find_delay(self, now: float) -> float:
+        """How late the room hears how late it is."""
+        return max(now - self._passed - TICK_SECONDS, 0.0) if self._passed else 0.0
 
     def _make_room(self) -> None:
         waiting = [(not (each.half_sent and began < self.now), began, each) for each in self._inside

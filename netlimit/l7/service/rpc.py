@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -91,10 +92,15 @@ class RpcServer:
         return self._callers.troubles
 
     async def start(self, place: str) -> int:
-        """Listen at "host:port", and be healthy; the port. Raises RuntimeError where the place is taken."""
-        port = self._server.add_insecure_port(place)
+        """Listen at "host:port" or "unix:/path", and be healthy; the port. Raises RuntimeError where the place is
+        taken; a Unix socket that is there goes, whoever listens at it."""
+        path = place.removeprefix("unix:") if place.startswith("unix:/") else None
+        port = self._server.add_insecure_port(place if path is None else f"unix:{quote(path)}")
+        if path is not None:
+            os.chmod(path, 0o666)  # noqa: S103 - who may come to it its directory says
         await self._server.start()
-        self._watching = [asyncio.create_task(each) for each in (self._callers.watch(port), self._calls.watch())]
+        watching = (self._callers.watch(port if path is None else path), self._calls.watch())
+        self._watching = [asyncio.create_task(each) for each in watching]
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -114,7 +120,8 @@ class RpcServer:
             await self._wait_as_long(question, peer, known, context)
         else:
             await self._turns.take(peer, known)
-        self._askers.note(find_address(peer))
+        if address := find_address(peer):
+            self._askers.note(address)
         try:
             response = await should_rate_limit(self._limiter, self._families, question, known)
         except Unanswerable as error:
@@ -148,5 +155,7 @@ def _encode(value: str | bytes) -> bytes:
 
 
 def find_address(peer: str) -> str:
-    """The address in what gRPC calls a peer: `ipv4:192.0.2.7:4711`, `ipv6:%5B2001:db8::7%5D:4711`."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    """The address in what gRPC calls a peer: `ipv4:192.0.2.7:4711`, `ipv6:%5B2001:db8::7%5D:4711`. Nothing of a Unix
+    socket, whose other end may have any name."""
+    kind, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
