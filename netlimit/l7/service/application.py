@@ -23,7 +23,6 @@ from netlimit.l7.service.answers import JSON, Answer, Problem
 from netlimit.l7.service.auth import LOOPBACK, Authorizer
 from netlimit.l7.service.decisions import decide
 from netlimit.l7.service.envoy import answer_json
-from netlimit.l7.service.exchange import CONNECTION
 from netlimit.l7.service.leases import Leases
 from netlimit.l7.service.metrics import Answers, LimiterMetrics
 from netlimit.l7.service.questions import parse_object, read_body
@@ -124,7 +123,7 @@ class Service:
     async def _turn(self, scope: Scope) -> bool:
         """Wait for the turn of a question that may be dear, unlike a proxy's; whether who asks has shown the token."""
         known = self.askers.vouch(scope["headers"])
-        await self._turns.take(scope.get(CONNECTION) or scope.get("client"), known)
+        await self._turns.take(scope.get("client"), known)
         return known
 
     async def _release(self, scope: Scope, receive: Receive) -> Answer:

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from netlimit.l7.listening import Receive
 from netlimit.l7.service.answers import CLOSE, TEXT, Answer
-from netlimit.l7.service.exchange import AGE, CONNECTION, Exchange, Scope, write_answer
+from netlimit.l7.service.exchange import AGE, Exchange, Scope, write_answer
 from netlimit.l7.service.pace import Pace
 from netlimit.l7.service.questions import LARGEST, REMEMBERED, SHORT
 from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
@@ -206,7 +206,6 @@ class Connection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
             AGE: self._find_age,
-            CONNECTION: self,
         }
         keeps = version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
         self._part, self._since = _BODY, self._room.now

@@ -15,8 +15,6 @@ Scope = MutableMapping[str, Any]
 
 AGE = "netlimit.age"
 """In a scope: tells how many seconds ago the request has come to this host."""
-CONNECTION = "netlimit.connection"
-"""In a scope: what tells the connection from others. Those to a Unix socket have no address."""
 MOST_HELD = 64 * 2**10
 """Bytes of a body that are held for who is to read them; then the other end is left to push."""
 _STATUS = {each.value: b"HTTP/1.1 %d %b" % (each.value, each.phrase.encode()) for each in HTTPStatus}

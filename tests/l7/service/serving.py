@@ -9,20 +9,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import grpc
 import httpx
 import uvloop
 
+from netlimit.cli.unix_sockets import BACKLOG
 from netlimit.l7.addresses import AddressRules
 from netlimit.l7.document import parse_document
 from netlimit.l7.gate import Gate
 from netlimit.l7.headers import USUAL
+from netlimit.l7.identity import UNIX
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.counter import Clock
 from netlimit.l7.memory.store import MemoryStore
 from netlimit.l7.rules import RuleSet
 from netlimit.l7.service.application import Service
+from netlimit.l7.service.auth import LOOPBACK
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.rpc import SERVICE, RpcServer
@@ -36,14 +40,16 @@ Response = RateLimitResponse
 class Served:
     """A running limiter, and clients of it."""
 
-    def __init__(self, text: str, running: bool) -> None:
+    def __init__(self, text: str, running: bool, directory: Path | None) -> None:
         self.now = moment("10:00:00")
         document = parse_document(text)
         self.rules = RuleSet({document.domain: document.root})
         self.addresses = AddressRules()
         store = MemoryStore(Clock(self._read, 0))
         self.limiter = Limiter(lambda: self.rules, store, gate=Gate(lambda: self.addresses, store))
-        self.service = Service(self.limiter, lambda: self.rules)
+        proxies = LOOPBACK if directory is None else (*LOOPBACK, UNIX)
+        self.service = Service(self.limiter, lambda: self.rules, proxies=proxies)
+        self._directory = directory
         self.place = self.grpc_place = ""
         self._ending = asyncio.Event()
         self._started = threading.Event()
@@ -64,10 +70,18 @@ class Served:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         rpc = RpcServer(self.limiter, USUAL, self.service.answers, self.service.askers)
-        self.grpc_place = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
         http = HttpServer(self.service)
-        with socket.create_server(("127.0.0.1", 0)) as listening:
+        if self._directory is None:
+            self.grpc_place = f"127.0.0.1:{await rpc.start('127.0.0.1:0')}"
+            listening = socket.create_server(("127.0.0.1", 0))
             self.place = f"127.0.0.1:{listening.getsockname()[1]}"
+        else:
+            self.place, self.grpc_place = (f"unix:{self._directory}/{each}.sock" for each in ("http", "grpc"))
+            await rpc.start(self.grpc_place)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(self.place.removeprefix("unix:"))
+            listening.listen(BACKLOG)
+        with listening:
             running = asyncio.create_task(http.serve([listening]))
             self._started.set()
             await self._ending.wait()
@@ -85,7 +99,20 @@ class Served:
         self._loop.call_soon_threadsafe(self._ending.set)
 
     def connect(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
+        if self._directory is None:
+            return httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
+        transport = httpx.HTTPTransport(uds=self.place.removeprefix("unix:"))
+        return httpx.Client(base_url="http://localhost", transport=transport, timeout=30)
+
+    def open(self) -> socket.socket:
+        """A connection over HTTP."""
+        if self._directory is None:
+            host, _, port = self.place.rpartition(":")
+            return socket.create_connection((host, int(port)), 30)
+        opened = socket.socket(socket.AF_UNIX)
+        opened.settimeout(30)
+        opened.connect(self.place.removeprefix("unix:"))
+        return opened
 
 
 class Asker:
@@ -127,9 +154,10 @@ def someone() -> str:
 
 
 @contextmanager
-def serving(text: str, running: bool = False) -> Iterator[Served]:
-    """The limiter with the rules of a document; its clock stands unless it is running."""
-    served = Served(text, running)
+def serving(text: str, running: bool = False, directory: Path | None = None) -> Iterator[Served]:
+    """The limiter with the rules of a document; its clock stands unless it is running. It listens at Unix sockets where
+    it has a directory for them."""
+    served = Served(text, running, directory)
     thread = threading.Thread(target=served.run)
     thread.start()
     served.wait()
