@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -16,9 +17,12 @@ from contextlib import contextmanager, suppress
 
 from netlimit.cli.errors import CommandError
 from netlimit.custody import name_user
+from netlimit.l7.service.room import BACKLOG
+from netlimit.plain import read_text
 from netlimit.settings import LocalListen
 
-BACKLOG = 4096
+log = logging.getLogger(__name__)
+
 _STRANGERS = stat.S_IWGRP | stat.S_IWOTH | stat.S_IXOTH
 """Who may write there puts another socket in its place; and whom the socket is to keep away may not come to it."""
 
@@ -56,7 +60,21 @@ def listening(place: LocalListen, setting: str) -> Iterator[socket.socket]:
             made.listen(BACKLOG)
         except OSError as error:
             raise _refuse(place, setting, error) from None
+        if (most := _read_backlog()) < BACKLOG:
+            log.warning(
+                "Where %d connections wait for the limiter, the next is told that there is none, and proxies let pass "
+                "what it would ask. Set net.core.somaxconn to %d.",
+                most,
+                BACKLOG,
+            )
         yield made
+
+
+def _read_backlog() -> int:
+    """How many connections the kernel lets wait at a socket."""
+    with suppress(OSError, ValueError):
+        return int(read_text("/proc/sys/net/core/somaxconn"))
+    return BACKLOG
 
 
 def _check_directory(path: str) -> None:

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from netlimit.l7.headers import USUAL, Family
 from netlimit.settings import HEADERS, USUAL_HEADERS
 from tests.cli.running import Netlimit, Server, settings_in, until
+from tests.places import is_ready, open_client
 from tests.ports import free_port
 
 RULES = "domain: web\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: %s}\n"
@@ -26,8 +27,12 @@ USER = ("--user", "nobody") if os.geteuid() == 0 else ()
 class Running:
     """A limiter, and a client of it."""
 
-    def __init__(self, directory: Path, rules: str, **others: str) -> None:
-        self.place, self.grpc_place = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    def __init__(self, directory: Path, rules: str, sockets: Path | None = None, **others: str) -> None:
+        """It listens at ports, or at Unix sockets in a directory."""
+        if sockets is None:
+            self.place, self.grpc_place = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        else:
+            self.place, self.grpc_place = (f"unix:{sockets}/{name}.sock" for name in ("http", "grpc"))
         self.rules = directory / "web.yaml"
         self.write(rules)
         self.netlimit = Netlimit(
@@ -42,7 +47,7 @@ class Running:
         )
         self.netlimit.make_database()
         self.server = self.start()
-        self.http = httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=120)
+        self.http = open_client(self.place, 120)
         until(lambda: self.server.ended or self.answers(), self.server.said)
         assert not self.server.ended, self.server.said()
 
@@ -54,10 +59,7 @@ class Running:
         self.rules.chmod(0o644)
 
     def answers(self) -> bool:
-        try:
-            return self.http.get("/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
+        return is_ready(self.place, self.http)
 
     def ask(self, value: str = "alice") -> httpx.Response:
         return self.http.post("/v1/decide", json={"domain": "web", "descriptors": [[{"key": "user", "value": value}]]})

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -21,6 +21,7 @@ from tests.cli.running import Netlimit, Server, settings_in, until
 from tests.cli.test_descriptor_store import Manager, manager  # noqa: F401  a fixture
 from tests.cli.test_limiter import RULES
 from tests.l7.service.serving import Asker, describe
+from tests.places import is_ready, open_client
 from tests.ports import free_port
 
 OWNER, PROXY, STRANGER = "nobody", 54321, 54322
@@ -50,17 +51,13 @@ class Place:
     def grpc(self) -> Path:
         return self.directory / "grpc.sock"
 
-    def ask(self, question: str = "/readyz", address: str = "192.0.2.7") -> httpx.Response:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.http)), timeout=60) as client:
-            return client.get(f"http://localhost{question}", headers={"X-Forwarded-For": address})
+    def ask(self, question: str, address: str = "192.0.2.7") -> httpx.Response:
+        with open_client(f"unix:{self.http}") as client:
+            return client.get(question, headers={"X-Forwarded-For": address})
 
     def is_deciding(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as made:  # which the client leaves open where it cannot connect
-            try:
-                made.connect(str(self.http))
-            except OSError:
-                return False
-        return self.ask().status_code == 200
+        with open_client(f"unix:{self.http}") as client:
+            return is_ready(f"unix:{self.http}", client)
 
     def start(self) -> Server:
         server = self.netlimit.start("limiter", "--user", OWNER)
@@ -72,12 +69,18 @@ class Place:
         return self.netlimit.refuse("limiter", "--user", OWNER)
 
 
-@pytest.fixture
-def place(root: None, directory: Path) -> Iterator[Place]:
+def make_sockets_directory(directory: Path, owner: str = OWNER, group: int = PROXY) -> Path:
+    """A directory for sockets of a limiter's, within another."""
     sockets = directory / "sockets"
     sockets.mkdir()
-    os.chown(sockets, pwd.getpwnam(OWNER).pw_uid, PROXY)
+    os.chown(sockets, pwd.getpwnam(owner).pw_uid, group)
     sockets.chmod(0o710)
+    return sockets
+
+
+@pytest.fixture
+def place(root: None, directory: Path) -> Iterator[Place]:
+    sockets = make_sockets_directory(directory)
     rules = directory / "web.yaml"
     rules.write_text(RULES % 2 + "  - key: remote_address\n    rate_limit: {unit: hour, requests_per_unit: 1}\n")
     rules.chmod(0o644)
@@ -240,6 +243,19 @@ def test_the_report_comes_by_the_socket(place: Place) -> None:
     server = place.start()
     assert {each["rule"] for each in place.netlimit.ask("limits", "report")["limits"]} == {"user", "remote_address"}
     assert server.end() == 0
+
+
+def test_a_kernel_that_lets_few_wait_is_told_of(place: Place) -> None:
+    name = place.directory.parent.name
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        set_it = ["ip", "netns", "exec", name, "sysctl", "-q", "-w", "net.core.somaxconn=128"]
+        subprocess.run(set_it, check=True)
+        server = Place(place.directory, replace(place.netlimit, namespace=name)).start()
+        assert "Where 128 connections wait for the limiter, the next is told" in server.said()
+        assert server.end() == 0
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @contextmanager

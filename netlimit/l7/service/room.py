@@ -7,6 +7,8 @@ from typing import Protocol
 
 MOST = 8192
 """Connections at once, where as many files may be open."""
+BACKLOG = 4096
+"""So many wait to be let in; who comes to a Unix socket then is told at once that he cannot."""
 HEAD_SECONDS = 10
 """The head of a request is complete so long after its first byte, however it drips."""
 BODY_SECONDS = 12

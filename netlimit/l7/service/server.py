@@ -16,13 +16,14 @@ import uvicorn
 from netlimit.l7.service.application import Service
 from netlimit.l7.service.connection import Connection
 from netlimit.l7.service.pace import Pace
-from netlimit.l7.service.room import Room, find_most
+from netlimit.l7.service.room import BACKLOG, Room, find_most
 from netlimit.l7.service.rpc import RpcServer
 
 GRACE_SECONDS = 5
 """How long answers that are under way have when it is told to end."""
 HELD_BYTES = 64 * 2**10
-"""What the kernel holds of a connection until it is read, and so what is read of one at most before it was its turn."""
+"""What the kernel holds of a connection until it is read, and so what is read of one at most before it was its turn. Of
+one to a Unix socket it holds what the other end chooses, and 256 kB are read."""
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +44,7 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            backlog=BACKLOG,
         )
         super().__init__(config)
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,9 @@ from tests.ports import free_port
 
 CONFIGURATIONS = ROOT / "docs/proxies"
 PROGRAMS = Path(sys.executable).parent
+
+
+Change = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,19 @@ class Places:
     """Where the proxy listens for HTTP/2 without TLS, where that is not the same place."""
     any_host: bool = False
     """Whether Caddy answers for any host, and not for its own address alone."""
+    changes: Change = str
+    """What is changed in a configuration of the docs before anything else."""
 
     def put_into(self, text: str) -> str:
-        """A configuration of the docs for these places instead of those that it names."""
+        """A configuration of the docs for these places instead of those that it names. Those of Unix sockets are no
+        places of this host."""
+        text = self.changes(text)
         moved = {"80": self.proxy, "8080": self.application, "8751": self.limiter, "8752": self.grpc}
         if self.deferral:
             moved["8753"] = self.deferral
         for port, place in moved.items():
+            if place.startswith("unix:"):
+                assert port not in re.findall(r"127\.0\.0\.1\D{1,14}(\d+)", text), text
             written = rf"(127\.0\.0\.1:|127\.0\.0\.1, port_value: ){port}\b"
             text = re.sub(written, rf"\g<1>{place.rpartition(':')[2]}", text)
         return text
@@ -67,7 +76,7 @@ def make_nginx_defer(directory: Path, places: Places) -> list[str]:
 def make_haproxy(directory: Path, places: Places) -> list[str]:
     script = directory / "netlimit.lua"
     name = f"abns@netlimit{places.proxy}"  # one for the whole host
-    script.write_text((CONFIGURATIONS / "netlimit.lua").read_text().replace("abns@netlimit", name))
+    script.write_text(places.changes((CONFIGURATIONS / "netlimit.lua").read_text()).replace("abns@netlimit", name))
     configuration = places.put_into((CONFIGURATIONS / "haproxy.cfg").read_text()).replace("abns@netlimit", name)
     if places.h2:
         plain = f"bind {places.proxy}\n"
@@ -94,7 +103,6 @@ def make_caddy(directory: Path, places: Places) -> list[str]:
     return [f"{PROGRAMS}/caddy", "run", "--config", f"{directory}/Caddyfile"]
 
 
-Change = Callable[[str], str]
 MAKERS: Mapping[str, Callable[[Path, Places], list[str]]] = {
     "nginx": make_nginx,
     "haproxy": make_haproxy,
@@ -111,17 +119,18 @@ def running(name: str, directory: Path, application: str, limiter: str, grpc: st
 
 
 @contextmanager
-def running_at(name: str, directory: Path, places: Places, change: Change = str) -> Iterator[str]:
-    """The same at given places, with a change to what is in its configuration."""
+def running_at(
+    name: str, directory: Path, places: Places, change: Change = str, before: Sequence[str] = ()
+) -> Iterator[str]:
+    """The same at given places, with a change to what is in its configuration, led in by other words (`setpriv …`)."""
     log = directory / "output"
     with log.open("w") as output:
         command = {**MAKERS, "nginx-defer": make_nginx_defer}[name](directory, places)
         for file in directory.iterdir():
             if file.suffix in (".conf", ".cfg", ".lua", ".yaml", "") and file != log:
                 file.write_text(change(file.read_text()))
-        process = subprocess.Popen(
-            command, cwd=directory, stdout=output, stderr=output, env={"HOME": str(directory), "PATH": "/usr/bin:/bin"}
-        )
+        environment = {"HOME": str(directory), "PATH": "/usr/bin:/bin"}
+        process = subprocess.Popen([*before, *command], cwd=directory, stdout=output, stderr=output, env=environment)
     try:
         _await(places.proxy, process, log)
         yield places.proxy

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,18 +76,29 @@ class Site:
 
 
 @contextmanager
-def running_site(name: str, directory: Path, change: Change = str, rules: str = RULES) -> Iterator[Site]:
+def running_site(
+    name: str,
+    directory: Path,
+    change: Change = str,
+    rules: str = RULES,
+    sockets: Path | None = None,
+    changes: Change = str,
+    before: Sequence[str] = (),
+) -> Iterator[Site]:
+    """With a limiter that listens at Unix sockets in a directory, if there is one."""
     with ExitStack() as stack:
         recorder = stack.enter_context(recording())
-        limiter = Running(directory, rules)
+        limiter = Running(directory, rules, sockets)
         stack.callback(limiter.server.end)
         stack.callback(limiter.http.close)
         nowhere = f"127.0.0.1:{free_port()}"
         place = f"127.0.0.1:{free_port()}"
-        places = Places(place, recorder.place, limiter.place, limiter.grpc_place, nowhere, any_host=True)
+        there = recorder.place, limiter.place, limiter.grpc_place, nowhere
+        places = Places(place, *there, any_host=True, changes=changes)
         proxy = directory / "proxy"
         proxy.mkdir()
-        yield Site(stack.enter_context(running_at(name, proxy, places, change)), limiter, recorder)
+        proxy.chmod(0o777)
+        yield Site(stack.enter_context(running_at(name, proxy, places, change, before)), limiter, recorder)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import grpc
 import httpx
 import uvloop
 
-from netlimit.cli.unix_sockets import BACKLOG
 from netlimit.l7.addresses import AddressRules
 from netlimit.l7.document import parse_document
 from netlimit.l7.gate import Gate
@@ -32,6 +31,7 @@ from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimit
 from netlimit.l7.service.rpc import SERVICE, RpcServer
 from netlimit.l7.service.server import HttpServer
 from tests.l7.counting import SECOND, moment
+from tests.places import open_client
 
 _clients = count(1)
 Response = RateLimitResponse
@@ -80,7 +80,7 @@ class Served:
             await rpc.start(self.grpc_place)
             listening = socket.socket(socket.AF_UNIX)
             listening.bind(self.place.removeprefix("unix:"))
-            listening.listen(BACKLOG)
+            listening.listen()
         with listening:
             running = asyncio.create_task(http.serve([listening]))
             self._started.set()
@@ -99,20 +99,7 @@ class Served:
         self._loop.call_soon_threadsafe(self._ending.set)
 
     def connect(self) -> httpx.Client:
-        if self._directory is None:
-            return httpx.Client(base_url=f"http://{self.place}", trust_env=False, timeout=30)
-        transport = httpx.HTTPTransport(uds=self.place.removeprefix("unix:"))
-        return httpx.Client(base_url="http://localhost", transport=transport, timeout=30)
-
-    def open(self) -> socket.socket:
-        """A connection over HTTP."""
-        if self._directory is None:
-            host, _, port = self.place.rpartition(":")
-            return socket.create_connection((host, int(port)), 30)
-        opened = socket.socket(socket.AF_UNIX)
-        opened.settimeout(30)
-        opened.connect(self.place.removeprefix("unix:"))
-        return opened
+        return open_client(self.place, 30)
 
 
 class Asker:

@@ -21,6 +21,7 @@ from tests.l7.service.serving import Asker, describe, serving
 from tests.l7.service.test_auth import DOOR
 from tests.l7.service.test_callers import watch
 from tests.l7.service.test_connections import PREFACE, is_open
+from tests.places import connect_to
 
 RULES = "domain: web\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 2}\n"
 CROWD = """
@@ -131,8 +132,7 @@ def test_all_of_it_over_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         early = Asker(served.grpc_place)
         stack.callback(early.close)
         assert early.ask(describe(user="alice")).overall_code == 1
-        kept = stack.enter_context(socket.socket(socket.AF_UNIX))
-        kept.connect(path)
+        kept = stack.enter_context(connect_to(served.grpc_place))
         kept.sendall(PREFACE)
         with crowding(path, 180, PREFACE):
             time.sleep(2)
@@ -162,13 +162,13 @@ def test_who_waits_is_answered_in_time_however_long_the_question_lay_here(tmp_pa
     """On a connection that is known, or on one that nobody has accepted yet; of both the kernel tells no time."""
     question = b"GET /v1/auth?domain=web&key=door%3D1&deny=429&wait=2 HTTP/1.1\r\nHost: a\r\n\r\n"
     with serving(DOOR, running=True, directory=tmp_path) as served, ExitStack() as stack:
-        known = stack.enter_context(served.open())
+        known = stack.enter_context(connect_to(served.place))
         known.sendall(question)
         assert known.recv(4096).startswith(b"HTTP/1.1 200"), "the only place is taken"
         goes_on = threading.Event()
         stack.callback(goes_on.set)
         served.block(goes_on)
-        unknown = stack.enter_context(served.open())
+        unknown = stack.enter_context(connect_to(served.place))
         for each in (known, unknown):
             each.sendall(question)
         assert not goes_on.wait(1.5)
