@@ -1,9 +1,10 @@
 """What keeps gateways alive towards each other, and is spared like neighbour discovery: VRRP, OSPF, BFD, BGP and IGMP.
 
 Where a limit or a block swallows the adverts of its neighbour, a gateway takes itself for the only one. Nothing that is
-forwarded is spared. What is multicast on this link ends here (224.0.0.0/24, ff02::/16); where the protocol sends it
-with the largest hop limit, it has come from this very link; and what is sent to one address must be for this host.
-Other gateways of the same database are believed without that.
+routed is spared. What is multicast on this link (224.0.0.0/24, ff02::/16) ends here, or a bridge passes it on, between
+routers that hear each other over it; where the protocol sends it with the largest hop limit, it has come from this very
+link; and what is sent to one address must be for this host. Other gateways of the same database are believed without
+that.
 
 Few packets are of these protocols: they are led to a chain of their own, and who is not spared there is looked at
 closely like all others.
@@ -55,7 +56,8 @@ MOST_PEERS = 64
 _RETURN = Verdict("RETURN")
 _SIDES: tuple[Side, Side] = ("dst", "src")
 _FIRST_HOP = 255
-_HOOKS: tuple[Hook, ...] = ("PREROUTING", "INPUT", "OUTPUT")
+AGAIN = f"{CHAIN_PREFIX}FORWARD-AGAIN"
+"""The chain for what was spared in PREROUTING and is forwarded all the same."""
 
 
 def near_name(hook: Hook) -> str:
@@ -65,9 +67,15 @@ def near_name(hook: Hook) -> str:
 
 def lead(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:
     """The rules of a hook that lead there; none where nothing is spared, or cannot be told."""
-    if hook not in _HOOKS or _find_lack(family, facts):
+    if _find_lack(family, facts):
         return
     near = Jump(near_name(hook), goto=True)
+    if hook == "FORWARD":
+        # Of the multicast of a link only bridges forward anything, and what takes packets out of tunnels of SRv6 and
+        # hands them to a next hop, whomever they are for.
+        if not facts.topology.segments:
+            yield chain_rule(near, Has("dst", LINK[family]))
+        return
     yield chain_rule(near, Has("dst", MULTICAST[family]))
     yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF))
     yield chain_rule(near, Is("udp"), _ports(BFD, BFD_ECHO, BFD_FAR))
@@ -77,25 +85,30 @@ def lead(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:
         yield chain_rule(near, Is("tcp"), _ports(BGP, side="src"))
 
 
-def ask_again(family: int, facts: Facts) -> Iterator[ChainRule]:
-    """The rules of FORWARD that lead there what was spared in PREROUTING by its destination, which may have been
+def ask_again(family: int, facts: Facts, on_link: bool = False) -> Iterator[ChainRule]:
+    """The rules of FORWARD that ask again what was spared in PREROUTING by its destination, which may have been
     translated since: from one for this host, or from a multicast address that comes to it alone. A hop limit is one
-    less here, and what had 1 is not forwarded. By what a packet is, for to ask what became of its destination would
+    less here, and what had 1 is not forwarded; but a bridge passes on all as it is, so who listens to what is asked
+    for, and, `on_link`, what finds neighbours. By what a packet is, for to ask what became of its destination would
     bring connection tracking to hosts that have none."""
-    near = Jump(near_name("FORWARD"), goto=True)
+    again = Jump(AGAIN, goto=True)
     if not _find_lack(family, facts):
-        yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP, *SEALED[family]))
+        yield from (chain_rule(again, Is(protocol)) for protocol in (VRRP, OSPF, PIM, EIGRP, *SEALED[family]))
         known = bool(_find_peers(family, facts))  # whoever they are: all that is forwarded would be asked for each
-        yield chain_rule(near, Is("udp"), _ports(BFD, BFD_ECHO, *HELLO_PORTS[family], *((BFD_FAR,) if known else ())))
-        yield from (chain_rule(near, Is("tcp"), _ports(BGP, side=side)) for side in (_SIDES if known else ()))
+        yield chain_rule(again, Is("udp"), _ports(BFD, BFD_ECHO, *HELLO_PORTS[family], *((BFD_FAR,) if known else ())))
+        yield from (chain_rule(again, Is("tcp"), _ports(BGP, side=side)) for side in (_SIDES if known else ()))
+        listens = (Is(IGMP),) if family == 4 else (Is("ipv6-icmp"), HopLimit(1))
+        yield chain_rule(again, Has("dst", MULTICAST[family]), *listens)
     if family == 6:
         for number in NEIGHBOUR_DISCOVERY:
-            yield chain_rule(near, Is("ipv6-icmp"), HopLimit(NEVER_FORWARDED - 1), Icmp6(number))
+            yield chain_rule(again, Is("ipv6-icmp"), HopLimit(NEVER_FORWARDED - (not on_link)), Icmp6(number))
 
 
-def spare(family: int, hook: Hook, facts: Facts, close: str) -> Iterator[ChainRule]:
-    """The rules of that chain; `close` is the one for whoever is not spared."""
+def spare(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:
+    """The rules of that chain, but for what becomes of whoever is not spared."""
     yield from _spare_on_link(family)
+    if hook == "FORWARD":
+        return
     if hook == "OUTPUT":
         yield from _choose_own(_RETURN)
         yield from (chain_rule(_RETURN, Has("dst", peer)) for peer in _find_peers(family, facts))
@@ -109,7 +122,6 @@ def spare(family: int, hook: Hook, facts: Facts, close: str) -> Iterator[ChainRu
         for peer in _find_peers(family, facts):
             yield chain_rule(_RETURN, Has("src", peer), Has("dst", MULTICAST[family]))
             yield chain_rule(_RETURN, Has("src", peer), *own)
-    yield chain_rule(Jump(close, goto=True))
 
 
 def _spare_on_link(family: int) -> Iterator[ChainRule]:
@@ -151,7 +163,8 @@ def stands_beside(packet: Packet) -> bool:
 def find_advert(packet: Packet, facts: Facts) -> str | None:
     """What a packet keeps alive, for an operator, so that no rule touches it; None if it is none of these."""
     family, own = packet.dst.version, packet.in_interface is None
-    if _find_lack(family, facts) or not (own or packet.out_interface is None):
+    bridged = not own and packet.out_interface is not None  # or routed, but not to the multicast of a link
+    if _find_lack(family, facts) or (bridged and packet.dst not in ip_network(LINK[family])):
         return None
     bfd = packet.protocol == "udp" and packet.port in (BFD, BFD_ECHO, BFD_FAR)
     name = {VRRP: "VRRP", OSPF: "OSPF"}.get(packet.protocol, "BFD" if bfd else "")
@@ -167,7 +180,7 @@ def find_advert(packet: Packet, facts: Facts) -> str | None:
     multicast = packet.dst in ip_network(MULTICAST[family])
     sealed = packet.protocol in SEALED[family]
     leads = multicast or name or sealed or (packet.protocol == "tcp" and BGP in (packet.port, packet.source_port))
-    known = str(packet.dst if own else packet.src) in _find_peers(family, facts)
+    known = not bridged and str(packet.dst if own else packet.src) in _find_peers(family, facts)
     return "what another gateway of this database says" if known and leads and (own or here or multicast) else None
 
 

@@ -203,6 +203,8 @@ class _Family:
                     here[_blocked_name(hook)] = [*self._spare(table, hook), chain_rule(_go_on(_close_name(hook)))]
                 if any(_leads(rules, adverts.near_name(hook)) for rules in here.values()):
                     here[adverts.near_name(hook)] = list(self._near(table, hook))
+                if any(_leads(rules, adverts.AGAIN) for rules in here.values()):
+                    here[adverts.AGAIN] = list(self._ask_again(table, hook))
                 chains.update({ChainId(self.family, table, name): tuple(rules) for name, rules in here.items()})
                 hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
         if self._hears_ends and any(dying.lead(self.family, self.facts)):
@@ -260,8 +262,7 @@ class _Family:
         general = [group for group in groups if not group.exact]
         lanes = self._lanes_at(table, hook)
         blocks = self._blocks(table, hook)
-        early = self._asked_early(table) if hook == "FORWARD" else []
-        again = list(adverts.ask_again(self.family, self.facts)) if early else []
+        again = self._lead_again(table, hook)
         limited = bool(exact or general or lanes)
         untracked = (table, hook) == ("raw", "PREROUTING")
         unheard = list(dying.lead(self.family, self.facts)) if untracked and self._hears_ends else []
@@ -270,7 +271,7 @@ class _Family:
         looks = any(group.marked for group in groups) or any(each.newcomers for each in lanes)
         base = [self._clear] if looks else []
         base += unheard
-        base += self._spare(table, hook) if limited else []
+        base += self._spare(table, hook) if limited or again else []
         base += again
         base += self._find_special(table, hook, limited, blocks)
         base += self._ask([*exact, *general], table, hook)
@@ -284,11 +285,19 @@ class _Family:
         return [*spared, *adverts.lead(self.family, hook, self.facts)]
 
     def _near(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
-        """The rules for what may be spared; and for what was in PREROUTING and is forwarded now all the same, for its
-        destination was translated."""
-        if hook != "FORWARD":
-            yield from adverts.spare(self.family, hook, self.facts, _close_name(hook))
-            return
+        """The rules for what may be spared."""
+        yield from adverts.spare(self.family, hook, self.facts)
+        yield from self._lead_again(table, hook, on_link=True)
+        yield chain_rule(_go_on(_close_name(hook)))
+
+    def _lead_again(self, table: Table, hook: Hook, on_link: bool = False) -> list[ChainRule]:
+        """The rules that ask again of what is forwarded what PREROUTING may have spared."""
+        early = hook == "FORWARD" and self._asked_early(table)
+        return list(adverts.ask_again(self.family, self.facts, on_link)) if early else []
+
+    def _ask_again(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
+        """The rules for what was spared in PREROUTING and is forwarded now all the same, for its destination was
+        translated."""
         early, here = self._asked_early(table), self._groups_at(table, hook)
         if any(group.marked for group in early):
             yield self._clear  # not in the hook itself, where all that is forwarded would pay for it

@@ -49,7 +49,7 @@ def test_multicast_that_is_spared_where_it_comes_in_is_asked_for_where_it_is_for
     """Bridges pass on what routers tell each other on a link, and multicast routing what other gateways say."""
     gateway.put(BLOCKED)
     saved = lab.gateway.run("iptables-legacy-save", "-t", "mangle").stdout
-    assert "-A NL-FORWARD -d 224.0.0.0/4 -m set --match-set nl-blocked4-from src -g NL-FORWARD-CLOSE" in saved
+    assert "-A NL-FORWARD -d 224.0.0.0/4 -m set --match-set nl-blocked4-from src -g NL-FORWARD-BLOCKED" in saved
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "behind an allow"])

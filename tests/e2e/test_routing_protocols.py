@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from netlimit.records import HostStatus
-from scripts.testbed.namespaces import CLIENT, LAN, LAN6, SERVER, SERVER6, Lab, Namespace
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, LAN6, SERVER, SERVER6, Lab, Namespace
 from tests.e2e import frames
 from tests.e2e.gateway import Gateway
 
@@ -45,17 +45,17 @@ COUNT_ARRIVED = """
 import collections, json, select, socket, struct, sys
 device, arrived, sockets = sys.argv[1], collections.Counter(), {}
 index = socket.if_nametoindex(device)
-protocols = {4: (112, 89, 2, 103, 17, 51, 50), 6: (112, 89, 17, 58, 50)}
+protocols = {4: (112, 89, 2, 103, 88, 17, 51, 50), 6: (112, 89, 17, 58, 50)}
 for family, protocol in [(family, each) for family, several in protocols.items() for each in several]:
     sock = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET, socket.SOCK_RAW, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     if family == 6:
         sock.setsockopt(41, 49, 1)  # IPV6_RECVPKTINFO
         sock.setsockopt(41, 51, 1)  # IPV6_RECVHOPLIMIT
-        for group in ("ff02::12", "ff02::5"):
+        for group in ("ff02::12", "ff02::5", "ff02::9", "ff02::fb", "ff05::1:3"):
             sock.setsockopt(41, 20, socket.inet_pton(socket.AF_INET6, group) + struct.pack("=I", index))
     else:
-        for group in ("224.0.0.18", "224.0.0.5"):
+        for group in ("224.0.0.18", "224.0.0.5", "224.0.0.13", "224.0.0.9", "224.0.0.251", "239.1.2.3"):
             sock.setsockopt(0, 35, socket.inet_aton(group) + bytes(4) + struct.pack("=i", index))  # IP_ADD_MEMBERSHIP
     sockets[sock] = family, protocol
 print("ready", flush=True)
@@ -84,10 +84,12 @@ def routes(lab: Lab) -> None:
     lab.client.ip("route add 224.0.0.0/4 dev eth0")
 
 
-def arrive(lab: Lab, at: Namespace, *cases: Case, watched: Sequence[Case] = (), device: str = "lan") -> dict[Case, int]:
+def arrive(
+    lab: Lab, at: Namespace, *cases: Case, watched: Sequence[Case] = (), device: str = "lan", bridged: bool = False
+) -> dict[Case, int]:
     """How many of COUNT packets from the client come to sockets of a namespace, of each case, or of each that is
-    `watched` for. A router between has lowered the hop limit."""
-    passed = 0 if at is lab.gateway else 1
+    `watched` for. A router between has lowered the hop limit, a bridge has not."""
+    passed = 0 if bridged or at is lab.gateway else 1
     counting = at.popen(*(sys.executable, "-c", COUNT_ARRIVED, device), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert counting.stdin is not None
     assert counting.stdout is not None
@@ -236,6 +238,67 @@ def test_nor_is_what_looks_as_if_it_were_for_the_link_and_is_led_on(
     gateway.remove(block)
     gateway.put({"target": client, "rate": "1 packets/min", "burst": 1})
     assert _seen(lab, goal, protocol, port) < COUNT / 4
+
+
+@pytest.fixture
+def bridge(lab: Lab) -> Iterator[None]:
+    """Client and server are on one link: a bridge of the gateway, which hands to iptables what it passes on."""
+    tables = "iptables", "ip6tables"
+    lab.gateway.ip("link add br0 type bridge mcast_snooping 0", "link set br0 up")
+    lab.gateway.ip("link set lan master br0", "link set wan master br0")
+    lab.gateway.run("sysctl", "-qw", *(f"net.bridge.bridge-nf-call-{table}=1" for table in tables))
+    yield
+    lab.gateway.run("sysctl", "-qw", *(f"net.bridge.bridge-nf-call-{table}=0" for table in tables))
+    lab.gateway.ip("link del br0")
+
+
+BRIDGED = [
+    *(each for each in SPARED if each[0] not in (LAN, LAN6)),
+    ("224.0.0.13", PIM, 0, 1),
+    ("224.0.0.5", EIGRP, 0, 1),
+    ("224.0.0.9", UDP, 520, 1),
+    ("224.0.0.9", UDP, 1985, 1),
+    ("ff02::9", UDP, 521, 255),
+]
+NOT_BRIDGED = [
+    ("224.0.0.18", VRRP, 0, 254),
+    ("ff02::12", VRRP, 0, 254),
+    ("224.0.0.251", UDP, 5353, 255),
+    ("ff02::fb", UDP, 5353, 255),
+    ("224.0.0.9", UDP, 3784, 255),
+    ("224.0.0.1", IGMP, 0, 2),
+    ("ff02::1", ICMPV6, 0, 2),
+    ("239.1.2.3", IGMP, 0, 1),
+    ("239.1.2.3", OSPF, 0, 1),
+    ("ff05::1:3", OSPF, 0, 1),
+    ("ff05::1:3", ICMPV6, 0, 1),
+]
+ANYBODY = ("0.0.0.0/0", "::/0")
+CLIENTS6 = CLIENT6, "fe80::ff:fe01:2"
+"""To the link it sends from the latter, by CLIENT_MAC."""
+LITTLE: dict[str, object] = {"rate": "1 packets/h", "burst": 1, "per": "target"}
+HELD: dict[str, list[dict[str, object]]] = {
+    "blocks": EVERYTHING,
+    "limits": [{"target": net, **LITTLE} for net in ANYBODY],
+    "limits of the groups": [{"target": net, "direction": "to", **LITTLE} for net in ("224.0.0.0/4", "ff00::/8")],
+    "limits by peer": [{"target": net, **LITTLE, "per": "peer"} for net in (CLIENT, *CLIENTS6)],
+    "connections at once": [{"target": net, "rate": "1 connections", "per": "target"} for net in ANYBODY],
+}
+
+
+@pytest.mark.usefixtures("bridge")
+@pytest.mark.parametrize("name", HELD)
+def test_what_routers_tell_each_other_over_a_bridge_is_spared(gateway: Gateway, lab: Lab, name: str) -> None:
+    """And nothing else: who is blocked reaches nobody by what merely looks like it."""
+    everything = {**dict.fromkeys(BRIDGED, COUNT), **dict.fromkeys(NOT_BRIDGED, COUNT)}
+    assert arrive(lab, lab.server, *everything, device="eth0", bridged=True) == everything
+    gateway.put(*HELD[name])
+    for _ in range(2):  # by the second time all is used up
+        lab.gateway.run("conntrack", "-F")  # no flow is open yet
+        arrived = arrive(lab, lab.server, *everything, device="eth0", bridged=True)
+        assert {each: arrived[each] for each in BRIDGED} == dict.fromkeys(BRIDGED, COUNT)
+    if name != "connections at once":  # the copy that is for the bridge itself has opened the flow of the next
+        assert {each: arrived[each] for each in NOT_BRIDGED} == dict.fromkeys(NOT_BRIDGED, 0)
 
 
 def test_who_is_another_gateway_of_the_database_is_believed(gateway: Gateway, lab: Lab) -> None:

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from netlimit.explain import explain
+from netlimit.limits import Facts
 from netlimit.packet import Packet
 from netlimit.rules import parse_rule
 from tests.unit.shapes import Gateway, gateway_facts
@@ -21,7 +22,8 @@ BLOCKS = [
         [("10.0.0.0/8", "from"), ("fd00::/16", "from"), ("224.0.0.0/4", "to"), ("fe80::/10", "from")], 1
     )
 ]
-DESTINATIONS = (OWN, OWN6, "224.0.0.18", "224.0.0.251", "239.1.2.3", "ff02::12", "ff05::1", "10.2.0.2", "10.1.255.255")
+LINK, GROUPS = ("224.0.0.18", "224.0.0.251", "ff02::12"), ("239.1.2.3", "ff05::1")
+DESTINATIONS = (OWN, OWN6, *LINK, *GROUPS, "10.2.0.2", "10.1.255.255")
 KINDS: list[dict[str, object]] = [
     *({"protocol": protocol} for protocol in ("vrrp", "ospf", "pim", "eigrp", "igmp", "ah", "esp", "gre")),
     *({"protocol": "udp", "port": port} for port in (53, 520, 3784, 3785, 4784, 6696)),
@@ -46,6 +48,13 @@ def packets() -> list[Packet]:
     return found
 
 
+def bridged_packets() -> list[Packet]:
+    """What a bridge passes on between its ports, or multicast routing to another device."""
+    sent = [packet for packet in packets() if packet.in_interface and packet.dst.is_multicast]
+    found = [replace(packet, in_interface="br0", out_interface="br0") for packet in sent]
+    return [*found, *(replace(each, icmp_type=135) for each in found if each.protocol == "icmp")]
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Gateway:
     made = Gateway(FACTS)
@@ -58,7 +67,7 @@ def gateway() -> Gateway:
 
 def test_every_kind_of_packet(gateway: Gateway) -> None:
     passed = {True: 0, False: 0}
-    for packet in packets():
+    for packet in (*packets(), *bridged_packets()):
         said = explain(BLOCKS, packet, FACTS.own, peers=FACTS.peers).verdict
         done = gateway.kernel.trace(packet)
         assert (said == "blocked") == (done == "drop"), f"{packet}: {said}, {done}"
@@ -93,7 +102,70 @@ def test_what_is_spared_before_its_destination_is_translated_is_asked_again() ->
     }
 
 
-def test_a_forwarded_packet_is_never_spared(gateway: Gateway) -> None:
-    for packet in packets():
-        if packet.in_interface and packet.out_interface and packet.src.version == 4:
+def test_what_is_routed_is_never_spared(gateway: Gateway) -> None:
+    for packet in (*packets(), *bridged_packets()):
+        if packet.in_interface and packet.out_interface and str(packet.dst) not in LINK:
             assert gateway.kernel.trace(packet) == "drop", packet
+
+
+RATE = {"rate": "1 packets/h", "burst": 1, "per": "target"}
+HELD: dict[str, list[dict[str, object]]] = {
+    "by a limit": [RATE],
+    "by one of each host": [{**RATE, "per": "host"}],
+    "by one of the groups": [{**RATE, "direction": "to"}],
+    "by peer": [{**RATE, "per": "peer"}],
+    "by peer, beside a limit": [{**RATE, "per": "peer"}, RATE],
+    "by a limit that rejects": [{**RATE, "action": "reject"}],
+    "by new connections": [{"rate": "1 connections/h", "per": "host"}],
+    "by connections at once": [{"rate": "1 connections", "per": "host"}],
+    "by connections at once that are rejected": [{"rate": "1 connections", "per": "host", "action": "reject"}],
+    "by a block": [{"action": "block"}],
+    "by a block of the group": [{"action": "block", "direction": "to"}],
+    "by a block, beside a limit by peer": [{"action": "block"}, {**RATE, "per": "peer"}],
+    "by a block that waits": [{"action": "block"}, {"action": "allow", "direction": "to", "target": "192.0.2.0/24"}],
+}
+
+
+def _make(held: list[dict[str, object]], family: int, facts: Facts = FACTS) -> Gateway:
+    made = Gateway(facts)
+    ends = {"from": "10.1.0.0/16", "to": "224.0.0.0/4"} if family == 4 else {"from": "fd00:1::/112", "to": "ff00::/8"}
+    for number, fields in enumerate(held, 1):
+        target = ends[str(fields.get("direction", "from"))]
+        made.put(replace(parse_rule({"target": target, **fields}, NOW), id=number))
+    made.sync()
+    return made
+
+
+def _is_spared(packet: Packet) -> bool:
+    """As the page has it, of what a bridge passes on."""
+    hops = {"vrrp": 255, "igmp": 1, "icmp": 1}.get(packet.protocol, packet.hop_limit)
+    sealed = ("ah", "esp") if packet.dst.version == 4 else ("esp",)
+    listeners = packet.protocol == "icmp" and packet.dst.version == 6 and packet.icmp_type in (130, 143)
+    said = packet.protocol in ("vrrp", "ospf", "pim", "eigrp", *sealed) or (packet.port == 6696 or listeners)
+    told = (packet.port == 520 or packet.protocol == "igmp") and packet.dst.version == 4
+    return str(packet.dst) in LINK and packet.hop_limit == hops and (said or told)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("name", HELD)
+def test_what_routers_tell_each_other_over_a_bridge_is_spared_and_nothing_else(name: str, family: int) -> None:
+    made, passed = _make(HELD[name], family), {True: 0, False: 0}
+    for packet in bridged_packets():
+        if packet.dst.version != family or str(packet.src) == PEER:
+            continue
+        packet = replace(packet, opens=True)
+        explained = explain(made.rules.values(), packet, FACTS.own, peers=FACTS.peers)
+        assert (explained.verdict == "passes") == _is_spared(packet), packet
+        made.kernel._buckets.clear()
+        made.kernel._flows.clear()
+        done = [made.kernel.trace(packet) for _ in range(3)]
+        assert (done == ["accept"] * 3) == _is_spared(packet), f"{packet}: {done}"
+        passed[done[2] == "accept"] += 1
+    assert min(passed.values()) > 10
+
+
+def test_nothing_is_spared_where_tunnels_hand_it_to_a_next_hop_whomever_it_is_for() -> None:
+    """What comes out of one with a multicast address of the link is routed."""
+    made = _make(HELD["by a block"], 6, replace(FACTS, topology=replace(FACTS.topology, segments=("fd00:9::1/128",))))
+    done = {made.kernel.trace(packet) for packet in bridged_packets() if packet.dst.version == 6}
+    assert done == {"drop"}

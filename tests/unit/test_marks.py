@@ -164,7 +164,7 @@ def test_no_chain_asks_whom_a_mark_names_before_it_has_cleared_it(target: str, f
     assert hooked
     for chain, rules in hooked.items():
         if chain.table == "mangle":
-            led = chain._replace(name="NL-FORWARD-NEAR")
+            led = chain._replace(name="NL-FORWARD-AGAIN")
             near = compilation.structure.chains.get(led, rules) if chain.name == "NL-FORWARD" else rules
             assert near[0].text == "-j MARK --set-xmark 0x0/0xff000000", chain
             assert rules is near or all(rule.effect == Jump(led.name, goto=True) for rule in rules), chain
