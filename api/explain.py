@@ -83,7 +83,7 @@ def _explain_on(
     others = {address for host in every if host not in hosts for address in host.own}
     own = frozenset(address for host in hosts for address in host.own)
     rules = _find_rules(store, packet, host)
-    refused, moved = _find_exceptional(store, rules, hosts)
+    refused, moved, degraded = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
     management = {port for host in hosts for port in host.management}
     local = {network for host in hosts for network in host.local}
@@ -92,7 +92,9 @@ def _explain_on(
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)
-    return replace(explanation, steps=(*steps, *misses))
+    told = tuple(_say_degraded(step, degraded.get(step.rule.id)) if step.rule else step for step in steps)
+    doubtful = any(step.hits and step.rule and step.rule.id in degraded for step in told)
+    return replace(explanation, steps=(*told, *misses), doubtful=doubtful)
 
 
 def _tell_apart(found: dict[str, Explanation], together: Explanation) -> Explanation:
@@ -131,7 +133,7 @@ def _find_beside(store: Store, packet: Packet, host: str | None, hosts: list[Hos
     for action in (Action.ALLOW, Action.REJECT):
         for rules in _select(store, host, action=action):
             here = [rule for rule in rules if rule.family == packet.src.version]
-            refused, _ = _find_exceptional(store, here, hosts)
+            refused, *_ = _find_exceptional(store, here, hosts)
             yield from (rule for rule in here if rule.id not in refused)
 
 
@@ -150,10 +152,12 @@ def _select(
         yield [kept.rule for kept in page if kept.rule.in_force(now, host)]
 
 
-def _find_exceptional(store: Store, rules: list[Rule], hosts: list[HostStatus]) -> tuple[dict[int, str], set[int]]:
-    """The rules that none of these gateways can enforce, with the sentence of one that should; and those that the
-    limiter of one enforces."""
-    now, refused, moved = datetime.now(UTC), dict[int, str](), set[int]()
+def _find_exceptional(
+    store: Store, rules: list[Rule], hosts: list[HostStatus]
+) -> tuple[dict[int, str], set[int], dict[int, str]]:
+    """The rules that none of these gateways can enforce, with the sentence of one that should; those that the limiter
+    of one enforces; and those that the kernel of one does not enforce quite as they say, with its sentence."""
+    now, refused, moved, degraded = datetime.now(UTC), dict[int, str](), set[int](), dict[int, str]()
     exceptional = store.exceptional([rule.id for rule in rules])
     for rule in rules:
         there = [host for host in hosts if rule.in_force(now, host.host)]
@@ -163,7 +167,10 @@ def _find_exceptional(store: Store, rules: list[Rule], hosts: list[HostStatus]) 
             refused[rule.id] = sentences[0]
         if any(each is not None and each.layer == L7 for each in here):
             moved.add(rule.id)
-    return refused, moved
+        doubts = (each.message for each in here if each and each.state is State.DEGRADED and each.layer != L7)
+        if (doubt := next(doubts, None)) is not None:
+            degraded[rule.id] = doubt
+    return refused, moved, degraded
 
 
 def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
@@ -171,6 +178,11 @@ def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
     if host.paused:
         return f"{host.host} is paused by a teardown, until `netlimit apply`."
     return found.message if found is not None and found.state is State.ERROR else None
+
+
+def _say_degraded(step: Step, message: str | None) -> Step:
+    """What hits may miss the packet all the same."""
+    return replace(step, reason=f"{step.reason} (degraded: {message})") if step.hits and message else step
 
 
 def _say_layer(step: Step) -> Step:

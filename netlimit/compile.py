@@ -7,7 +7,7 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -44,6 +44,7 @@ from netlimit.limits import (
 from netlimit.misses import Miss, find_miss, may_miss
 from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
+from netlimit.published import Publication, tell_published
 from netlimit.rates import Kind
 from netlimit.routing import find_entries, leads_towards
 from netlimit.rules import PEER, Action, Direction, Protocol, Rule, Target, format_target
@@ -469,7 +470,21 @@ class Compilation:
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
             for rule_id, several in kinds.items()
         }
-        return {rule_id: str(finding) for rule_id, finding in found.items() if finding}
+        told = {rule_id: str(finding) for rule_id, finding in found.items() if finding}
+        published = spoiled.get(Spoiled.PUBLISHED)
+        return told | dict(self._tell_published(published.published)) if published else told
+
+    def _tell_published(self, published: Sequence[Publication]) -> Iterator[tuple[int, str]]:
+        """The rules `to` own addresses of which something is led to other hosts, each with what it should say."""
+        for rule_id, fragment in self.fragments.items():
+            each = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
+            allows = isinstance(each, VerdictGroup) and each.action is Action.ALLOW
+            if allows or each.direction is Direction.FROM:
+                continue
+            for key in self.facts.own.intersection(fragment.keys):
+                protocol, ports = each.selector.protocol.value, each.selector.ports
+                if led := [other for other in published if other.concerns(key, protocol, ports)]:
+                    yield rule_id, tell_published(led, key)
 
     def _list_ways(self) -> Iterator[_Way]:
         """What rules block, limit or shape, one for each part of a target."""

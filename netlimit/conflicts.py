@@ -23,6 +23,7 @@ from netlimit.detours import (
     find_translations,
     find_untracked_early,
 )
+from netlimit.published import Publication, find_publications, say_published
 from netlimit.state import PEER_PREFIX
 from netlimit.tree import Diversion
 
@@ -93,13 +94,15 @@ class Spoiled(StrEnum):
     HANDED = "rules that name the device by which packets come in"
     MIRRORED = "rates of what comes in by some devices, and rules that name these"
     MASKED = "rules to those whom this host knows by another address"
+    PUBLISHED = "rules to addresses of this host"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was found: a short name, what it is, what to do about it, and which rules it spoils; where there
     are `devices`, only for what comes in by one of them, where there are `places` (a protocol, and an address or the
-    first and the last of several), only for what is sent there."""
+    first and the last of several), only for what is sent there. Of what
+    is `published` each tells which it concerns."""
 
     name: str
     severity: Severity
@@ -108,6 +111,7 @@ class Finding:
     spoils: Spoiled | None = None
     devices: tuple[str, ...] = ()
     places: tuple[tuple[str, str], ...] = ()
+    published: tuple[Publication, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -253,6 +257,7 @@ def find_conflicts(report: HostReport) -> list[Finding]:
         _find_translated,
         _find_rerouted,
         _find_taken,
+        _find_published,
         _find_masked,
         _find_segments,
         _find_hidden,
@@ -743,6 +748,22 @@ def _find_taken(report: HostReport) -> Iterator[Finding]:
             "port and address itself is, and what is forwarded.",
             "Limit it instead (`action: drop`), or let the program listen at the port that is asked for.",
             Spoiled.TAKEN,
+        )
+
+
+def _find_published(report: HostReport) -> Iterator[Finding]:
+    """Who leads to another host what comes for this one, before INPUT, where rules `to` it are asked."""
+    found = find_publications(report.nftables, report.nat, report.own)
+    if found:
+        rules, ways = say_published(found)
+        yield Finding(
+            "published ports",
+            Severity.WARNING,
+            f"What comes for addresses of this gateway is led to other hosts in nat PREROUTING ({rules}), and does not "
+            f"meet blocks and limits `to` those addresses: {ways}.",
+            "Name in rules `to` where that leads, with the port there.",
+            Spoiled.PUBLISHED,
+            published=found,
         )
 
 

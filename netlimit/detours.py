@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from netlimit.addresses import Address
 
-_Rules = dict[str, list[str]]
+Rules = dict[str, list[str]]
 """The rules of a table by chain."""
 _TABLE = re.compile(r"table (ip6?|inet|netdev|arp|bridge) (.+) \{")
 _CHAIN = re.compile(r"\tchain (.+) \{")
-_JUMP = re.compile(r"\b(?:jump|goto) ([^\s,}]+)")
-_BY_MAP = re.compile(r"\bvmap @")
+JUMP = re.compile(r"\b(?:jump|goto) ([^\s,}]+)")
+BY_MAP = re.compile(r"\bvmap @")
 """Verdicts in a map with a name: `nft -t` does not tell them."""
-_STRING = re.compile(r'((?:^| )comment )?"[^"]*"')
+STRING = re.compile(r'((?:^| )comment )?"[^"]*"')
 """What nft quotes, in which nothing is escaped, with the word before it where it is a comment."""
 _INGRESS = re.compile(r"type filter hook ingress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
 _EGRESS = re.compile(r"type filter hook egress (?:device (\S+)|devices = \{ (.*?) \}) priority ")
@@ -38,7 +38,7 @@ _UNTRACKS = re.compile(r"(?<!\S)notrack(?!\S)")
 _PUT_TOGETHER = -400
 """NF_IP_PRI_CONNTRACK_DEFRAG (linux/netfilter_ipv4.h), that of IPv6 too."""
 _SENT = re.compile(r"type nat hook output\b")
-_RECEIVED = re.compile(r"type nat hook prerouting\b")
+RECEIVED = re.compile(r"type nat hook prerouting\b")
 _ACCEPTED = re.compile(r"type nat hook input\b")
 _REROUTED = re.compile(r"type route hook output\b")
 _PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|input|forward|output)\b")
@@ -59,17 +59,17 @@ _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""
 _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
-_TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
+TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
 _MASKS = re.compile(r"(?<!\S)(?:snat (?:ip6? )?(?:prefix )?to|-j SNAT|-j NETMAP)(?!\S)")
 _OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
 _FOR = re.compile(r"(?<!\S)(?:(?<!! )-d|ip6? daddr) (\S+)")
-_PORT_ALONE = re.compile(r":(?!:)")
+PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-"""What iptables quotes."""
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?<= --comment )[^\s"]\S*')
+"""What iptables quotes, and a comment that it does not."""
 _ADDED = re.compile(r"-A (\S+) ")
-_LEADS = re.compile(r"(?<!\S)-[jg] (\S+)")
-_TARGET = re.compile(r"(?<!\S)-j (?:DNAT\b.* --to-destination|NETMAP\b.* --to) (\S+)")
+LEADS = re.compile(r"(?<!\S)-[jg] (\S+)")
+TARGET = re.compile(r"(?<!\S)-j (?:DNAT\b.* --to-destination|NETMAP\b.* --to) (\S+)")
 _LONGEST = {4: 32, 6: 128}
 ANYWHERE = "0.0.0.0/0", "::/0"
 ANY = "any"
@@ -108,7 +108,7 @@ def find_brouting(ruleset: str, listed: str) -> Iterator[str]:
     """The rules by which a port of a bridge hands packets to IP in the bridge's place: in a ruleset of nftables, and in
     the broute table as ebtables lists it, where a chain whose policy does so counts, too."""
     for family, rule in _follow_hooked(ruleset, _BRIDGED) if "meta broute set " in ruleset else ():
-        if family == "bridge" and _BROUTES.search(_STRING.sub('""', rule)):
+        if family == "bridge" and _BROUTES.search(STRING.sub('""', rule)):
             yield rule
     for line in map(str.strip, listed.splitlines()):
         if line.startswith("Bridge chain: "):
@@ -143,10 +143,10 @@ def find_translations(
     """What gives packets of this host another destination, or port, but for one of its `own` and loopback: in a ruleset
     of nftables, and in nat tables of iptables (the rules of each, as it saves them)."""
     for rule, families, place in (*_list_translating(ruleset, _SENT), *_list_targets(tables, "OUTPUT")):
-        if _PORT_ALONE.match(place):
-            meant = _FOR.search(_STRING.sub('""', rule))
+        if PORT_ALONE.match(place):
+            meant = _FOR.search(STRING.sub('""', rule))
             place = meant[1] if meant else ""
-        for first, last in _read_places(place, families):
+        for first, last in read_places(place, families):
             mine = first == last and str(first) in own
             if not mine and not (first.is_loopback and last.is_loopback):
                 yield Translation(rule, first, last, _read_protocol(rule))
@@ -154,7 +154,7 @@ def find_translations(
 
 def _read_protocol(rule: str) -> str:
     """The one protocol that a rule of either kind asks for."""
-    told = {each[1] or each[2] for each in _OF.finditer(_STRING.sub('""', rule))}
+    told = {each[1] or each[2] for each in _OF.finditer(STRING.sub('""', rule))}
     return _PROTOCOLS.get(told.pop(), ANY) if len(told) == 1 else ANY
 
 
@@ -162,14 +162,14 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
     """The rules that may lead what comes in to a socket of this host, whatever port or address it is for: those that
     redirect, and those that give it an address of its `own` or of loopback, or another port alone. Read from what
     `find_translations` reads."""
-    listed = (rule for _, rule in _follow_hooked(ruleset, _RECEIVED))
+    listed = (rule for _, rule in _follow_hooked(ruleset, RECEIVED))
     for rule in (*listed, *follow_tables(tables, "PREROUTING")):
-        if _TAKES.search(rule) and _TAKES.search(_STRING.sub('""', rule)):
+        if _TAKES.search(rule) and _TAKES.search(STRING.sub('""', rule)):
             yield rule
     addresses = {*map(ip_address, own)}
-    for rule, families, place in (*_list_translating(ruleset, _RECEIVED), *_list_targets(tables, "PREROUTING")):
-        ends = _read_places(place, families)
-        if _PORT_ALONE.match(place) or any(_is_taking(first, last, addresses) for first, last in ends):
+    for rule, families, place in (*_list_translating(ruleset, RECEIVED), *_list_targets(tables, "PREROUTING")):
+        ends = read_places(place, families)
+        if PORT_ALONE.match(place) or any(_is_taking(first, last, addresses) for first, last in ends):
             yield rule
 
 
@@ -181,10 +181,10 @@ def find_masked(ruleset: str, tables: Iterable[Sequence[str]]) -> Iterator[Trans
     )
     saved = ((rule, (4, 6)) for rule in follow_tables(tables, "INPUT"))
     for rule, families in (*listed, *saved):
-        bare = _STRING.sub('""', rule)
+        bare = STRING.sub('""', rule)
         if _MASKS.search(bare):
             source = _OF_SOURCE.search(bare)
-            for first, last in _read_places(source[1] if source else "", families):
+            for first, last in read_places(source[1] if source else "", families):
                 yield Translation(rule, first, last, _read_protocol(rule))
 
 
@@ -199,7 +199,7 @@ def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write other addresses or ports into packets by
     themselves before these have passed all hooks of ours."""
     listed = (rule for _, rule in _follow_hooked(ruleset, _PASSED)) if _MAY_REWRITE.search(ruleset) else ()
-    bare = (_STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
     yield from filter(_REWRITES.search, bare)
 
 
@@ -207,7 +207,7 @@ def find_raising(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write another hop limit into what has come in before
     the kernel asks how far it goes."""
     listed = (rule for _, rule in _follow_hooked(ruleset, _ARRIVED)) if _MAY_REWRITE.search(ruleset) else ()
-    bare = (_STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
+    bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
     yield from (rule for rule in bare if _RAISES.search(rule) and not _BEHIND.match(rule))
 
 
@@ -228,7 +228,7 @@ def _is_taking(first: Address, last: Address, own: Collection[Address]) -> bool:
 def _list_translating(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """The rules of nftables with the families that they may be about, and where each leads ("" for anywhere)."""
     for family, rule in _follow_hooked(ruleset, hook):
-        if (match := _TRANSLATES.search(rule)) is not None:
+        if (match := TRANSLATES.search(rule)) is not None:
             families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
             places = _VALUE.findall(match[2]) if " map " in f" {match[2]}" else [match[2].split(" ")[0]]
             yield from ((rule, families, place) for place in places or [""])
@@ -236,46 +236,63 @@ def _list_translating(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str
 
 def _follow_hooked(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """The rules of nftables that a packet may meet at a hook, each with the family of its table."""
-    for (family, _), chains in (_read_ruleset(ruleset) if hook.search(ruleset) else {}).items():
+    for family, chains in list_tables(ruleset, hook):
         for _, rules in _find_hooked(chains, hook):
             yield from ((family, rule) for rule in rules)
 
 
+def list_tables(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, Rules]]:
+    """The tables of nftables, where some chain stands at a hook: of each its family and chains."""
+    for (family, _), chains in (_read_ruleset(ruleset) if hook.search(ruleset) else {}).items():
+        yield family, chains
+
+
 def _list_targets(tables: Iterable[Sequence[str]], chain: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
     for rule in follow_tables(tables, chain):
-        if (target := _TARGET.search(rule)) is not None:
+        if (target := TARGET.search(rule)) is not None:
             yield rule, (4, 6), target[1]
 
 
 def follow_tables(tables: Iterable[Sequence[str]], chain: str) -> Iterator[str]:
-    """The rules of iptables that a packet may meet in a chain of the kernel's, without what is quoted in them."""
+    """The rules of iptables that a packet may meet in a chain of the kernel's, but for quotes and comments."""
     for lines in tables:
-        chains: _Rules = {}
-        for line in lines:
-            if (added := _ADDED.match(line)) is not None:
-                chains.setdefault(added[1], []).append(_QUOTED.sub('""', line))
-        yield from _follow(chains, [chain], _LEADS)
+        yield from _follow(read_chains(lines), [chain], LEADS)
 
 
-def _read_places(text: str, families: tuple[int, ...]) -> list[tuple[Address, Address]]:
+def read_chains(lines: Iterable[str]) -> Rules:
+    """The rules of a table, as iptables saves them, without what is quoted in them."""
+    chains: Rules = {}
+    for line in lines:
+        if (added := _ADDED.match(line)) is not None:
+            chains.setdefault(added[1], []).append(_QUOTED.sub('""', line))
+    return chains
+
+
+def read_places(text: str, families: tuple[int, ...]) -> list[tuple[Address, Address]]:
     """The addresses, from the first to the last, that are given with or without ports; all where none is understood,
     and none where only ports are."""
-    if _PORT_ALONE.match(text):
+    if PORT_ALONE.match(text):
         return []
     if "[" in text:
         text = text.rpartition("]")[0].replace("[", "").replace("]", "")
     elif "." in text.partition(":")[0]:
         text = text.partition(":")[0]
     try:
-        if "/" in text:
-            network = ip_network(text, strict=False)
-            return [(network[0], network[-1])]
-        begin, _, end = text.partition("-")
-        first = ip_address(begin)
-        return [(first, ip_address(end) if end else first)]
+        return [read_span(text)]
     except ValueError:
         every = (ip_network(each) for each in ANYWHERE)
         return [(each[0], each[-1]) for each in every if each.version in families]
+
+
+def read_span(text: str) -> tuple[Address, Address]:
+    """The first address and the last of a network, of a range (`10.2.0.1-10.2.0.9`), or of one alone. Raises
+    ValueError."""
+    if "/" in text:
+        network = ip_network(text, strict=False)
+        return network[0], network[-1]
+    begin, _, end = text.partition("-")
+    first = ip_address(begin)
+    return first, ip_address(end) if end else first
 
 
 # -- areas
@@ -331,10 +348,10 @@ def _merge(ends: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 # -- what nft prints
 
 
-def _read_ruleset(text: str) -> dict[tuple[str, str], _Rules]:
+def _read_ruleset(text: str) -> dict[tuple[str, str], Rules]:
     """The chains of `nft list ruleset`, by family and name of the table, without what is only said of them."""
-    tables: dict[tuple[str, str], _Rules] = {}
-    chains: _Rules = {}
+    tables: dict[tuple[str, str], Rules] = {}
+    chains: Rules = {}
     rules: list[str] = []
     for line in text.splitlines():
         if (table := _TABLE.fullmatch(line)) is not None:
@@ -342,19 +359,19 @@ def _read_ruleset(text: str) -> dict[tuple[str, str], _Rules]:
         elif (chain := _CHAIN.fullmatch(line)) is not None:
             rules = chains.setdefault(chain[1], [])
         elif line.startswith("\t\t"):
-            rules.append(_STRING.sub(lambda found: "" if found[1] else found[0], line.strip()))
+            rules.append(STRING.sub(lambda found: "" if found[1] else found[0], line.strip()))
         elif line == "\t}":
             rules = []
     return tables
 
 
-def _find_hooked(chains: _Rules, hook: re.Pattern[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
+def _find_hooked(chains: Rules, hook: re.Pattern[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
     """What a packet may meet at a hook: of each chain that stands there what it says of it, and its rules with those of
     the chains where they lead."""
     for name, rules in chains.items():
         header = next(filter(None, map(hook.match, rules)), None)
         if header is not None:
-            yield header, list(_follow(chains, [name], _JUMP))
+            yield header, list(_follow(chains, [name], JUMP))
 
 
 def _follow(chains: Mapping[str, list[str]], names: list[str], jump: re.Pattern[str]) -> Iterator[str]:
@@ -365,7 +382,7 @@ def _follow(chains: Mapping[str, list[str]], names: list[str], jump: re.Pattern[
             yield rule
             if anywhere:
                 continue
-            anywhere = _BY_MAP.search(rule) is not None
+            anywhere = BY_MAP.search(rule) is not None
             next_ones = (chains.keys() if anywhere else chains.keys() & {*jump.findall(rule)}) - seen
             waiting += sorted(next_ones)
             seen |= next_ones

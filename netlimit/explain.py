@@ -89,15 +89,17 @@ class _Way:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`verdict` is "passes", "limited", "shaped" (limited by queues alone), "allowed" or "blocked"; `steps` stand in
-    the order in which rules are asked, those that hit first."""
+    the order in which rules are asked, those that hit first. It is `doubtful` where one that hits may not hold."""
 
     verdict: str
     steps: tuple[Step, ...]
+    doubtful: bool = False
 
     @property
     def text(self) -> str:
         """For an operator to read."""
-        first = "No rule limits the packet." if self.verdict == "passes" else f"The packet is {self.verdict}."
+        doubt = ", unless it gets past a rule that hits it and is degraded" if self.doubtful else ""
+        first = "No rule limits the packet." if self.verdict == "passes" else f"The packet is {self.verdict}{doubt}."
         return "\n".join((first, *map(str, self.steps)))
 
 

@@ -475,6 +475,23 @@ def test_a_packet_is_explained(client: httpx.Client, store: Store) -> None:
     assert (safe["verdict"], any(step["hits"] for step in safe["steps"])) == ("passes", False)
 
 
+def test_an_explanation_says_of_what_hits_that_it_is_degraded(client: httpx.Client, store: Store) -> None:
+    client.post("/rules", json={"target": "10.2.0.1", "direction": "to", "action": "block", "protocol": "tcp"})
+    client.post("/rules", json={"target": "10.2.0.1", "direction": "to", "action": "block", "protocol": "udp"})
+    for host in ("gw1", "gw2"):
+        store.report(HostStatus(host=host, backend="iptables", applied_revision=store.revision()))
+    store.mark("gw2", [Exceptional(number, State.DEGRADED, "It is led away.") for number in (1, 2)], [])
+    query = {"src": "10.1.2.3", "dst": "10.2.0.1", "protocol": "tcp", "in": "lan"}
+    answer = client.get("/explain", params=query).json()
+    assert answer["verdict"] == "blocked"
+    assert answer["text"].startswith("The packet is blocked, unless it gets past a rule that hits it and is degraded.")
+    told = {step["rule"]: step["reason"].endswith(" (degraded: It is led away.)") for step in answer["steps"]}
+    assert told == {1: True, 2: False}, "the other one does not hit it"
+    held = client.get("/explain", params={**query, "host": "gw1"}).json()
+    assert held["text"].startswith("The packet is blocked.")
+    assert "degraded" not in held["text"]
+
+
 def test_limits_are_told_in_the_order_in_which_they_are_asked(client: httpx.Client, store: Store) -> None:
     client.post("/rules", json={"target": "10.1.0.0/16", "rate": "200 packets/s", "per": "target", "name": "budget"})
     client.post("/rules", json={"target": "10.2.0.0/16", "rate": "200 packets/s", "per": "host", "direction": "to"})

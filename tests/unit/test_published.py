@@ -1,0 +1,254 @@
+"""What is led to other hosts of what comes for a gateway's own addresses, and which rules that concerns."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from netlimit.compile import Compilation
+from netlimit.conflicts import Finding, HostReport, Severity, Spoiled, find_conflicts
+from netlimit.limits import Facts, own_addresses
+from netlimit.published import find_publications
+from netlimit.rules import parse_rule
+from tests.unit.shapes import HOME
+from tests.unit.strategies import NOW
+
+OWN = frozenset(("10.1.0.1", "10.2.0.1", "fd00:2::1"))
+DOCKER = (
+    "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
+    "-A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER",
+    "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
+    "-A DOCKER -i docker0 -j RETURN",
+    "-A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80",
+    "-A DOCKER -d 10.2.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:5353",
+)
+KUBE = (
+    "-A PREROUTING -j KUBE-SERVICES",
+    "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j KUBE-SVC-A",
+    "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
+    "-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-SVC-B",
+    "-A KUBE-SVC-A -j KUBE-SEP-A",
+    "-A KUBE-SVC-B -m statistic --mode random --probability 0.5 -j KUBE-SEP-B",
+    "-A KUBE-SEP-A -p tcp -m tcp -j DNAT --to-destination 10.0.0.5:6443",
+    "-A KUBE-SEP-B -p tcp -m tcp -j DNAT --to-destination 10.0.0.6:80",
+)
+LISTED = """table inet nat {
+	chain ways {
+		tcp dport { 80, 443 } dnat ip to 172.17.0.2
+	}
+	chain unused {
+		dnat ip to 172.17.0.9
+	}
+	chain p {
+		type nat hook prerouting priority dstnat; policy accept;
+		fib daddr type local jump ways
+		RULE
+	}
+	chain o {
+		type nat hook output priority -100; policy accept;
+		dnat ip to 172.17.0.8
+	}
+}
+"""
+
+
+def find(rule: str) -> list[str]:
+    """What a rule leads away, each as "own address: what to where"."""
+    listed, table = ("", [rule]) if rule.startswith("-A") else (only(rule), [])
+    found = find_publications(listed, (tuple(table),), OWN)
+    return sorted(f"{','.join(sorted(each.own))}: {each}" for each in found)
+
+
+def only(rule: str) -> str:
+    return f"table ip t {{\n\tchain p {{\n\t\ttype nat hook prerouting priority dstnat;\n\t\t{rule}\n\t}}\n}}\n"
+
+
+SAVED = {
+    "-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080": [
+        "10.2.0.1: tcp port 80 to 10.1.0.2:8080"
+    ],
+    "-A PREROUTING -i wan -j DNAT --to-destination 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "-A PREROUTING -p udp -m multiport --dports 53,500:600 -j DNAT --to-destination 10.1.0.2": [
+        "10.1.0.1,10.2.0.1: udp ports 53, 500-600 to 10.1.0.2"
+    ],
+    "-A PREROUTING ! -d 10.1.0.0/16 -p tcp -m tcp ! --dport 22 -j DNAT --to-destination 10.1.0.2": [
+        "10.2.0.1: tcp ports 0-21, 23-65535 to 10.1.0.2"
+    ],
+    "-A PREROUTING ! -p tcp -j DNAT --to-destination [fd00:1::2]:9": [
+        "fd00:2::1: icmp and other and udp to [fd00:1::2]:9"
+    ],
+    "-A PREROUTING -p sctp -j DNAT --to-destination 10.1.0.2-10.1.0.9": [
+        "10.1.0.1,10.2.0.1: other to 10.1.0.2-10.1.0.9"
+    ],
+    "-A PREROUTING -d 10.2.0.0/24 -j NETMAP --to 10.9.0.0/24": ["10.2.0.1: all to 10.9.0.0/24"],
+    "-A PREROUTING -m set --match-set x dst -j DNAT --to-destination 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "-A PREROUTING ! -d 10.1.0.1 -m comment --comment -d -p tcp -j DNAT --to-destination 10.1.0.2": [
+        "10.2.0.1: tcp to 10.1.0.2"
+    ],
+    '-A PREROUTING -m comment --comment "-d 9.9.9.9 -p tcp" -j DNAT --to-destination 10.1.0.2': [
+        "10.1.0.1,10.2.0.1: all to 10.1.0.2"
+    ],
+    "-A PREROUTING ! --dst-type LOCAL --limit-iface-in -j DNAT --to-destination 10.1.0.2": [
+        "10.1.0.1,10.2.0.1: all to 10.1.0.2"
+    ],
+    "-A PREROUTING -j DNAT --to-destination what": [
+        "10.1.0.1,10.2.0.1,fd00:2::1: all to where cannot be read",
+    ],
+    "-A PREROUTING -d 198.51.100.7/32 -j DNAT --to-destination 10.1.0.2": [],
+    "-A PREROUTING -m addrtype ! --dst-type LOCAL -j DNAT --to-destination 10.1.0.2": [],
+    "-A PREROUTING -m addrtype --dst-type MULTICAST -j DNAT --to-destination 10.1.0.2": [],
+    "-A PREROUTING -i lo -j DNAT --to-destination 10.1.0.2": [],
+    "-A PREROUTING -p tcp -j REDIRECT --to-ports 9": [],
+    "-A PREROUTING -p tcp -j DNAT --to-destination :9": [],
+    "-A PREROUTING -p tcp -j DNAT --to-destination 10.1.0.1:9": [],
+    "-A PREROUTING -p tcp -j DNAT --to-destination 127.0.0.1:9": [],
+    "-A OUTPUT -j DNAT --to-destination 10.1.0.2": [],
+    "-A OTHER -j DNAT --to-destination 10.1.0.2": [],
+    '-A PREROUTING -m comment --comment "-j DNAT --to-destination 10.1.0.2" -j ACCEPT': [],
+}
+RECEIVED = {
+    "ip daddr 10.2.0.1 tcp dport 80 dnat to 10.1.0.2:8080": ["10.2.0.1: tcp port 80 to 10.1.0.2:8080"],
+    "ip daddr { 10.2.0.1, 10.3.0.0/16 } udp dport 53-60 dnat to 10.1.0.2": ["10.2.0.1: udp ports 53-60 to 10.1.0.2"],
+    "ip daddr != 10.2.0.0-10.2.0.9 tcp dport != { 22, 80 } dnat to 10.1.0.2": [
+        "10.1.0.1: tcp ports 0-21, 23-79, 81-65535 to 10.1.0.2"
+    ],
+    "ip daddr @own tcp dport @some dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.2"],
+    "meta l4proto { tcp, udp } th dport 53 dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: tcp and udp port 53 to 10.1.0.2"],
+    "ip protocol icmp dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: icmp to 10.1.0.2"],
+    "dnat to tcp dport map { 80 : 10.1.0.2, 443 : 10.1.0.1, 90-99 : 10.1.0.3 }": [
+        "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2",
+        "10.1.0.1,10.2.0.1: tcp ports 90-99 to 10.1.0.3",
+    ],
+    "dnat to ip daddr . tcp dport map { 10.2.0.1 . 80 : 10.1.0.2 . 8080 }": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.2:8080"],
+    "tcp dport 80 dnat to numgen inc mod 2 map { 0 : 10.1.0.2, 1 : 10.1.0.3 }": [
+        "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2",
+        "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.3",
+    ],
+    "dnat to tcp dport map @m": ["10.1.0.1,10.2.0.1: tcp to where cannot be read"],
+    'log prefix "ip daddr 9.9.9.9 tcp dport 1 " dnat to 10.1.0.2': ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    'dnat to 10.1.0.2 comment "ip daddr 9.9.9.9"': ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "fib daddr . iif type local dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "fib daddr type != local dnat to 10.1.0.2": [],
+    "fib daddr type { broadcast, multicast } dnat to 10.1.0.2": [],
+    "ip daddr 198.51.100.7 dnat to 10.1.0.2": [],
+    'iifname "lo" dnat to 10.1.0.2': [],
+    "tcp dport 80 redirect to :9": [],
+    "tcp dport 80 dnat to :9": [],
+    "tcp dport 80 dnat to 10.1.0.1": [],
+    'accept comment "dnat to 10.1.0.2"': [],
+    'log prefix "dnat to 10.1.0.2" accept': [],
+    'xt match "multiport" counter packets 0 bytes 0 dnat to 10.1.0.2': [],  # iptables-nft says which
+}
+
+
+@pytest.mark.parametrize("rule", [*SAVED, *RECEIVED])
+def test_what_a_rule_leads_away_is_read_as_far_as_it_says_it(rule: str) -> None:
+    assert find(rule) == (SAVED | RECEIVED)[rule]
+
+
+def test_it_is_read_where_docker_leads() -> None:
+    found = find_publications("", (DOCKER,), OWN)
+    assert [(each.rule, {*each.own}, str(each)) for each in found] == [
+        (DOCKER[4], {"10.1.0.1", "10.2.0.1"}, "tcp port 8080 to 172.17.0.2:80"),
+        (DOCKER[5], {"10.2.0.1"}, "udp port 53 to 172.17.0.3:5353"),
+    ]
+
+
+def test_who_leads_to_a_chain_says_of_what() -> None:
+    (found,) = find_publications("", (KUBE,), OWN)
+    assert ({*found.own}, str(found)) == ({"10.1.0.1", "10.2.0.1"}, "tcp port 30080 to 10.0.0.6:80")
+
+
+def test_it_is_read_where_chains_of_nftables_lead() -> None:
+    def read(rule: str) -> list[str]:
+        return sorted(map(str, find_publications(LISTED.replace("RULE", rule), (), OWN)))
+
+    ways = "tcp ports 80, 443 to 172.17.0.2"
+    assert read("accept") == [ways]
+    assert read("udp dport vmap { 53 : jump unused }") == [ways, "udp to 172.17.0.9"]
+    assert read("udp dport 9 udp dport vmap @m") == [ways, "udp port 9 to 172.17.0.8", "udp port 9 to 172.17.0.9"]
+    assert read("fib daddr type vmap { local : goto unused }") == ["all to 172.17.0.9", ways]
+
+
+def test_what_both_kinds_of_lists_tell_is_told_once() -> None:
+    table = "-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080"
+    listed = only("ip daddr 10.2.0.1 tcp dport 80 counter packets 0 bytes 0 dnat to 10.1.0.2:8080")
+    assert [each.rule for each in find_publications(listed, ((table,),), OWN)] == [table]
+
+
+LED = "-A PREROUTING -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80"
+
+
+def publish(*rules: str) -> Finding:
+    found = find_conflicts(HostReport(nat=(rules,), own=OWN))
+    (finding,) = (each for each in found if each.spoils is Spoiled.PUBLISHED)
+    return finding
+
+
+def judge(finding: Finding, fields: dict[str, object]) -> dict[int, str]:
+    compilation = Compilation(Facts(own=own_addresses(tuple(OWN)), topology=HOME))
+    rule = parse_rule({"target": "10.2.0.1", "direction": "to"} | fields, NOW)
+    assert compilation.put(replace(rule, id=1, forced_by=fields.get("forced_by"))) is None  # type: ignore[arg-type]
+    assert finding.spoils is not None
+    return compilation.find_spoiled({finding.spoils: finding})
+
+
+BLOCK, LIMIT = {"action": "block"}, {"rate": "10 packets/s"}
+PORT = {"protocol": "tcp", "ports": [8080]}
+CONCERNED: dict[str, tuple[bool, dict[str, object]]] = {
+    "a block of the port": (True, BLOCK | PORT),
+    "a block of a range": (True, BLOCK | PORT | {"ports": ["8000-9000"]}),
+    "a block of all": (True, dict(BLOCK)),
+    "a block that was forced": (True, BLOCK | {"forced_by": "ops"}),
+    "a limit": (True, LIMIT | PORT),
+    "a limit per peer": (True, LIMIT | PORT | {"per": "peer"}),
+    "a limit of what has a source port": (True, LIMIT | {"protocol": "tcp", "source_ports": [9]}),
+    "connections at once": (True, PORT | {"rate": "10 connections"}),
+    "what only counts": (True, LIMIT | PORT | {"action": "observe"}),
+    "another protocol": (False, BLOCK | PORT | {"protocol": "udp"}),
+    "another port": (False, BLOCK | PORT | {"ports": [80]}),
+    "what the gateway sends": (False, BLOCK | {"direction": "from"}),
+    "another address": (False, BLOCK | {"target": "10.1.0.2"}),
+    "a network around": (False, BLOCK | {"target": "10.2.0.0/24"}),
+    "of the other family": (False, BLOCK | {"target": "fd00:2::1"}),
+    "an exception": (False, {"action": "allow"}),
+}
+
+
+@pytest.mark.parametrize("name", CONCERNED)
+def test_rules_to_own_addresses_are_concerned_of_which_something_is_led_away(name: str) -> None:
+    concerned, fields = CONCERNED[name]
+    told = judge(publish(LED), fields)
+    assert bool(told) == concerned
+    assert all(f"`{LED}`" in text and "tcp port 8080 to 10.1.0.2:80" in text for text in told.values())
+
+
+def test_each_rule_tells_what_concerns_it() -> None:
+    other = "-A PREROUTING -p udp -j DNAT --to-destination 10.1.0.3"
+    finding = publish(LED, other)
+    assert finding.severity is Severity.WARNING
+    assert "and 1 more such rules" in finding.what
+    assert judge(finding, BLOCK | PORT) == {1: judge(publish(LED), BLOCK | PORT)[1]}
+    (text,) = judge(finding, BLOCK | {"protocol": "udp", "ports": [9]}).values()
+    assert "udp to 10.1.0.3" in text
+    assert "8080" not in text
+
+
+def test_without_any_nothing_is_told() -> None:
+    report = HostReport(nat=(("-A PREROUTING -j REDIRECT --to-ports 9",),), own=OWN)
+    assert Spoiled.PUBLISHED not in {each.spoils for each in find_conflicts(report)}
+
+
+@pytest.mark.parametrize("rule", ["tcp dport vmap @m", "tcp dport PORT jump cNEXT"])
+def test_many_chains_take_no_time_that_anybody_waits_for(rule: str) -> None:
+    chains = []
+    for number in range(3000):
+        text = rule.replace("PORT", f"{number}-65535").replace("NEXT", f"{number + 1}")
+        others = [f"tcp dport {number}-{low} jump c{number + 1}" for low in range(60_000, 60_009)]
+        chains.append("\n".join([f"\tchain c{number} {{", *(f"\t\t{each}" for each in (text, *others)), "\t}"]))
+    listed = LISTED.replace("RULE", "jump c0").replace("\tchain unused", "\n".join([*chains, "\tchain unused"]))
+    began = time.process_time()
+    assert "172.17.0.2" in " ".join(map(str, find_publications(listed, (), OWN)))
+    assert time.process_time() - began < 6
