@@ -77,12 +77,18 @@ def lead(family: int, hook: Hook, facts: Facts) -> Iterator[ChainRule]:
             yield chain_rule(near, Has("dst", LINK[family]))
         return
     yield chain_rule(near, Has("dst", MULTICAST[family]))
-    yield from (chain_rule(near, Is(protocol)) for protocol in (VRRP, OSPF))
-    yield chain_rule(near, Is("udp"), _ports(BFD, BFD_ECHO, BFD_FAR))
+    yield from (chain_rule(near, *matches) for matches in sent_to_one(family, facts))
+
+
+def sent_to_one(family: int, facts: Facts) -> Iterator[tuple[Match, ...]]:
+    """What of these protocols routers send to one address, by what it is; nothing where nothing can be spared."""
+    if _find_lack(family, facts):
+        return
+    yield from ((Is(protocol),) for protocol in (VRRP, OSPF))
+    yield Is("udp"), _ports(BFD, BFD_ECHO, BFD_FAR)
     if _find_peers(family, facts):
-        yield from (chain_rule(near, Is(protocol)) for protocol in SEALED[family])
-        yield chain_rule(near, Is("tcp"), _ports(BGP))
-        yield chain_rule(near, Is("tcp"), _ports(BGP, side="src"))
+        yield from ((Is(protocol),) for protocol in SEALED[family])
+        yield from ((Is("tcp"), _ports(BGP, side=side)) for side in _SIDES)
 
 
 def ask_again(family: int, facts: Facts, on_link: bool = False) -> Iterator[ChainRule]:

@@ -323,9 +323,11 @@ class _Family:
                 blocked = blocked_set(self.family, direction, self.facts)
                 if hook == "FORWARD" and direction is Direction.FROM and self._is_asked_before:
                     # What comes by loopback was spared: MPLS hands on by it what it has unpacked. And some multicast,
-                    # which bridges and multicast routing pass on.
-                    for way in (Enters("lo"), Has("dst", adverts.MULTICAST[self.family])):
-                        yield chain_rule(close, way, InSet(blocked.name, side))
+                    # which bridges and multicast routing pass on; and what is for this host, but in a frame to another,
+                    # to whom a bridge hands it.
+                    ways: list[tuple[Match, ...]] = [(Enters("lo"),), (Has("dst", adverts.MULTICAST[self.family]),)]
+                    ways += adverts.sent_to_one(self.family, self.facts)
+                    yield from (chain_rule(close, *way, InSet(blocked.name, side)) for way in ways)
                 else:
                     yield from (chain_rule(close, match) for match in self._any_of(blocked, side, table))
 

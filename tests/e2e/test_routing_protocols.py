@@ -301,6 +301,26 @@ def test_what_routers_tell_each_other_over_a_bridge_is_spared(gateway: Gateway, 
         assert {each: arrived[each] for each in NOT_BRIDGED} == dict.fromkeys(NOT_BRIDGED, 0)
 
 
+@pytest.mark.usefixtures("bridge")
+def test_who_is_blocked_reaches_nobody_on_a_bridge_in_the_name_of_the_gateway(gateway: Gateway, lab: Lab) -> None:
+    """The address is the gateway's, the frame another's: a bridge goes by the frame."""
+    cases = [(LAN, VRRP, 0, 255), (LAN, OSPF, 0, 1), (LAN, UDP, 3784, 255), (LAN, UDP, 3785, 254), (LAN, UDP, 9, 255)]
+    gateway.store.report(HostStatus("gw2", "iptables", own=("10.9.9.9",)))
+    feigned = [(LAN, AH, 0, 255), (LAN, ESP, 0, 255), (LAN, UDP, 4784, 255)]
+    mac = lab.server.run("cat", "/sys/class/net/eth0/address").stdout.strip()
+    lab.client.ip(f"neigh replace {LAN} lladdr {mac} dev eth0 nud permanent")
+    lab.server.ip(f"addr add {LAN}/32 dev lo")
+    try:
+        everything = dict.fromkeys([*cases, *feigned], COUNT)
+        assert arrive(lab, lab.server, *everything, device="eth0", bridged=True) == everything
+        gateway.put({"target": CLIENT, "action": "block"})
+        assert arrive(lab, lab.server, *everything, device="eth0", bridged=True) == dict.fromkeys(everything, 0)
+    finally:
+        lab.server.ip(f"addr del {LAN}/32 dev lo")
+        lab.client.ip(f"neigh del {LAN} dev eth0")
+        gateway.store.report(HostStatus("gw2", "iptables"))
+
+
 def test_who_is_another_gateway_of_the_database_is_believed(gateway: Gateway, lab: Lab) -> None:
     """As long as it has that address, and for these protocols alone."""
     gateway.put(*EVERYTHING)
