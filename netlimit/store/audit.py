@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from secrets import randbelow
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, false, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Text, cast, delete, false, func, insert, select, update
 
 from netlimit.records import Actor
 from netlimit.rules import Rule
@@ -23,11 +24,18 @@ from netlimit.store.tables import clock as clock_table
 
 MOST_ROWS = 1000
 """A batch larger than this leaves one line in the audit instead of one for each rule."""
+MOST_BYTES = 256 * 2**20
+"""What all lines may quote together, as JSON, or a little more; 100,000 of the usual kind are less."""
 _SLACK = 10
 """Pruning waits until the audit is a tenth too long: it is dear, and need not be exact."""
+_GRAIN = 1000
+"""After so many lines it is looked again how much all of them are."""
+_MOST_LOOKED_AT = 1000
+"""Lines, for that; or nearly twice as many."""
+_MOST_AT_ONCE = 4 * _GRAIN
+"""Lines that are given up at a time because all are too much. Others wait meanwhile."""
 _LONGEST = 1024
-"""Bytes, as JSON, of a field that is quoted. A rule may have 40 kB of labels, gateways and comment, and the lines
-of the audit are bounded by their number alone."""
+"""Bytes, as JSON, of a field that is quoted. A rule may have 40 kB of labels, gateways and comment."""
 
 PAUSE, RESUME = "pause", "resume"
 """What the audit calls a teardown's pause of a gateway, and its end. `pause` holds the word of that teardown."""
@@ -39,7 +47,8 @@ class AuditEntry:
     anything else `rule_id` is None, and they say what there is to say. `revision` is that of the rules after it.
     `address` and `request` say where the change came from and the id of its request, None for one made on this host.
 
-    A field of a rule that is longer than 1,024 bytes is told by its length and digest (`bytes`, `sha256`, of its JSON).
+    A field of a rule that is longer than 1,024 bytes is told by its length and digest (`bytes`, `sha256`, of its JSON),
+    a document of limits that is long or goes by those of its text (`letters`, `sha256`).
     A large batch is one line: `rule_id` is None, and `after` holds `rules` (how many), `first_id` and `last_id`.
     """
 
@@ -178,15 +187,53 @@ def has_resumed(connection: Connection, word: str) -> bool:
     return any(isinstance(each, Mapping) and each.get(PAUSE) == word for each in connection.execute(wanted).scalars())
 
 
+def find_newest(connection: Connection) -> int:
+    """The id of the newest entry; 0 before the first."""
+    newest: int | None = connection.execute(select(func.max(audit.c.id))).scalar_one()
+    return newest or 0
+
+
 def prune(connection: Connection, most: int) -> None:
-    """Forget the oldest entries when there are more than `most`. The clock says first up to which: the database lets
-    no others go."""
-    newest, given_up = connection.execute(
-        select(select(func.max(audit.c.id)).scalar_subquery(), clock_table.c.audit_pruned)
-    ).one()
-    if (newest or 0) - given_up <= most + most // _SLACK:
+    """Forget the oldest entries when there are more than `most`."""
+    newest, given_up = find_newest(connection), _find_given_up(connection)
+    if newest - given_up > most + most // _SLACK:
+        _give_up(connection, newest - most)
+
+
+def prune_bytes(connection: Connection, former: int) -> None:
+    """Forget the oldest entries, some at a time, when all together are more than MOST_BYTES. Looks only now and then:
+    `former` is the newest entry before this change."""
+    newest = find_newest(connection)
+    if newest // _GRAIN == former // _GRAIN:
         return
-    last = newest - most
+    given_up = _find_given_up(connection)
+    last = _find_too_much(connection, newest, given_up)
+    if last is not None:
+        _give_up(connection, min(last, given_up + _MOST_AT_ONCE))
+
+
+def _find_too_much(connection: Connection, newest: int, given_up: int) -> int | None:
+    """The newest entry that is to be forgotten, for those from it on are more than MOST_BYTES. Of many, some are looked
+    at for all; which ones, nobody knows who writes them."""
+    step = max(1, (newest - given_up) // _MOST_LOOKED_AT)
+    looked_at = range(newest - randbelow(step), given_up, -step)
+    before, after = (func.coalesce(func.length(cast(each, Text)), 0) for each in (audit.c.before, audit.c.after))
+    wanted = select(audit.c.id, before + after).where(audit.c.id.in_(looked_at)).order_by(audit.c.id.desc())
+    taken = 0
+    for entry, size in connection.execute(wanted).all():
+        taken += step * size
+        if taken > MOST_BYTES:
+            return int(entry)
+    return None
+
+
+def _find_given_up(connection: Connection) -> int:
+    given_up: int = connection.execute(select(clock_table.c.audit_pruned)).scalar_one()
+    return given_up
+
+
+def _give_up(connection: Connection, last: int) -> None:
+    """Forget the entries up to the last of these. The clock says so first: the database lets no others go."""
     connection.execute(update(clock_table).values(audit_pruned=last))
     connection.execute(delete(audit).where(audit.c.id <= last))
 

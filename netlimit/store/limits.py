@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from netlimit.store.tables import clock as clock_table
 from netlimit.store.tables import limit_documents as documents
 
 _LONGEST_NOTE = 8 * 2**10
-"""The audit quotes documents of so many letters; of longer ones it keeps the digest."""
+"""Bytes, as JSON, of a document that the audit quotes; of longer ones it keeps the digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,16 @@ class LimitDocument:
     actor: str
 
     def describe(self) -> dict[str, Any]:
-        """What the audit says of it."""
-        said: dict[str, Any] = {"domain": self.domain, "content_type": self.content_type}
-        if len(self.document) <= _LONGEST_NOTE:
-            return said | {"document": self.document}
-        return said | {"letters": len(self.document), "sha256": hashlib.sha256(self.document.encode()).hexdigest()}
+        """What the audit says of one that comes."""
+        if len(json.dumps(self.document)) > _LONGEST_NOTE:
+            return self.identify()
+        return {"domain": self.domain, "content_type": self.content_type, "document": self.document}
+
+    def identify(self) -> dict[str, Any]:
+        """What it says of one that goes, whose text an earlier line has."""
+        digest = hashlib.sha256(self.document.encode()).hexdigest()
+        said = {"domain": self.domain, "content_type": self.content_type}
+        return said | {"letters": len(self.document), "sha256": digest}
 
 
 def revision(connection: Connection) -> int:
@@ -104,7 +110,7 @@ def put(
     number = _take_revision(connection)
     after = LimitDocument(domain, text, content_type, number, before.created_at if before else now, now, actor.name)
     _write(connection, after)
-    told = before.describe() if before else None
+    told = before.identify() if before else None
     audit.note_other(connection, "put-limits", actor, now, before=told, after=after.describe())
     return after, before is None
 
@@ -120,7 +126,7 @@ def remove(
     _check(domain, before, expected_revision)
     _take_revision(connection)
     connection.execute(delete(documents).where(documents.c.domain == domain))
-    audit.note_other(connection, "remove-limits", actor, now, before=before.describe())
+    audit.note_other(connection, "remove-limits", actor, now, before=before.identify())
 
 
 def bring_back(connection: Connection, backup: Connection, actor: Actor, now: datetime) -> None:
@@ -136,7 +142,7 @@ def bring_back(connection: Connection, backup: Connection, actor: Actor, now: da
             connection.execute(delete(documents).where(documents.c.domain == domain))
         else:
             _write(connection, LimitDocument(**asdict(after) | {"revision": newest}))
-        told = [each.describe() if each else None for each in (before, after)]
+        told = before.identify() if before else None, after.describe() if after else None
         audit.note_other(connection, "put-limits" if after else "remove-limits", actor, now, *told)
 
 

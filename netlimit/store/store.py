@@ -894,15 +894,19 @@ class Store:
         known = as_actor(actor)
         with self._database.writing() as connection:
             tokens.check(connection, known)
+            newest = audit.find_newest(connection)
             yield connection
-            self._prune(connection)
+            if leave:  # what takes power away may find no room for more
+                self._prune(connection, newest)
             if self.path:
                 check_room(connection, self.path, min(leave, find_share(known)))
             if not ends_itself:
                 tokens.check(connection, known, until_kept=True)
 
-    def _prune(self, connection: Connection) -> None:
+    def _prune(self, connection: Connection, former: int = 0) -> None:
+        """`former` is the newest line of the audit before this change."""
         audit.prune(connection, self._audit_length)
+        audit.prune_bytes(connection, former)
         history.prune(connection, self._revisions)
 
     def _stream(self, host: str) -> Generator[Any]:

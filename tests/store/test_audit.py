@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from netlimit.records import Actor
-from netlimit.store import AuditEntry, AuditFilter, ManyErrors, Store
+from netlimit.store import AuditEntry, AuditFilter, ManyErrors, Store, audit
 from netlimit.store.rows import to_fields
 from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
@@ -153,4 +153,49 @@ def test_the_oldest_lines_go_when_there_are_too_many(url: str) -> None:
     assert [entry.id for entry in store.audit()] == list(range(23, 3, -1))
     keep(store, "10.0.1.1")
     assert len(store.audit()) == 21
+    store.close()
+
+
+def test_they_go_too_when_all_together_are_too_large(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at now and then: with the first line after every tenth, here."""
+    monkeypatch.setattr(audit, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(audit, "_GRAIN", 10)
+    for number in range(25):
+        store.note("apply", "test", NOW, after={"host": 2000 * "x", "steps": number})
+        assert len(store.audit()) <= 20
+    newest = [entry.id for entry in store.audit()]
+    assert newest == list(range(25, 25 - len(newest), -1))
+    assert len(newest) >= 9 + 5
+    store.add([rule(f"10.0.0.{number}") for number in range(40)], "test", NOW)
+    assert sum(entry.action == "apply" for entry in store.audit()) < 9
+    store.note("apply", "test", NOW, after={"host": 30_000 * "x"})
+    for number in range(10):
+        store.note("apply", "test", NOW, after={"steps": number})
+    assert 10 <= len(store.audit()) <= 11
+
+
+def test_of_many_that_are_too_large_some_go_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One change gives up no more than is soon done, and the following ones the rest."""
+    for number in range(30):
+        store.note("apply", "test", NOW, after={"host": 2000 * "x", "steps": number})
+    monkeypatch.setattr(audit, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(audit, "_GRAIN", 5)
+    monkeypatch.setattr(audit, "_MOST_AT_ONCE", 8)
+    kept = []
+    for number in range(15):
+        store.note("apply", "test", NOW, after={"steps": number})
+        kept.append(len(store.audit()))
+    assert kept[4] == 35 - 8
+    assert kept[9] == 40 - 16
+    assert kept[14] == 45 - 24
+
+
+def test_who_revokes_a_token_gives_up_nothing(url: str) -> None:
+    """That takes room, and there may be little left."""
+    store = Store(url, audit_length=10)
+    tokens = [store.add_token(f"t{number}", f"hash {number}", "viewer", NOW) for number in range(11)]
+    assert all(store.revoke_token(token.id, NOW) for token in tokens)
+    assert len(store.audit()) == 22
+    keep(store)
+    assert len(store.audit()) == 10
     store.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from netlimit.records import Actor
 from netlimit.store import DocumentChanged, InUse, LimitDocument, NoDocument, Store
@@ -91,20 +93,39 @@ def test_who_has_read_an_older_one_is_told(store: Store) -> None:
         store.remove_limits("auth", "ann", NOW)
 
 
-def test_the_audit_tells_both_texts_or_the_digest_of_long_ones(store: Store) -> None:
+def test_the_audit_tells_the_new_text_and_the_digest_of_the_former(store: Store) -> None:
+    """The former is the new one of an earlier line."""
     long = TEXT + "#" * 10_000
     put(store)
     put(store, text=long)
     store.remove_limits("auth", "ann", NOW)
     removed, changed, made = store.audit()
     assert (made.action, made.before, made.rule_id) == ("put-limits", None, None)
-    assert made.after == changed.before == {"domain": "auth", "content_type": YAML, "document": TEXT}
+    assert made.after == {"domain": "auth", "content_type": YAML, "document": TEXT}
+    assert changed.before == {
+        "domain": "auth",
+        "content_type": YAML,
+        "letters": len(TEXT),
+        "sha256": hashlib.sha256(TEXT.encode()).hexdigest(),
+    }
     assert removed.action == "remove-limits"
     assert removed.after is None
     assert removed.before == changed.after
     assert changed.after is not None
     assert changed.after["letters"] == len(long)
     assert len(changed.after["sha256"]) == 64
+
+
+def test_a_line_of_the_audit_is_short_whatever_letters_a_text_has(store: Store) -> None:
+    """As JSON, some letters take twelve bytes."""
+    for face in "\N{GRINNING FACE}\N{GRINNING FACE WITH SMILING EYES}":
+        put(store, text="# " + face * 8000)
+    put(store, text="# " + "\N{GRINNING FACE}" * 600)
+    with store._database.reading() as connection:
+        row = "SELECT max(length(CAST(before AS TEXT))), max(length(CAST(after AS TEXT))) FROM audit"
+        before, after = connection.execute(text(row)).one()
+    assert before < 300
+    assert 7000 < after < 8400
 
 
 def test_an_empty_database_takes_them_from_a_backup(store: Store, other: Store, tmp_path: Path) -> None:
