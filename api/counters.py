@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from netlimit.records import Counts, RuleCounters
 from netlimit.rules import Rule
-from netlimit.store import Kept, Store
+from netlimit.store import Kept, NoRoom, Store
 
 from . import schemas
 from .context import StoreOf, WaitingOf, no_query
@@ -84,13 +85,14 @@ def _write_many(
 
 
 async def _read_afresh(rules: Iterable[Rule], store: Store, waiting: Waiting) -> None:
-    """Let the gateways that can say something new about rules do so."""
+    """Let the gateways that can say something new about rules do so, where the database has room for what they say."""
     now = datetime.now(UTC)
     live = [host.host for host in await run_in_turn(store.hosts) if is_live(host)]
     asked = {host: [rule.id for rule in rules if rule.in_force(now, host)] for host in live}
     hosts = [host for host, here in asked.items() if here]
     every = sorted({rule_id for here in asked.values() for rule_id in here})
-    await waiting.ask(hosts, "counters", {"rules": every}, READING_SECONDS)
+    with suppress(NoRoom):
+        await waiting.ask(hosts, "counters", {"rules": every}, READING_SECONDS)
 
 
 def _sum_up(by_host: Mapping[str, RuleCounters], made_at: datetime) -> dict[str, Any]:

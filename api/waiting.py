@@ -17,11 +17,11 @@ from fastapi.concurrency import run_in_threadpool
 from netlimit.errors import StoreError
 from netlimit.liveness import is_gone
 from netlimit.records import HostStatus
-from netlimit.store import Store
+from netlimit.store import Leave, Store
 
 from .problems import Problem, say_ending
 from .standing import is_live
-from .turns import lay_down_turn, run_in_turn
+from .turns import TURN, Rank, lay_down_turn, run_in_turn
 
 POLL_SECONDS = 0.01
 MOST_ASKING = 16
@@ -77,7 +77,7 @@ class Waiting:
         """Ask the controllers of these gateways; what those answered that did so in time, in the order of `hosts`.
 
         Questions that have no answer by then are withdrawn: no controller works for somebody who has gone. Raises
-        Problem 429, and 503 when the API is told to end.
+        Problem 429, 503 when the API is told to end, and NoRoom.
         """
         client = CLIENT.get()
         if self._asking[client] >= MOST_ASKING:
@@ -101,7 +101,7 @@ class Waiting:
         answers: Answers = {}
         try:
             for host in hosts:
-                asked[host] = await run_in_threadpool(self._store.ask, host, kind, argument)
+                asked[host] = await run_in_threadpool(self._store.ask, host, kind, argument, _find_share())
             end = asyncio.get_running_loop().time() + seconds
             while len(answers) < len(asked) and asyncio.get_running_loop().time() < end:
                 if self._ending:
@@ -155,6 +155,12 @@ class Waiting:
                 if not waiter.done() and _have_applied(hosts, revision):
                     waiter.set_result(None)
             await asyncio.sleep(POLL_SECONDS)
+
+
+def _find_share() -> Leave:
+    """What a question has to leave of the disk of the database, with its answer."""
+    turn = TURN.get()
+    return Leave.HALF if turn is not None and turn.rank is Rank.ADMIN else Leave.ALL
 
 
 def _have_applied(hosts: Sequence[HostStatus], revision: int) -> bool:

@@ -56,13 +56,13 @@ def open_store(
 ) -> Iterator[Store]:
     """The database, until the block ends; with `patience`, in seconds, locks are waited for no longer, and with
     `silence` a server that says nothing. Without either, for a command, it is seen first that its disk does not hang.
-    The API's settings say how many changes and lines of the audit are kept. Raises StoreError."""
+    The API's settings say how many changes and lines of the audit are kept, and many read by it. Raises StoreError."""
     from netlimit.store import Store
 
     audited, revisions = settings.audit_length, settings.revisions
     if not is_api:
         audited, revisions = max(audited, MOST_AUDITED), max(revisions, MOST_REVISIONS)
-    store = Store(settings.database_url, audited, revisions, patience=patience, silence=silence)
+    store = Store(settings.database_url, audited, revisions, patience=patience, silence=silence, crowded=is_api)
     if store.path is not None and patience is None and silence is None:
         try_disk(store.path)
     try:

@@ -25,6 +25,7 @@ from netlimit.store.history import changed_fields
 from netlimit.store.limits import LimitDocument, LimitHead
 from netlimit.store.replica import Replica, Snapshot, open_replica, read_held, read_owner, read_revision, take_snapshot
 from netlimit.store.restore import InUse, Restored
+from netlimit.store.room import Leave, NoRoom
 from netlimit.store.rows import Kept
 from netlimit.store.store import Store
 from netlimit.store.tokens import Token
@@ -42,6 +43,7 @@ __all__ = [
     "InUse",
     "Kept",
     "Label",
+    "Leave",
     "LimitDocument",
     "LimitHead",
     "ManyErrors",
@@ -49,6 +51,7 @@ __all__ = [
     "NoBackup",
     "NoDocument",
     "NoGateway",
+    "NoRoom",
     "NoSuchRevision",
     "NoWindow",
     "NotKept",

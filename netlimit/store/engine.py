@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -24,6 +24,7 @@ from netlimit.store import files, mapping
 from netlimit.store.allowance import Allowance
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
+from netlimit.store.gate import Gate
 from netlimit.store.servers import Names, Reached, find_primary, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
@@ -51,6 +52,8 @@ LOOK_UP_SECONDS = 3.0
 _LONGEST_LOG = 4 * 2**20
 """Bytes of SQLite's log that stay when it begins anew: what a large change has taken, others may need; and where others
 have left nothing of the disk, who revokes a token has that."""
+_LOG_SECONDS = 0.5
+"""How long who brings the log into the file waits for others, and they for him; controllers wait for a second."""
 _BEGIN = "netlimit_begin"
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
@@ -114,10 +117,18 @@ class Database:
     With `patience`, in seconds, a lock is waited for only so long, and a server that says nothing for a few seconds is
     given up: for who has other things to do. Without it, locks are waited for as long as the longest change takes, and
     a server as long as `silence` says, in seconds; without that, for ever: for who asks one thing, and may wait.
+
+    `crowded`: many threads read, for whoever asks; their reads may overlap without end, and wait now and then so that
+    the log of a SQLite file does not grow without end, too.
     """
 
     def __init__(
-        self, url: str | URL, wal: bool = True, patience: float | None = None, silence: float | None = None
+        self,
+        url: str | URL,
+        wal: bool = True,
+        patience: float | None = None,
+        silence: float | None = None,
+        crowded: bool = False,
     ) -> None:
         self._patience = BUSY_SECONDS if patience is None else patience
         self.url = url if isinstance(url, URL) else _parse_url(url)
@@ -150,6 +161,8 @@ class Database:
         self._place: files.Place | None = None
         self._turn = threading.Lock()
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
+        is_gated = crowded and self._journal == "WAL"
+        self._gate = Gate(self.path, self._begin_log_anew) if self.path and is_gated else None
 
     def __str__(self) -> str:
         if self.is_sqlite:
@@ -158,17 +171,38 @@ class Database:
         return self.url.set(query=shown).render_as_string(hide_password=True)
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A transaction that only reads."""
+    def reading(self, little: bool = False) -> Iterator[Connection]:
+        """A transaction that only reads: if but a `little`, it waits for nobody where it is crowded. Raises Busy."""
         self._check()
-        with self._in_words(), self._reader.connect() as connection, connection.begin():
+        with (
+            self._waiting_for_log(little),
+            self._in_words(),
+            self._reader.connect() as connection,
+            connection.begin(),
+        ):
             yield connection
+
+    @contextmanager
+    def _waiting_for_log(self, little: bool) -> Iterator[None]:
+        if self._gate is None:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._gate.passing() if little else self._gate.reading(self._patience))
+            except TimeoutError:
+                raise Busy(
+                    f"The database {self} was busy for {self._patience:g} seconds: its log is long, and reads that go "
+                    "on keep it from beginning anew; try again.",
+                    str(self),
+                ) from None
+            yield
 
     @contextmanager
     def writing(self, wake: bool = True) -> Iterator[Connection]:
         """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
         self._check()
-        with self._taking_turns():
+        with self._taking_turns(), self._waiting_for_log(little=True):
             try:
                 with self._in_words(), self._writer.connect() as connection, connection.begin():
                     place = self._place
@@ -187,10 +221,29 @@ class Database:
             if self.path.with_name(f"{self.path.name}-wal").stat().st_size <= 2 * _LONGEST_LOG:
                 return
             with self._in_words(), self._writer.connect() as writer, writer.begin():  # nobody adds to it meanwhile
-                size = mapping.find_log_size(self.path)
-                if size is not None:
-                    cut = partial(files.cut_log, self.path, max(_LONGEST_LOG, size))
+                log = mapping.find_log(self.path)
+                if log is not None:
+                    cut = partial(files.cut_log, self.path, max(_LONGEST_LOG, log.size))
                     find_disk(self.path).call(cut)  # it may be frozen by now
+
+    def _begin_log_anew(self) -> bool:
+        """Bring the log into the file as a whole, so that who writes next begins it anew; whether that has been done.
+        Most of it nobody waits for, and for the rest who writes waits shortly: for reads that others have begun."""
+        with suppress(StoreError), self._in_words(), self.engine.connect() as connection:
+            connection.execution_options(**{_BEGIN: None})
+            used = connection.connection.driver_connection
+            assert isinstance(used, DiskConnection)
+            used.try_disk()
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+            if not self._turn.acquire(timeout=_LOG_SECONDS):
+                return False
+            try:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={round(1000 * _LOG_SECONDS)}")
+                return not connection.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)").one()[0]
+            finally:
+                self._turn.release()
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={round(1000 * self._patience)}")
+        return False
 
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
         if self.find_place() != place:

@@ -28,6 +28,8 @@ _HEADERS = 2 * _INDEX_HEAD
 """Bytes of the two copies of what says that an index is whole."""
 _HEAD, _VERSION = struct.Struct("=IIIBBHI"), 3007000
 """How it begins: its version, two numbers, whether it is made, a flag, the size of a page, the frames of the log."""
+_BROUGHT = struct.Struct("=I")
+"""What follows it: how many frames of the log have been brought into the file."""
 _LOG_HEAD, _FRAME_HEAD = 32, 24
 """Bytes of the log itself (sqlite.org/fileformat2.html, 4.1)."""
 
@@ -62,6 +64,13 @@ _lost: set[int] = set()
 _cuts = _vain = 0
 
 
+class Log(NamedTuple):
+    """How many bytes there are of a log, and whether all of it has been brought into its file."""
+
+    size: int
+    is_brought: bool
+
+
 class Cut(sqlite3.OperationalError):
     """What a call was to work with was cut meanwhile."""
 
@@ -88,24 +97,26 @@ def void_indexes() -> None:
             ctypes.memset(address, 0, _HEADERS)
 
 
-def find_log_size(path: Path) -> int | None:
-    """How many bytes there are of the log of a database, by the index of it (sqlite.org/walformat.html, 2.1) that this
-    process has mapped; for who keeps others from adding to it. None where nobody knows."""
+def find_log(path: Path) -> Log | None:
+    """The log of a database, by the index of it (sqlite.org/walformat.html, 2.1) that this process has mapped. Others
+    may add to it meanwhile. None where nobody knows. Raises OSError."""
     index = path.with_name(f"{path.name}-shm").stat()
-    for address, region in tuple(_regions.items()):
+    for region in tuple(_regions.values()):
         with suppress(OSError):
             if region.offset == 0 and os.path.samestat(os.fstat(region.descriptor), index):
-                return _read_log_size(ctypes.string_at(address, _HEADERS))
+                # Not by its address, where there may be nothing any more once the last connection has been closed.
+                return _read_log(os.pread(region.descriptor, _HEADERS + _BROUGHT.size, 0))
     return None
 
 
-def _read_log_size(heads: bytes) -> int | None:
-    """By the head of the index, which is there twice."""
-    if heads[:_INDEX_HEAD] != heads[_INDEX_HEAD:]:
+def _read_log(index: bytes) -> Log | None:
+    """By the head of the index, which is there twice, and what follows it."""
+    if len(index) < _HEADERS + _BROUGHT.size or index[:_INDEX_HEAD] != index[_INDEX_HEAD:_HEADERS]:
         return None
-    version, _, _, is_made, _, size, frames = _HEAD.unpack_from(heads)
-    length: int = _LOG_HEAD + frames * (_FRAME_HEAD + (size & 0xFE00) + ((size & 1) << 16))
-    return length if version == _VERSION and is_made else None
+    version, _, _, is_made, _, size, frames = _HEAD.unpack_from(index)
+    (brought,) = _BROUGHT.unpack_from(index, _HEADERS)
+    length = _LOG_HEAD + frames * (_FRAME_HEAD + (size & 0xFE00) + ((size & 1) << 16))
+    return Log(length, brought >= frames) if version == _VERSION and is_made else None
 
 
 def make_calls() -> Mapping[bytes, Any]:

@@ -57,6 +57,12 @@ def check_room(connection: Connection, path: Path, leave: Leave) -> None:
         raise NoRoom(f"The disk of the database {path} {said}", f"The disk of the database {said}")
 
 
+def find_left(path: Path) -> int | None:
+    """How many bytes are left of the disk of a file; None where that was moved away."""
+    found = _find_room(path, Leave.NOTHING)
+    return found.left if found is not None else None
+
+
 def bound_growth(connection: Connection, path: Path, leave: Leave) -> None:
     """Have SQLite refuse in this transaction what would leave too little, before the disk itself does. For a file
     without a log of writes."""

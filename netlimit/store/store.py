@@ -108,10 +108,11 @@ class Store:
         wal: bool = True,
         patience: float | None = None,
         silence: float | None = None,
+        crowded: bool = False,
     ) -> None:
         """With `patience`, in seconds, nothing that somebody else has locked is waited for longer; with `silence` no
-        server that says nothing."""
-        self._database = Database(url, wal, patience, silence)
+        server that says nothing. `crowded`: many threads read, for whoever asks."""
+        self._database = Database(url, wal, patience, silence, crowded)
         self._audit_length = audit_length
         self._revisions = revisions
 
@@ -418,17 +419,17 @@ class Store:
 
     def now(self) -> datetime:
         """What the database's clock shows: windows of confirmation are open by it, for those of gateways may differ."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return moments.read(connection)
 
     def window(self) -> Window | None:
         """The window of confirmation that was opened last, open or not."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return windows.last(connection)
 
     def window_left(self) -> tuple[Window | None, float]:
         """The same, and for how many seconds it is open yet, by the database's clock: 0 if it is over."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             window = windows.last(connection)
             is_open = window is not None and window.outcome is None
             return window, window.left(moments.read(connection)) if window is not None and is_open else 0.0
@@ -491,7 +492,7 @@ class Store:
 
     def guards(self) -> list[str]:
         """The gateways that have a guard, by name."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return guards.alive(connection)
 
     # What the controller reads and keeps
@@ -653,7 +654,7 @@ class Store:
 
     def hosts(self) -> list[HostStatus]:
         """What every gateway said last, by name."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return hosts.statuses(connection)
 
     @again
@@ -805,10 +806,14 @@ class Store:
 
     # Questions from the API to a controller
 
-    def ask(self, host: str, kind: str, argument: Mapping[str, object]) -> int:
-        """Ask a gateway's controller; the id to look for the answer with. Questions live for a minute."""
+    def ask(self, host: str, kind: str, argument: Mapping[str, object], leave: Leave = Leave.ALL) -> int:
+        """Ask a gateway's controller; the id to look for the answer with. Questions live for a minute. Raises NoRoom
+        unless so much of the disk is left: with its answer, a question may take a hundred kilobytes of the log."""
         with self._database.writing() as connection:
-            return requests.ask(connection, host, kind, argument)
+            number = requests.ask(connection, host, kind, argument)
+            if self.path:
+                check_room(connection, self.path, leave)
+            return number
 
     def questions(self, host: str) -> list[Request]:
         """The open questions to a gateway, oldest first."""
@@ -862,7 +867,7 @@ class Store:
 
     def token(self, key: int | str) -> Token | None:
         """The token of this id or name."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return tokens.find(connection, key)
 
     def tokens(self) -> list[Token]:
@@ -872,7 +877,7 @@ class Store:
 
     def active_tokens(self, now: datetime) -> list[Token]:
         """The tokens that are good at `now`."""
-        with self._database.reading() as connection:
+        with self._database.reading(little=True) as connection:
             return tokens.active(connection, now)
 
     @again

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
 
 from netlimit.records import Exceptional, State
 from netlimit.settings import Settings
-from netlimit.store import Store
+from netlimit.store import Store, room
 from tests.api.server import Controller, connect, until
 from tests.awake import Awake
 from tests.databases import DATABASES
@@ -179,3 +181,29 @@ def test_disabled_and_expired_rules_say_so(client: httpx.Client, controller: Con
     assert client.get("/status").json()["rules"] == {
         "applied": 0, "expired": 1, "disabled": 1, "pending": 0, "degraded": 0, "error": 0, "total": 2,
     }  # fmt: skip
+
+
+def test_where_the_disk_has_little_room_admins_alone_ask_controllers(
+    settings: Settings, url: str, client: httpx.Client, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions and answers take room, too; who looks at counters has to do with those that are kept."""
+    asked: list[object] = []
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        asked.append(question["rules"])
+        return {"counted": True}
+
+    controller.answers["counters"] = answer
+    controller.start()
+    client.post("/rules", json=RULE, headers=WAIT)
+    path = Store(settings.database_url).path
+    if path:
+        disk = os.statvfs(path)
+        monkeypatch.setattr(room, "RESERVE", disk.f_bavail * disk.f_frsize * 3 // 2)
+        monkeypatch.setattr(room, "_PART", 0.001)
+    with connect(url, "viewer") as viewer:
+        for path_of in ("/rules/1/counters", "/counters?rule=1"):
+            assert viewer.get(path_of).status_code == 200
+    assert asked == ([] if path else [[1], [1]])
+    assert client.get("/rules/1/counters").status_code == 200
+    assert len(asked) == (1 if path else 3)
