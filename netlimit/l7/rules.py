@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ _LONGEST_PART = 43
 """Letters of what stays as it is in such a key: addresses and their /64s do, so that it is known whose key it is."""
 BROUGHT = "override:"
 """With this the names of rules begin whose limit a request has brought."""
+_BROUGHT_REMEMBERED = 4096
 ARRIVALS = "arrivals:"
 """With this the names of rules begin by whose limit requests are counted as they come, besides as they are served."""
 CLIENT_KEY = "remote_address"
@@ -134,6 +136,11 @@ class Rule:
         return names_client(self.name) and "*" not in self.name
 
     @property
+    def is_brought(self) -> bool:
+        """Whether its limit is one that a request has brought."""
+        return self.name.removeprefix(ARRIVALS).startswith(BROUGHT)
+
+    @property
     def observes(self) -> bool:
         """Whether it refuses nothing."""
         return self.mode is _OBSERVE_ALWAYS or self.on_limit is _OBSERVE_OVER
@@ -246,13 +253,16 @@ def _find_wild(node: Node, entry: Entry, free: list[str]) -> Node | None:
 def make_key(values: Sequence[str]) -> str:
     """The key of a counter for these values."""
     key = values[0] if len(values) == 1 else join_key(values)
-    if len(key) <= LONGEST_KEY:
-        return key
-    if len(values) > 1:
-        parts = join_key([value if len(value) <= _LONGEST_PART else _digest(value, 16) for value in values])
+    return key if len(key) <= LONGEST_KEY else _shorten(values, join_key)
+
+
+def _shorten(texts: Sequence[str], join: Callable[[Sequence[str]], str]) -> str:
+    """One text for several that are too long together: those that are long go for digests, or else all of them."""
+    if len(texts) > 1:
+        parts = join([text if len(text) <= _LONGEST_PART else _digest(text, 16) for text in texts])
         if len(parts) <= LONGEST_KEY:
             return parts
-    return _digest(key, 64)
+    return _digest(join(texts), 64)
 
 
 def _digest(text: str, size: int) -> str:
@@ -308,8 +318,17 @@ class RuleSet:
 
 def _bring(domain: str, entries: Sequence[Entry], limit: Limit) -> Match:
     """The limit that a descriptor brings. It has counters of its own, for all of the descriptor."""
-    name = f"{BROUGHT}{limit}:" + ",".join(entry.key for entry in entries)
-    return Match(Rule(domain, name, limit), make_key([entry.value for entry in entries]))
+    names = [entry.key for entry in entries]
+    keys = ",".join(names)
+    if len(keys) > LONGEST_KEY:
+        keys = _shorten(names, ",".join)
+    return Match(_find_brought(domain, limit, keys), make_key([entry.value for entry in entries]))
+
+
+@lru_cache(_BROUGHT_REMEMBERED)
+def _find_brought(domain: str, limit: Limit, keys: str) -> Rule:
+    """The same for the same limit, by which stores know again what they have found out about it."""
+    return Rule(domain, f"{BROUGHT}{limit}:{keys}", limit)
 
 
 def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> Sequence[Match | None]:

@@ -12,7 +12,9 @@ from netlimit.l7.limit import Limit
 from netlimit.l7.rules import BROUGHT, Rule
 
 MOST = 2**14
-"""Limits that are counted each by itself; requests can bring limits of their own."""
+"""Limits of rules that are counted each by itself."""
+MOST_BROUGHT = 512
+"""The same of limits that requests bring: they may be invented."""
 
 
 class Counts:
@@ -101,17 +103,20 @@ class Usage:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._counts: dict[str, dict[str, dict[bool, Counts]]] = {}  # by domain, rule, and whether it is of concurrency
-        self._room = MOST
+        self._room, self._brought_room = MOST, MOST_BROUGHT
         self._space = Space()
         self._clock = clock
         self.others = Counts(Rule("", ""), Limit(0, 1), clock())
         """What came when so many were counted already."""
 
     def __iter__(self) -> Iterator[tuple[bool, Counts]]:
-        """What each limit has counted, and whether it is one of concurrency."""
-        for rules in self._counts.values():
-            for limits in rules.values():
-                yield from limits.items()
+        """What each limit has counted, and whether it is one of concurrency. Those of rules come first: whoever invents
+        limits has none of them left out where not all are told."""
+        for brought in (False, True):
+            for rules in self._counts.values():
+                for name, limits in rules.items():
+                    if name.startswith(BROUGHT) is brought:
+                        yield from limits.items()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -124,7 +129,7 @@ class Usage:
 
     def forget_gone(self, rules: Iterable[Rule]) -> None:
         """These are the rules from now on. If there is no room left, what was counted of others makes room for them;
-        limits that requests bring stay."""
+        limits that requests bring stay, and have room of their own."""
         if self._room and self._space.left:
             return
         known = {(rule.domain, rule.name) for rule in rules}
@@ -133,17 +138,16 @@ class Usage:
             for name in gone:
                 for counts in counted.pop(name).values():
                     counts.leave()
-        self._room = max(0, MOST - sum(1 for _ in self))
+        self._room = max(0, MOST - sum(not counts.rule.is_brought for _, counts in self))
 
     def find_counts(self, rule: Rule, limit: Limit, concurrency: bool = False) -> Counts:
         """The counts of a rule's limit; they begin anew when it has become another."""
         try:
             counts = self._counts[rule.domain][rule.name][concurrency]
         except KeyError:
-            if not self._room:
+            if not self._take_room(rule):
                 self.others.observes = rule.observes
                 return self.others
-            self._room -= 1
             return self._begin(rule, limit, concurrency)
         if counts.rule is rule:
             return counts
@@ -151,6 +155,15 @@ class Usage:
             return self._begin(rule, limit, concurrency)
         counts.follow(rule)
         return counts
+
+    def _take_room(self, rule: Rule) -> bool:
+        """Take the room of one limit, if there is any."""
+        room = self._brought_room if rule.is_brought else self._room
+        if room and rule.is_brought:
+            self._brought_room -= 1
+        elif room:
+            self._room -= 1
+        return room > 0
 
     def _begin(self, rule: Rule, limit: Limit, concurrency: bool) -> Counts:
         limits = self._counts.setdefault(rule.domain, {}).setdefault(rule.name, {})

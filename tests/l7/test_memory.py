@@ -463,3 +463,29 @@ class TestBudget:
         for number in range(200_000):
             log.hit(f"key {number % 400}")
         assert sum(map(len, log._logs.values())) <= _FEW_ENTRIES + 1000
+
+    def test_where_all_is_taken_by_who_is_over_a_new_key_takes_no_look_at_all_others(self) -> None:
+        budget = Budget(24 * 2**20)
+        algorithms = Algorithm.SLIDING_WINDOW_LOG, Algorithm.GCRA, Algorithm.LEAKY_BUCKET, Algorithm.FIXED_WINDOW
+        flooded = [make_counter(Limit(5, 86_400, each), budget=budget) for each in algorithms]
+        for number in range(100_000):
+            flooded[number % 4].hit(f"key {number}", 5, charge=True)
+        late = make_counter(Limit(5, 86_400, Algorithm.CONCURRENCY), budget=budget)
+        before = time.thread_time()
+        for number in range(4000):
+            for counter in (*flooded, late):
+                counter.hit(f"other {number}")
+        assert (
+            time.thread_time() - before < 0.5
+        )  # it took 0.9 s, and hundreds of times as much with ten times the memory
+
+    def test_who_can_give_nothing_back_gets_no_more_for_it(self) -> None:
+        budget = Budget(2**20)
+        large, small = (make_counter(Limit(1, 3600), budget=budget, keys=1000) for _ in range(2))
+        for number in range(1000):
+            large.hit(f"key {number}")
+        for number in range(2000):
+            large.hit(f"other {number}")
+            large.shrink()
+        assert len(large) <= 1001
+        assert small.hit("key").admitted

@@ -55,8 +55,10 @@ class Counter(ABC):
         self._keys = keys
         self.shares: Shares | None = None
         """What networks have of its room, where keys tell a client and something besides."""
+        self.forgets = True
+        """Whether keys that are within their limit make room for others; if not, newcomers share one counter."""
         self._shares_end = 0  # who has more than his share is held to it until then at least
-        self._room = self._due = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
+        self._few = self._room = self._due = min(FEW, keys, self._budget.welcome(self) // KEY_BYTES)
         self._crowd = self._crowd_end = 0  # so many newcomers more share a counter, until then
         self._wants: dict[int, float] = {}  # see `_note_want`; by the hashes of keys, which take less
         self.start_anew()
@@ -94,11 +96,19 @@ class Counter(ABC):
 
     def has_place(self, key: str) -> bool:
         """Whether a key is counted by itself, or would be now: what is said of another is said of a crowd."""
+        return self.find_place(key) == key
+
+    def find_place(self, key: str) -> str:
+        """The key by which a key would be counted now: itself, or that of a crowd."""
         with self._lock:
-            return self._find_place(key) == key
+            return self._find_place(key)
+
+    def holds(self, key: str) -> bool:
+        """Whether something is counted by a key."""
+        with self._lock:
+            return self._holds(key)
 
     def _find_place(self, key: str) -> str:
-        """The key by which a key would be counted now."""
         return key if self._holds(key) or len(self) < self._room else self._admit_key(key)
 
     @abstractmethod
@@ -119,7 +129,7 @@ class Counter(ABC):
     def _note_want(self, key: str, hits: float) -> None:
         """So many hits must be free for a key for what was refused to it to be admitted: until they are, it is not
         within its limit. Where that is one hit, nothing needs to be noted."""
-        if len(self._wants) > len(self) * 5 // 4 + FEW:
+        if len(self._wants) > len(self) * 5 // 4 + self._few:
             held = {hash(each) for each in self._list_keys()}
             self._wants = {each: want for each, want in self._wants.items() if each in held}
         self._wants[hash(key)] = hits
@@ -160,15 +170,16 @@ class Counter(ABC):
         most = bound * 3 // 4  # a sweep costs as much as there are keys: it is to make room for many
         if len(self) > most:
             self._cut_shares(now, bound // 2)
-        if len(self) > most:
+        if len(self) > most and self.forgets:
             self._drop_within(now)
         crowd = self.shares.find_crowd(key) if self.shares is not None else None
         if len(self) > most:
-            self._crowd, self._crowd_end = max(1, bound // 4), now + self.limit.seconds * SECOND
+            # A sweep takes as long as there are keys, also where the budget leaves less than these.
+            self._crowd, self._crowd_end = max(1, bound // 4, len(self) // 4), now + self.limit.seconds * SECOND
             return crowd or CROWD
         if crowd is None and self.shares is not None and len(self) >= bound // 2:
             crowd = self._watch_shares(now, key, bound)
-        self._set_room(max(min(FEW, bound), min(2 * len(self), bound)))
+        self._set_room(max(min(self._few, bound), min(2 * len(self), bound)))
         return crowd or key
 
     def _watch_shares(self, now: int, key: str, room: int) -> str | None:
@@ -219,7 +230,7 @@ class Counter(ABC):
             self._cut_shares(now, size // 2)
             if len(self) > size * 3 // 4:
                 self._drop_within(now)
-            self._set_room(max(1, len(self) + len(self) // 4))
+            self._set_room(min(self._due, max(1, len(self) + len(self) // 4)))
         finally:
             self._lock.release()
 

@@ -115,7 +115,7 @@ class SlidingWindowLog(Counter):
         if self._count_entries() > room * 3 // 4 and self.shares is not None:
             self._doubt_shares(now)
             self._merge_all(self.shares.cut(self._logs, room // 2, lambda log: log.cost))
-        if self._count_entries() > room * 3 // 4:
+        if self._count_entries() > room * 3 // 4 and self.forgets:
             self._drop_within(now)
         if self._count_entries() >= room:
             self._crowded_until = now + SECOND

@@ -8,6 +8,7 @@ from threading import Lock
 from netlimit.l7.decision import Decision
 from netlimit.l7.forks import renew_after_fork
 from netlimit.l7.limit import Algorithm, Limit, Refill
+from netlimit.l7.memory.brought import Brought
 from netlimit.l7.memory.bucket import Bucket, IntervalBucket
 from netlimit.l7.memory.budget import Budget
 from netlimit.l7.memory.counter import FEW, Clock, Counter, steady_clock
@@ -43,11 +44,13 @@ class MemoryStore:
     """A counter a rule, and one for its concurrency. For threads as well as for tasks."""
 
     def __init__(self, clock: Clock | None = None, keys: int = KEYS, memory: int = MEMORY) -> None:
-        """Each counter has at most so many keys, and all together so many bytes of `memory`, nearly."""
-        self._budget = Budget(memory)
+        """Each counter has at most so many keys, and all together so many bytes of `memory`, nearly: of these a quarter
+        is for limits that requests bring."""
+        self._budget = Budget(memory - memory // 4)
         self._clock = clock or steady_clock()
         self._keys = keys
         self._counters: dict[tuple[str, str, bool], Counter] = {}
+        self._brought = Brought(self._make, self._clock.read, memory // 4)
         self._room = FEW
         self.start_anew()
         renew_after_fork(self)
@@ -62,7 +65,8 @@ class MemoryStore:
 
     def has_place(self, ask: Ask) -> bool:
         """Whether the key is counted by itself, not with others for whom there is no room."""
-        return self._find_counter(ask.rule, ask.limit).has_place(ask.key)
+        counter = self._find_counter(ask.rule, ask.limit)
+        return self._brought.has_place(ask) if counter is None else counter.has_place(ask.key)
 
     def set_origin(self, origin: int) -> None:
         """The time of day was set: it is `origin` nanoseconds ahead of the clock's `read` by now."""
@@ -70,6 +74,7 @@ class MemoryStore:
             self._clock = self._clock._replace(origin=origin)
             for counter in self._counters.values():
                 counter.set_origin(origin)
+        self._brought.set_origin(origin)
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """As `decide_now`."""
@@ -104,6 +109,8 @@ class MemoryStore:
     def _decide(self, ask: Ask) -> Decision:
         rule, limit, key, hits, slack, lease, charge, longest, _ = ask
         counter = self._find_counter(rule, limit)
+        if counter is None:
+            return self._brought.decide(ask)
         if lease:
             assert isinstance(counter, Leases)
             return counter.take(key, lease, hits, slack)
@@ -114,13 +121,19 @@ class MemoryStore:
         counter = self._counters.get((ask.rule.domain, ask.rule.name, True))
         return counter if isinstance(counter, Leases) else None
 
-    def _find_counter(self, rule: Rule, limit: Limit) -> Counter:
+    def _find_counter(self, rule: Rule, limit: Limit) -> Counter | None:
+        """The rule's; None for a limit that a request has brought."""
         place = (rule.domain, rule.name, limit is rule.concurrency)
         counter = self._counters.get(place)
         if counter is not None and counter.limit is limit:
             return counter
+        if rule.is_brought and not place[2]:
+            return None
         with self._lock:
             return self._replace_counter(place, limit)
+
+    def _make(self, limit: Limit, budget: Budget, keys: int | None = None) -> Counter:
+        return make_counter(limit, self._clock, keys or self._keys, budget)
 
     def _replace_counter(self, place: tuple[str, str, bool], limit: Limit) -> Counter:
         old = self._counters.get(place)
@@ -129,7 +142,7 @@ class MemoryStore:
             return old
         if len(self._counters) >= self._room:
             self._forget_idle()
-        counter = make_counter(limit, self._clock, self._keys, self._budget)
+        counter = self._make(limit, self._budget)
         counter.shares = find_shares(place[1])
         if old is not None and _differ_in_amount_alone(old.limit, limit):
             counter.adopt(old)
@@ -137,7 +150,7 @@ class MemoryStore:
         return counter
 
     def _forget_idle(self) -> None:
-        """Rules come and go, and requests may bring limits of their own; what counts nothing is not kept."""
+        """Rules come and go; what counts nothing is not kept."""
         for counter in self._counters.values():
             counter.sweep()
         self._counters = {place: counter for place, counter in self._counters.items() if len(counter)}

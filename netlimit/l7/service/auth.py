@@ -23,7 +23,7 @@ from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.exchange import AGE
 from netlimit.l7.service.leases import write_lease
-from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, REMEMBERED, SHORT
+from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, SHORT
 from netlimit.l7.targets import plain_host, plain_path, read_paths
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -31,6 +31,8 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 DENIALS = {"401": 401, "403": 403, "429": 429}
 """What `deny` may be: nginx knows 401 and 403 alone as refusals, and tells by 401 who is over a limit from who is
 blocked; others hand a 429 on to the client."""
+REMEMBERED = 256
+"""What so many proxies are configured to ask is remembered; each may take 20 KB."""
 _EXAMPLE = "/v1/auth?domain=web&key=remote_address&key=remote_address,path"
 
 
