@@ -429,8 +429,10 @@ class Compilation:
 
     def find_spoiled(self, spoiled: Mapping[Spoiled, Finding]) -> dict[int, str]:
         """Why rules do not hold as they say, by their ids, where something `spoiled` all of their kind."""
-        if not spoiled:
-            return {}
+        published = spoiled.get(Spoiled.PUBLISHED)
+        led_away = dict(self._tell_published(published.published)) if published else {}
+        if spoiled.keys() <= {Spoiled.PUBLISHED}:  # with many rules the rest takes much longer
+            return led_away
         kinds: dict[int, tuple[Spoiled, ...]] = dict.fromkeys(self.shaping.ids, (Spoiled.SHAPED,))
         kinds |= {rule_id: _find_spoiled(fragment.purpose) for rule_id, fragment in self.fragments.items()}
         if Spoiled.INCOMING in spoiled:
@@ -470,9 +472,7 @@ class Compilation:
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
             for rule_id, several in kinds.items()
         }
-        told = {rule_id: str(finding) for rule_id, finding in found.items() if finding}
-        published = spoiled.get(Spoiled.PUBLISHED)
-        return told | dict(self._tell_published(published.published)) if published else told
+        return {rule_id: str(finding) for rule_id, finding in found.items() if finding} | led_away
 
     def _tell_published(self, published: Sequence[Publication]) -> Iterator[tuple[int, str]]:
         """The rules `to` own addresses of which something is led to other hosts, each with what it should say."""
