@@ -17,6 +17,7 @@ from netlimit.explain import Explanation, Step, explain
 from netlimit.packet import Address, Packet
 from netlimit.records import L7, Exceptional, HostStatus, SafeReason, State
 from netlimit.rules import Action, Protocol, Rule
+from netlimit.safety import is_needed
 from netlimit.store import Store
 
 from . import schemas
@@ -88,7 +89,9 @@ def _explain_on(
     management = {port for host in hosts for port in host.management}
     local = {network for host in hosts for network in host.local}
     beside = _find_beside(store, packet, host, hosts)
-    explanation = explain(enforced, packet, own, _merge_safe(hosts), management, others - own, local, beside)
+    safe = _merge_safe(hosts)
+    needed = [network for network, reason in safe.items() if is_needed(reason)]
+    explanation = explain(enforced, packet, own, safe, management, others - own, local, beside, needed)
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)

@@ -395,7 +395,10 @@ class HostReport(Strict):
     capabilities: dict[str, Capability]
     own: list[str]
     safe: list[str]
-    safe_reasons: dict[str, str] = Field(description="Why each network is in the safe set.")
+    safe_reasons: dict[str, str] = Field(
+        description="Why each network is in the safe set. Of default gateways, hosts of the database and of the "
+        "counter store, and far ends of tunnels, rules leave alone what they exchange with the gateway itself."
+    )
     management: list[int] = Field(description="Open connections to these TCP ports pass whatever the rules say.")
     notes: list[str]
     desired: int = Field(description="Rules that are in force here, by the database.")

@@ -37,6 +37,7 @@ from netlimit.limits import (
     matched_set,
     safe_set,
     side_of,
+    trusted_set,
 )
 from netlimit.numbers import PurposeKey
 from netlimit.packet import Side
@@ -205,6 +206,8 @@ class _Family:
                     here[adverts.near_name(hook)] = list(self._near(table, hook))
                 if any(_leads(rules, adverts.AGAIN) for rules in here.values()):
                     here[adverts.AGAIN] = list(self._ask_again(table, hook))
+                if any(_leads(rules, _told_name(hook)) for rules in here.values()):
+                    here[_told_name(hook)] = list(self._hear(table, hook))
                 chains.update({ChainId(self.family, table, name): tuple(rules) for name, rules in here.items()})
                 hooks[ChainId(self.family, table, hook)] = (chain_rule(Jump(_base_name(hook))),)
         if self._hears_ends and any(dying.lead(self.family, self.facts)):
@@ -251,6 +254,7 @@ class _Family:
         if self.facts.management:
             yield open_set(self.family)
         yield safe_set(self.family, self.facts)
+        yield trusted_set(self.family, self.facts)
 
     # -- hooks
 
@@ -360,24 +364,59 @@ class _Family:
         if exact or named:
             yield chain_rule(Jump(_exact_name(hook)))
         if general or broad or len(named) < len(lanes):
-            yield from self._spare_safe(hook)
+            yield from self._spare_safe(table, hook)
+            if hook == "FORWARD" and any(block.direction is Direction.FROM for block in broad):
+                foreign = IsOwn("src", inverted=True)
+                yield chain_rule(_go_on(_told_name(hook)), Is(self._icmp), self._is_safe("src"), foreign)
             limited = general or lanes
             yield from self._levels(table, broad, hook, 0 if limited else min(block.length for block in broad))
             yield from self._ask(general, table, hook)
             yield from self._queue(each for each in lanes if not each.lane.exact)
 
-    def _spare_safe(self, hook: Hook) -> Iterator[ChainRule]:
+    def _hear(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
+        """The rules for what routers that this host needs tell others by ICMP, as that packets are too big: no block of
+        their network concerns it. All else does, for anybody may feign to be one of them."""
+        blocks = [each for each in self._blocks(table, hook) if each.direction is Direction.TO and not each.exact]
+        general = [group for group in self._groups_at(table, hook) if not group.exact]
+        lanes = [each for each in self._lanes_at(table, hook) if not each.lane.exact]
+        if blocks or general or lanes:
+            yield from self._levels(table, blocks, hook, 0)
+        yield from self._ask(general, table, hook)
+        yield from self._queue(lanes)
+
+    def _spare_safe(self, table: Table, hook: Hook) -> Iterator[ChainRule]:
         """Let pass who is safe. Nobody is by talking with this host itself, or by feigning to be it: a network that is
-        safe may hold addresses of its own."""
-        safe = safe_set(self.family, self.facts).name
-        if hook != "OUTPUT":
-            yield chain_rule(RETURN, InSet(safe, "src"), IsOwn("src", inverted=True))
-        if hook in ("OUTPUT", "FORWARD"):
-            yield chain_rule(RETURN, InSet(safe, "dst"))
-        elif hook == "PREROUTING":
-            yield chain_rule(RETURN, InSet(safe, "dst"), IsOwn("dst", inverted=True, broadcast=self.family == 4))
-        else:  # it ends here, whatever it is sent to: TPROXY leaves it another's address
-            yield chain_rule(RETURN, Has("dst", adverts.MULTICAST[self.family]), InSet(safe, "dst"))
+        safe may hold addresses of its own. Of what is forwarded only who is trusted is, not whom this host needs."""
+        trusted, safe, foreign = trusted_set(self.family, self.facts).name, self._is_safe, IsOwn("src", inverted=True)
+        if hook == "OUTPUT":
+            yield chain_rule(RETURN, safe("dst"))
+        elif hook == "INPUT":  # it ends here, whatever it is sent to: TPROXY leaves it another's address
+            yield chain_rule(RETURN, safe("src"), foreign)
+            yield chain_rule(RETURN, Has("dst", adverts.MULTICAST[self.family]), safe("dst"))
+        elif hook == "FORWARD":
+            yield chain_rule(RETURN, InSet(trusted, "src"), foreign)
+            yield chain_rule(RETURN, InSet(trusted, "dst"))
+        else:
+            # Not before it is translated back is it known what is for this host, but blocks ask again then.
+            asked_again = table == "raw" and not self._is_asked_before
+            yield chain_rule(RETURN, safe("src") if asked_again else InSet(trusted, "src"), foreign)
+            yield from () if asked_again else self._spare_needed(table, safe("src"), foreign)
+            yield chain_rule(RETURN, InSet(trusted, "dst"), IsOwn("dst", inverted=True, broadcast=self.family == 4))
+
+    def _spare_needed(self, table: Table, needed: Match, foreign: Match) -> Iterator[ChainRule]:
+        """Let pass what comes in for this host from those whom it needs, and what they tell others by ICMP."""
+        here: Matches = () if self.facts.vrfs else (IsOwn("dst", broadcast=self.family == 4),)
+        yield chain_rule(RETURN, needed, foreign, *here)
+        yield chain_rule(RETURN, Has("dst", adverts.MULTICAST[self.family]), needed, foreign)
+        if table == "raw":
+            yield chain_rule(RETURN, Is(self._icmp), needed, foreign)
+
+    @property
+    def _icmp(self) -> str:
+        return "icmp" if self.family == 4 else "ipv6-icmp"
+
+    def _is_safe(self, side: Side) -> InSet:
+        return InSet(safe_set(self.family, self.facts).name, side)
 
     def _levels(self, table: Table, blocks: list[VerdictGroup], hook: Hook, shortest: int) -> Iterator[ChainRule]:
         """Allow and block by falling prefix length, allow first; down to the length below which nothing is asked."""
@@ -870,6 +909,11 @@ def _base_name(hook: Hook) -> str:
 
 def _exact_name(hook: Hook) -> str:
     return f"{CHAIN_PREFIX}{hook}-EXACT"
+
+
+def _told_name(hook: Hook) -> str:
+    """The chain for what routers tell of packets of others."""
+    return f"{CHAIN_PREFIX}{hook}-TOLD"
 
 
 def _go_on(chain: str) -> Jump:

@@ -7,7 +7,7 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from netlimit.limits import (
     safe_set,
     set_keys,
     stands_under_mark,
+    trusted_set,
 )
 from netlimit.misses import Miss, find_miss, may_miss
 from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
@@ -700,23 +701,31 @@ class Compilation:
 
     def _protect(self, family: int) -> None:
         """Have those in sets who are safe; no more than sets have room for, those first that come first."""
-        ipset = safe_set(family, self.facts)
-        name = ipset.name
-        safe = dict.fromkeys(key for net in self.facts.safe if net.version == family for key in set_keys(net))
-        held = self.entries.setdefault(name, {}).keys()
+        ipset, trusted = safe_set(family, self.facts), trusted_set(family, self.facts)
+        nets = [net for net in self.facts.safe if net.version == family]
+        safe = dict.fromkeys(key for net in nets for key in set_keys(net))
+        held = self.entries.setdefault(ipset.name, {}).keys()
         wanted = dict.fromkeys(islice(safe, min(ipset.size, self._find_room(family, held, len(safe)))))
         self._left_out[family] = len(safe) - len(wanted)
-        gone, new = held - wanted.keys(), wanted.keys() - held
-        for key in gone:
-            del self.entries[name][key]
-        self.touched.setdefault(name, set()).update(gone)
-        for key in new:
-            self._set(name, key, _PLAIN)
+        needed = {key for net in self.facts.needed for key in set_keys(net)}
+        self._fill(trusted.name, wanted.keys() - needed)
+        gone, new = self._fill(ipset.name, wanted.keys())
         for direction in Direction:
             exempt = exempt_set(family, direction, self.facts).name
             self._share(exempt, new)
             self._unshare(exempt, gone)
             self._special.setdefault(blocked_set(family, direction, self.facts).name, Counter())
+
+    def _fill(self, name: str, wanted: Set[str]) -> tuple[set[str], set[str]]:
+        """Have these in a set, and no others; which have gone and come by that."""
+        held = self.entries.setdefault(name, {})
+        gone, new = held.keys() - wanted, wanted - held.keys()
+        for key in gone:
+            del held[key]
+        self.touched.setdefault(name, set()).update(gone)
+        for key in new:
+            self._set(name, key, _PLAIN)
+        return gone, new
 
     def _let_in(self) -> None:
         """Where rules have left room, have those in sets who are safe and had none."""

@@ -112,10 +112,12 @@ def explain(
     peers: Iterable[str] = (),
     local: Iterable[str] = (),
     others: Iterable[Rule] = (),
+    needed: Iterable[str] = (),
 ) -> Explanation:
     """Explain what rules in force do to a packet on a host with these own addresses, this safe set (why each network is
     in it), these ports by which it is managed, these addresses of other gateways of the same database (`peers`), and
-    what else ends on it by its routes (`local`). `others` are more rules in force: they do not speak of the packet, but
+    what else ends on it by its routes (`local`). What is `needed` of the safe set is not safe where it is forwarded.
+    `others` are more rules in force: they do not speak of the packet, but
     by some that allow or reject limits are asked later. They are not looked at where that makes no difference.
 
     An interface that is None is not known; a rule that names one then does not hit, and says so.
@@ -124,6 +126,7 @@ def explain(
     facts = Facts(
         own=own_addresses(tuple(own)),
         safe=parse_safe(tuple(reasons)),
+        needed=frozenset(parse_safe(tuple(needed))),
         management=tuple(management),
         peers=frozenset(peers),
         topology=Topology(local=tuple(local), ending=tuple(local)),
@@ -294,9 +297,11 @@ def _find_exemption(
     # Nobody is safe by talking with this host itself, though a network that is safe may hold its addresses.
     led_here = packet.out_interface is None and facts.is_here(ip_network(packet.dst)) and not packet.dst.is_multicast
     ends = (packet.src,) if incoming or led_here else (packet.src, packet.dst)
+    forwarded = not incoming and _is_forwarded(packet, facts)
     for end in (each for each in ends if str(each) not in facts.own):
+        told = packet.protocol == "icmp" and end == packet.src and _blocks_from(rule)
         for net, (text, reason) in zip(facts.safe, reasons.items(), strict=True):
-            if end.version == net.version and end in net:
+            if end.version == net.version and end in net and (told or not (forwarded and net in facts.needed)):
                 where = str(end) if net.prefixlen == net.max_prefixlen else f"{end} (in {text})"
                 return f"{where} is in the safe set ({reason}), and {_say_why_spared(rule, net)}"
     end = packet.src if rule.direction is Direction.FROM else packet.dst
@@ -306,6 +311,16 @@ def _find_exemption(
     if str(end) in facts.own and not facts.is_own(rule.target):
         return f"{end} is this host's own address, and the rule does not name it"
     return None
+
+
+def _is_forwarded(packet: Packet, facts: Facts) -> bool:
+    """Whether it is, as far as its ends tell, neither for this host nor sent by it."""
+    for_here = packet.out_interface is None and facts.is_here(ip_network(packet.dst))
+    return not (for_here or (packet.in_interface is None and str(packet.src) in facts.own))
+
+
+def _blocks_from(rule: Rule) -> bool:
+    return rule.action is Action.BLOCK and rule.direction is Direction.FROM
 
 
 def _say_why_spared(rule: Rule, net: Target) -> str:

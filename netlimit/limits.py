@@ -11,7 +11,7 @@ import json
 import math
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any
@@ -24,7 +24,7 @@ from netlimit.numbers import PurposeKey
 from netlimit.packet import Side
 from netlimit.rates import Kind, Rate, parse_rate
 from netlimit.rules import HOST, PEER, TARGET, Action, Direction, PortRange, Protocol, Rule, Selector, Target
-from netlimit.state import SET_PREFIX, IpSet
+from netlimit.state import SAFE_PREFIX, SET_PREFIX, IpSet
 from netlimit.tree import Topology
 
 _EVERYBODY = "255.255.255.255"
@@ -37,9 +37,10 @@ MOST_ENDING = 1024
 class Facts:
     """What compiling needs to know of a host.
 
-    `own` are its addresses and `safe` what no rule may touch, unless one that was forced names the exact address;
-    no rule at all touches connections that are open to its own TCP ports `management`, nor what routers say to each
-    other, of which `peers`, the addresses of other gateways of the same database, are believed more.
+    `own` are its addresses and `safe` what no rule may touch, unless one that was forced names the exact address; of
+    those `needed` among it, for the host itself talks with them, rules touch what is forwarded. No rule at all touches
+    connections that are open to its own TCP ports `management`, nor what routers say to each other, of which
+    `peers`, the addresses of other gateways of the same database, are believed more.
     `capabilities` maps what the host can do to None, or to the reason why it cannot; what is not in it, it can.
     `set_size` is the most entries of one set. `topology` says where packets leave, `foreign` which devices have a root
     qdisc of somebody else's (said as tc does), `barred` on the ingress of which no program of ours can be put, with
@@ -53,6 +54,7 @@ class Facts:
     set_size: int = 2**20
     own: frozenset[str] = frozenset()
     safe: tuple[Target, ...] = ()
+    needed: frozenset[Target] = frozenset()
     management: tuple[int, ...] = ()
     peers: frozenset[str] = frozenset()
     capabilities: Mapping[str, str | None] = field(default_factory=dict)
@@ -437,7 +439,12 @@ def dropped_set(limit: Limit, facts: Facts) -> IpSet:
 
 def safe_set(family: int, facts: Facts) -> IpSet:
     """The set of what no rule may touch."""
-    return IpSet(f"{SET_PREFIX}safe{family}", family, size=min(facts.set_size, 65536))
+    return IpSet(f"{SAFE_PREFIX}{family}", family, size=min(facts.set_size, 65536))
+
+
+def trusted_set(family: int, facts: Facts) -> IpSet:
+    """The set of what of it no rule may touch where it is forwarded, either."""
+    return replace(safe_set(family, facts), name=f"{SAFE_PREFIX}{family}-trusted")
 
 
 def exempt_set(family: int, direction: Direction, facts: Facts) -> IpSet:

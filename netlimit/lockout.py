@@ -17,7 +17,7 @@ from netlimit.openings import find_lost
 from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
 from netlimit.rules import Action, Direction, Rule, Target, format_target
-from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION
+from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION, is_needed
 from netlimit.sites import find_closed
 from netlimit.tunnels import FAR_END
 
@@ -54,6 +54,11 @@ class Haven(NamedTuple):
         sentence = _SENTENCES.get(self.why.text, "in the safe set of {host} (NETLIMIT_SAFE)").format(host=self.host)
         return f"{sentence}, or did a while ago" if lately and self.why.text in (SESSION, CLIENT) else sentence
 
+    @property
+    def spared(self) -> str:
+        """What of its traffic rules for networks around it leave alone."""
+        return f"what it exchanges with {self.host} itself" if is_needed(self.why.text) else "it"
+
 
 class Havens:
     """What is safe on which gateway, at one moment. Finding is quick, for rules can come by the hundred thousand."""
@@ -88,7 +93,7 @@ class Havens:
         where = target if target == network else f"{target} in {network}"
         return (
             f"'{rule}' would hit {where}, which is {haven.describe(self._now)}. A rule for a network around it leaves "
-            f"it alone, and one that allows or observes can always be kept; {FORCE}"
+            f"{haven.spared} alone, and one that allows or observes can always be kept; {FORCE}"
         )
 
     def spare(self, rule: Rule) -> str | None:
@@ -98,7 +103,7 @@ class Havens:
         if rule.forced_by is not None and rule.target.prefixlen == rule.target.max_prefixlen:
             return None
         inside = [
-            f"{format_target(haven.network)} ({haven.describe(self._now)})"
+            f"{format_target(haven.network)} ({haven.describe(self._now)}{_say_part(haven)})"
             for haven in self._havens
             if haven.network.version == rule.target.version
             and (not rule.hosts or haven.host in rule.hosts)
@@ -202,6 +207,10 @@ class Havens:
                 for haven in self._index.get(_key(rule.target, length), ()):
                     if not rule.hosts or haven.host in rule.hosts:
                         yield haven
+
+
+def _say_part(haven: Haven) -> str:
+    return f"; only {haven.spared}" if is_needed(haven.why.text) else ""
 
 
 def _is_around(target: Target, network: Target) -> bool:

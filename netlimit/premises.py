@@ -18,7 +18,8 @@ from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
 from netlimit.numbers import PurposeKey
 from netlimit.records import DISPENSABLE, HostStatus
-from netlimit.safety import SafeSet
+from netlimit.rules import Target
+from netlimit.safety import SafeSet, is_needed
 from netlimit.tree import Queues, SavedRoot, Topology
 from netlimit.tunnels import TUNNELS, Passage, follow_on
 
@@ -81,6 +82,7 @@ class Premises:
             set_size=self._setup.set_size,
             own=own_addresses(self._where.own),
             safe=parse_safe(tuple(self._safe.reasons)),
+            needed=self._needed,
             management=self._management,
             peers=self._peers,
             capabilities=self._capabilities,
@@ -229,15 +231,21 @@ class Premises:
         self._follow_clock(now)
         where, clients = self._read_addresses(), tuple(clients)
         own, safe, others = set(self._where.own), set(self._safe.reasons), (self._management, self._peers)
+        needed = self._needed
         self._doors.update(where.doors)
         self._ends = self._follow_tunnels([*self._topology.gateways, *where.peers, *clients])
         self._safe.update(now, where.peers, self._topology.gateways, clients, where.own, reached, self._ends)
         self._where, self._seen = where, True
         # Each for itself: an address that others take over may be safe for another reason from then on.
-        changed = (own ^ {*self._where.own}) | (safe ^ {*self._safe.reasons})
+        changed = (own ^ {*self._where.own}) | (safe ^ {*self._safe.reasons}) | {*map(str, needed ^ self._needed)}
         known = self._peers if reported is None else find_peers(reported, self._setup.host)
         self._peers = known - {*where.own}
         return changed if changed or others != (self._management, self._peers) else None
+
+    @property
+    def _needed(self) -> frozenset[Target]:
+        reasons = self._safe.reasons
+        return frozenset(parse_safe(tuple(each for each in reasons if is_needed(reasons[each].text))))
 
     def _follow_clock(self, now: float) -> None:
         """A clock that is set, at whatever moment, makes nobody safe for less long, or longer."""

@@ -176,10 +176,15 @@ def _say_exempt(draft: Rule, facts: Facts) -> Iterable[str]:
     if draft.action is Action.ALLOW or facts.overrides(draft):
         return
     safe = [net for net in facts.safe if net.version == draft.family and net.overlaps(draft.target)]
-    if any(draft.target.subnet_of(net) for net in safe):  # type: ignore[arg-type]  # both are of one family
+    trusted = [net for net in safe if net not in facts.needed]
+    if any(draft.target.subnet_of(net) for net in trusted):  # type: ignore[arg-type]  # both are of one family
         yield "All of its target is in the safe set, which no rule touches unless it was forced."
-    elif safe:
-        yield f"{', '.join(map(str, safe[:5]))} {'is' if len(safe) == 1 else 'are'} safe, and not touched by it."
+        return
+    if trusted:
+        yield f"{', '.join(map(str, trusted[:5]))} {'is' if len(trusted) == 1 else 'are'} safe, and not touched by it."
+    needed = [net for net in safe if net in facts.needed]
+    if needed:
+        yield f"It does not touch what this host itself exchanges with {', '.join(map(str, needed[:5]))}."
 
 
 def _call(rule: Rule) -> str:

@@ -47,6 +47,7 @@ MOST_ENDS, MOST_ENDS_OF_ONE = 64, 4
 them: who comes by a tunnel chooses its far end."""
 RESERVE, RESERVE_SHARE = MOST_GATEWAYS + MOST_SESSIONS + MOST_ENDS + MOST_REACHED + MOST_SERVERS + MOST, 4
 """What the settings leave to the others: room for all of them, or this share of a small set."""
+_NEEDED = frozenset({GATEWAY, DATABASE, COUNTERS})
 _NOWHERE: Mapping[int, int] = {}
 _NO_ENDS: Mapping[str, Passage] = {}
 _SERVERS = "addresses of the hosts of servers"
@@ -133,6 +134,9 @@ class SafeSet:
             **dict.fromkeys(logged_in, SESSION),
         }
         seen = {network: SafeReason(reason, now) for network, reason in present.items()}
+        # Who is needed, too, stays what he was else for as long as others do.
+        needed = {network for network, why in seen.items() if is_needed(why.text)}
+        seen |= {network: why for network, why in known.items() if network in needed and not is_needed(why.text)}
         self._left_out = _keep_recent(self._left_out, now)
         choice = _Choice({**known, **seen}, self._settled, here, self._room)
         before = sorted(known, key=lambda each: -known[each].seen)
@@ -208,6 +212,12 @@ class _Choice:
             return False
         self._held[parsed.version] += places
         return True
+
+
+def is_needed(reason: str) -> bool:
+    """Whether who is safe for this reason is so only because the host itself talks with him. What is forwarded is
+    touched by rules: else whoever feigned his address would pass them, and who is blocked would reach him."""
+    return reason in _NEEDED or reason.startswith(FAR_END)
 
 
 def _take_some_of_each(

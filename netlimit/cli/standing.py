@@ -11,6 +11,7 @@ import typer
 from netlimit.cli.client import open_client, rule_path
 from netlimit.cli.printing import JSON, add_row, make_table, print_as, print_table
 from netlimit.rules import Action
+from netlimit.safety import is_needed
 
 Document = Mapping[str, Any]
 
@@ -68,13 +69,22 @@ def _find_remarks(found: Document) -> Iterator[str]:
     for host in found["hosts"]:
         yield from _tell_shortcomings(host)
     for host in found["hosts"]:
-        if host["safe_reasons"]:
-            safe = ", ".join(f"{network} ({reason})" for network, reason in host["safe_reasons"].items())
-            yield f"No rule touches, on {host['host']}: {safe}."
+        yield from tell_safe(host["host"], host["safe_reasons"])
     for name, capability in found["capabilities"].items():
         if not capability["available"]:
             yield f"{'Missing' if capability['needed'] else 'Note'}: {name}. {capability['reason']}"
     yield from found["notes"]
+
+
+def tell_safe(host: str, reasons: Mapping[str, str]) -> Iterator[str]:
+    """Whom no rule touches."""
+    needed = [network for network, reason in reasons.items() if is_needed(reason)]
+    for start, networks in (
+        (f"No rule touches, on {host}", [each for each in reasons if each not in needed]),
+        (f"No rule touches what {host} itself exchanges with", needed),
+    ):
+        if networks:
+            yield f"{start}: {', '.join(f'{network} ({reasons[network]})' for network in networks)}."
 
 
 def _tell_shortcomings(host: Document) -> Iterator[str]:

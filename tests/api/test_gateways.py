@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from netlimit.records import Counts, Exceptional, HostStatus, LimiterReport, RuleCounters, State
+from netlimit.records import Counts, Exceptional, HostStatus, LimiterReport, RuleCounters, SafeReason, State
 from netlimit.settings import Settings
 from netlimit.store import Store
 from tests.api.server import HANDLES, HASHES, PATIENCE, Controller, connect, get, serve
@@ -435,6 +435,26 @@ def test_where_gateways_differ_an_explanation_says_so(client: httpx.Client, stor
     alike = client.get("/explain", params={"src": "10.1.0.78", "dst": "10.2.0.2", "protocol": "icmp"}).json()
     assert alike["verdict"] == "blocked"
     assert "differ" not in alike["text"]
+
+
+def test_a_default_gateway_is_safe_where_it_talks_with_the_gateway_and_not_beyond(
+    client: httpx.Client, store: Store
+) -> None:
+    router, own, inside = "10.2.0.254", "10.2.0.1", "10.1.0.2"
+    client.post("/rules", json={"target": "10.2.0.0/24", "action": "block"})
+    client.post("/rules", json={"target": "10.0.0.0/8", "direction": "to", "rate": "9 packets/s", "per": "target"})
+    reasons = {router: SafeReason("default gateway", datetime.now(UTC).timestamp())}
+    store.report(HostStatus("gw1", "iptables", own=(own,), safe=(router,), safe_reasons=reasons, applied_revision=2))
+    for src, dst, way, protocol, verdict in (
+        (router, inside, {"in": "wan", "out": "lan"}, "udp", "blocked"),
+        (router, inside, {"in": "wan", "out": "lan"}, "icmp", "limited"),
+        (inside, router, {"in": "lan", "out": "wan"}, "udp", "limited"),
+        (inside, router, {}, "udp", "limited"),
+        (router, own, {"in": "wan"}, "udp", "passes"),
+        (own, router, {"out": "wan"}, "udp", "passes"),
+    ):
+        told = client.get("/explain", params={"src": src, "dst": dst, "protocol": protocol, **way}).json()
+        assert told["verdict"] == verdict, (src, dst, protocol)
 
 
 def test_without_a_database_it_lives_but_is_not_ready(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ WHY = {
     ),
     "192.0.2.0/24": (SafeReason("settings"), "in the safe set of gw1 (NETLIMIT_SAFE)"),
 }
+NEEDED = [sentence for why, sentence in WHY.values() if "host" in why.text or "gateway" in why.text]
 BLOCK: dict[str, Any] = {"target": "198.51.100.7", "action": "block"}
 LIMIT: dict[str, Any] = {"target": "198.51.100.7", "rate": "5 packets/s"}
 
@@ -53,6 +54,8 @@ def test_the_reason_is_said(client: httpx.Client) -> None:
         problem = answer.json()
         assert problem["field"] == "target"
         assert f"would hit {target}, which is {sentence}. " in problem["detail"]
+        spared = "what it exchanges with gw1 itself" if sentence in NEEDED else "it"
+        assert f"A rule for a network around it leaves {spared} alone, and" in problem["detail"]
         assert "force=true" in problem["detail"]
     assert client.get("/rules").json()["total"] == 0
 
@@ -87,6 +90,10 @@ def test_a_rule_around_them_says_whom_it_spares(client: httpx.Client) -> None:
         "198.51.100.8 (where somebody speaks to the API of gw1 from)."
     ]
     assert client.put("/rules/1", json={**kept, "target": "198.51.101.0/24"}).json()["warnings"] == []
+    router = client.post("/rules", json={"target": "10.2.0.0/24", "action": "block"}).json()
+    assert router["warnings"] == [
+        "It leaves alone who is safe: 10.2.0.1 (a default gateway of gw1; only what it exchanges with gw1 itself)."
+    ]
     everything = client.post("/rules?force=true", json={"target": "0.0.0.0/0", "action": "block"}).json()
     assert everything["warnings"][0].endswith(" and 3 more.")
 

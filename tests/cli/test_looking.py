@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from netlimit.cli.standing import tell_safe
 from netlimit.store import Store
 from tests.cli.running import Netlimit, settings_in, until
 from tests.ports import free_port
@@ -23,6 +24,15 @@ def test_status(served: Netlimit) -> None:
     assert lines[0] == "Rules: 0"
     assert lines[1] == f"Revision: {found['wanted_revision']} wanted, {found['wanted_revision']} applied"
     assert lines[-1].split()[:7] == ["gw1", "fake", str(found["wanted_revision"]), "0", "of", "0", "0"]
+
+
+def test_status_tells_what_of_whom_no_rule_touches() -> None:
+    reasons = {"192.0.2.0/24": "settings", "10.2.0.1": "default gateway", "10.3.0.1": "database host"}
+    assert [*tell_safe("gw1", reasons)] == [
+        "No rule touches, on gw1: 192.0.2.0/24 (settings).",
+        "No rule touches what gw1 itself exchanges with: 10.2.0.1 (default gateway), 10.3.0.1 (database host).",
+    ]
+    assert [*tell_safe("gw1", {})] == []
 
 
 def test_counters(served: Netlimit) -> None:

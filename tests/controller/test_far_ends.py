@@ -60,6 +60,15 @@ def test_the_far_end_is_safe_with_who_is_reached_by_it(host: Host) -> None:
     assert premises.notes == ()
 
 
+def test_it_is_needed_but_not_trusted_unless_somebody_comes_from_it(host: Host) -> None:
+    premises = enter(host)
+    assert [str(network) for network in premises.facts.needed] == [f"{OUTER}/32"]
+    assert premises.find_safe((), NOW + 5) is None
+    assert premises.find_safe((OUTER,), NOW + 10), "rules are to be looked at"
+    assert premises.facts.needed == frozenset()
+    assert find_safe(premises) == {INNER, OUTER}
+
+
 def test_without_a_tunnel_nothing_is_read(host: Host) -> None:
     host.routes = Topology({"lan": Device(5, True, "veth")})
     assert find_safe(enter(host)) == {INNER}

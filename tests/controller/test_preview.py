@@ -100,9 +100,13 @@ def test_budgets_nest_and_allow_exempts(site: Site) -> None:
 
 
 def test_what_is_safe_is_told(site: Site) -> None:
+    site.kernel.routes = Topology(gateways=("192.0.2.1",))
     site.controller.sync()
     answer = try_rule(site, target="192.0.2.0/24", rate="100 packets/s", per="host")
-    assert answer["relations"] == ["192.0.2.9/32 is safe, and not touched by it."]
+    assert answer["relations"] == [
+        "192.0.2.9/32 is safe, and not touched by it.",
+        "It does not touch what this host itself exchanges with 192.0.2.1/32.",
+    ]
 
 
 def test_another_rule_that_would_lose_its_place_is_named(site: Site) -> None:

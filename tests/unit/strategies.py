@@ -18,21 +18,23 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 OWN = {4: ("10.1.0.1", "10.2.0.1"), 6: ("fd00:1::1", "fd00:2::1")}
 """The gateway, on `lan` and `wan`."""
-SAFE = ("10.1.9.0/24", "10.2.0.9", "10.2.0.0/31", "fd00:1::9", "fd00:2::/127")
+NEEDED = ("10.2.0.4", "fd00:2::4")
+"""With whom the gateway itself talks, as with a default gateway."""
+SAFE = ("10.1.9.0/24", "10.2.0.9", "10.2.0.0/31", "fd00:1::9", "fd00:2::/127", *NEEDED)
 """What no rule may touch; some networks hold an address of the gateway's own."""
 INSIDE = {
     4: ("10.1.0.2", "10.1.0.3", "10.1.1.2", "10.1.9.9", "10.77.0.5"),
     6: ("fd00:1::2", "fd00:1::3", "fd00:1:0:1::2", "fd00:1::9"),
 }
 OUTSIDE = {
-    4: ("10.2.0.2", "10.2.0.3", "10.2.0.9", "192.0.2.7"),
-    6: ("fd00:2::2", "fd00:2::3", "2001:db8::7"),
+    4: ("10.2.0.2", "10.2.0.3", "10.2.0.9", "10.2.0.4", "192.0.2.7"),
+    6: ("fd00:2::2", "fd00:2::3", "fd00:2::4", "2001:db8::7"),
 }
 TARGETS = (
     *("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/24", "10.1.0.0/31", "10.1.0.2", "10.1.0.3", "10.1.1.2"),
     *("10.1.0.1", "10.2.0.1", "10.1.9.0/24", "10.1.9.9", "10.2.0.0/16", "10.2.0.2", "10.2.0.9", "192.0.2.0/24"),
     *("::/0", "fd00::/16", "fd00:1::/32", "fd00:1::/64", "fd00:1::2", "fd00:1::9", "fd00:1::1", "fd00:2::/64"),
-    *("fd00:2::2", "fd00:2::1", "2001:db8::/32"),
+    *("fd00:2::2", "fd00:2::1", "2001:db8::/32", *NEEDED),
 )
 SELECTORS: tuple[dict[str, object], ...] = (
     {},
@@ -64,7 +66,12 @@ MARKS = (0, 0, 7, 0x1000000, 0x2000000, 0x2000007, 0xFE000000, 0xFF000000, 0xFFF
 EXHAUSTING = 4
 """A packet that is sent once more than this has found every bucket of LIMITS empty."""
 
-facts = Facts(own=own_addresses((*OWN[4], *OWN[6])), safe=parse_safe(SAFE), management=(22, 8750))
+facts = Facts(
+    own=own_addresses((*OWN[4], *OWN[6])),
+    safe=parse_safe(SAFE),
+    needed=frozenset(parse_safe(NEEDED)),
+    management=(22, 8750),
+)
 
 
 @st.composite

@@ -60,7 +60,8 @@ def counted(compilation: Compilation, kernel: FakeKernel, which: int) -> set[int
 
 
 def ask(rules: list[Rule], packet: Packet) -> Explanation:
-    return explain(rules, packet, facts.own, dict.fromkeys(map(str, facts.safe), "settings"), facts.management)
+    safe = dict.fromkeys(map(str, facts.safe), "settings")
+    return explain(rules, packet, facts.own, safe, facts.management, needed=map(str, facts.needed))
 
 
 def counts_now(rule: Rule, packet: Packet) -> bool:
@@ -104,10 +105,31 @@ BLOCKED_BY_FORCE = [
 ]
 
 
+OF_ROUTER = replace(
+    EXEMPT, src=ip_address("10.2.0.4"), dst=ip_address("10.1.0.2"), in_interface="wan", out_interface="lan"
+)
+"""From a host that the gateway needs to one behind it."""
+TOLD_BY_ROUTER = replace(OF_ROUTER, protocol="icmp")
+TO_ROUTER = replace(EXEMPT, dst=OF_ROUTER.src)
+FOR_THE_GATEWAY = replace(OF_ROUTER, dst=ip_address("10.2.0.1"), out_interface=None)
+ROUTER_BLOCKED = keep(
+    [
+        parse_rule({"target": "10.2.0.0/16", "action": "block"}, NOW),
+        parse_rule({"target": "10.1.0.2", "direction": "to", "rate": "1 packets/min"}, NOW),
+        parse_rule({"target": "10.2.0.0/16", "direction": "to", "rate": "2 packets/min", "per": "target"}, NOW),
+        parse_rule({"target": "10.2.0.0/16", "rate": "1 packets/min", "per": "peer"}, NOW),
+    ]
+)
+
+
 @settings(max_examples=250)
 @given(cases())
 @example((EXEMPT, EXEMPTION))
 @example((OPEN, ALLOWED_BESIDE))
+@example((OF_ROUTER, ROUTER_BLOCKED))
+@example((TOLD_BY_ROUTER, ROUTER_BLOCKED))
+@example((TO_ROUTER, ROUTER_BLOCKED))
+@example((FOR_THE_GATEWAY, ROUTER_BLOCKED))
 @example((EXEMPT, BLOCKED_TWICE))
 @example((EXEMPT, BLOCKED_LATER))
 @example((SENT_HERE, BLOCKED_BY_FORCE))

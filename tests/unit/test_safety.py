@@ -21,6 +21,7 @@ from netlimit.safety import (
     REMEMBERED_SECONDS,
     Lookup,
     SafeSet,
+    is_needed,
     name_servers,
 )
 from netlimit.store.engine import name_hosts as name_databases
@@ -43,6 +44,27 @@ def test_everybody_is_in_it_with_the_reason() -> None:
         "10.2.0.1": "default gateway",
         "203.0.113.5": "database host",
     }
+
+
+def test_whom_the_host_talks_with_itself_is_needed_and_nobody_else() -> None:
+    safe = SafeSet(["192.0.2.0/24"], {"203.0.113.5": "database host"})
+    ends = {"203.0.113.9": Passage("wg0", "198.51.100.7")}
+    safe.update(NOW, ["198.51.100.7"], ["10.2.0.1"], ["198.51.100.8"], ends=ends)
+    needed = {network for network, text in why(safe).items() if is_needed(text)}
+    assert needed == {"10.2.0.1", "203.0.113.5", "203.0.113.9"}
+
+
+def test_a_default_gateway_by_which_somebody_was_logged_in_is_remembered_as_such() -> None:
+    """As all who come through a router that translates have its address."""
+    safe = SafeSet(())
+    safe.update(NOW, (), ["10.2.0.1"], ())
+    safe.update(NOW + 5, ["10.2.0.1"], ["10.2.0.1"], ())
+    assert why(safe) == {"10.2.0.1": "SSH session"}
+    for later in range(10, int(REMEMBERED_SECONDS), 5):
+        safe.update(NOW + later, (), ["10.2.0.1"], ())
+        assert why(safe) == {"10.2.0.1": "SSH session"}
+    safe.update(NOW + 5 + REMEMBERED_SECONDS, (), ["10.2.0.1"], ())
+    assert safe.reasons == {"10.2.0.1": SafeReason("default gateway", NOW + 5 + REMEMBERED_SECONDS)}
 
 
 def test_who_has_left_is_remembered_for_a_while() -> None:
