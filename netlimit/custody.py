@@ -136,6 +136,20 @@ def give_unopened(name: str, within: int, group: int, mode: int) -> None:
         os.close(descriptor)
 
 
+def open_to_all(path: str) -> None:
+    """Let everybody who comes to its directory connect to a Unix socket of this process's user, which cannot be opened.
+    Raises OSError, where it is another's, or something else."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        _check_owner(found, (os.geteuid(),))
+        if not stat.S_ISSOCK(found.st_mode):
+            raise FileExistsError(errno.EEXIST, "It is no socket")
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o666)  # noqa: S103  # who may come to it its directory says
+    finally:
+        os.close(descriptor)
+
+
 def find_rights(file: Path) -> Rights | None:
     """With whose rights root opens a file by its name: those of who could have put a link in its place, which then
     leads nowhere that he could not go himself. None, where nobody but root could, and for who is not root."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from netlimit.cli.errors import CommandError
-from netlimit.custody import name_user
+from netlimit.custody import name_user, open_to_all
 from netlimit.l7.service.room import BACKLOG
 from netlimit.plain import read_text
 from netlimit.settings import LocalListen
@@ -56,7 +56,7 @@ def listening(place: LocalListen, setting: str) -> Iterator[socket.socket]:
     with held(place, setting), socket.socket(socket.AF_UNIX) as made:
         try:
             made.bind(place.path)
-            os.chmod(place.path, 0o666)  # noqa: S103 - who may come to it its directory says
+            open_to_all(place.path)
             made.listen(BACKLOG)
         except OSError as error:
             raise _refuse(place, setting, error) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import quote, unquote
@@ -12,6 +11,7 @@ from urllib.parse import quote, unquote
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from netlimit.custody import open_to_all
 from netlimit.errors import CountersUnavailable
 from netlimit.l7.escalation import Askers
 from netlimit.l7.headers import Family
@@ -97,7 +97,7 @@ class RpcServer:
         path = place.removeprefix("unix:") if place.startswith("unix:/") else None
         port = self._server.add_insecure_port(place if path is None else f"unix:{quote(path)}")
         if path is not None:
-            os.chmod(path, 0o666)  # noqa: S103 - who may come to it its directory says
+            open_to_all(path)
         await self._server.start()
         watching = (self._callers.watch(port if path is None else path), self._calls.watch())
         self._watching = [asyncio.create_task(each) for each in watching]
