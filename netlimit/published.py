@@ -164,7 +164,8 @@ def _walk_ruleset(ruleset: str, own: frozenset[str]) -> Iterator[_Met]:
             if (match := TRANSLATES.search(STRING.sub('""', rule))) is not None:
                 families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
                 for ports, place in _read_goals(match[2]):
-                    yield rule, case._replace(ports=_cut(case.ports, ports)), families, place
+                    if cut := _cut(case.ports, ports):  # else no packet that meets the rule is led there
+                        yield rule, case._replace(ports=cut), families, place
 
 
 def _read_goals(text: str) -> Iterator[tuple[tuple[PortRange, ...], str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +29,11 @@ def sqlite_store(sqlite_url: str) -> Iterator[Store]:
     store = Store(sqlite_url)
     yield store
     store.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, root: None, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of its own, of as many MiB as the module says: DISK."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={request.module.DISK}m", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)

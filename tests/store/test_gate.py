@@ -38,13 +38,6 @@ while True:
 
 
 @pytest.fixture
-def disk(tmp_path: Path, root: None) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "none", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
-@pytest.fixture
 def small(disk: Path) -> Iterator[Store]:
     store = Store(f"sqlite:///{disk}/netlimit.db", crowded=True)
     store.upgrade()

@@ -27,13 +27,6 @@ LARGE = {"comment": 1000 * FACE, "labels": {f"a{n}": 250 * FACE for n in range(1
 
 
 @pytest.fixture
-def disk(tmp_path: Path, root: None) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "none", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
-@pytest.fixture
 def small(disk: Path) -> Iterator[Store]:
     store = Store(f"sqlite:///{disk}/netlimit.db")
     store.upgrade()

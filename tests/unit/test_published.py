@@ -126,6 +126,10 @@ RECEIVED = {
         "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2",
         "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.3",
     ],
+    "tcp dport 80 dnat to tcp dport map { 443 : 10.1.0.2 }": [],
+    "tcp dport 80-90 dnat to tcp dport map { 443 : 10.1.0.2, 85-99 : 10.1.0.3 }": [
+        "10.1.0.1,10.2.0.1: tcp ports 85-90 to 10.1.0.3"
+    ],
     "dnat to tcp dport map @m": ["10.1.0.1,10.2.0.1: tcp to where cannot be read"],
     'log prefix "ip daddr 9.9.9.9 tcp dport 1 " dnat to 10.1.0.2': ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
     'dnat to 10.1.0.2 comment "ip daddr 9.9.9.9"': ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
