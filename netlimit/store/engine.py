@@ -22,9 +22,9 @@ from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
 from netlimit.store import files, mapping
 from netlimit.store.allowance import Allowance
+from netlimit.store.checkpoint import Checkpoint
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
-from netlimit.store.gate import Gate
 from netlimit.store.servers import Names, Reached, find_primary, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
@@ -161,8 +161,8 @@ class Database:
         self._place: files.Place | None = None
         self._turn = threading.Lock()
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
-        is_gated = crowded and self._journal == "WAL"
-        self._gate = Gate(self.path, self._begin_log_anew) if self.path and is_gated else None
+        is_held_up = crowded and self._journal == "WAL"
+        self._checkpoint = Checkpoint(self.path, self._begin_log_anew) if self.path and is_held_up else None
 
     def __str__(self) -> str:
         if self.is_sqlite:
@@ -184,12 +184,12 @@ class Database:
 
     @contextmanager
     def _waiting_for_log(self, little: bool) -> Iterator[None]:
-        if self._gate is None:
+        if self._checkpoint is None:
             yield
             return
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._gate.passing() if little else self._gate.reading(self._patience))
+                stack.enter_context(self._checkpoint.passing() if little else self._checkpoint.reading(self._patience))
             except TimeoutError:
                 raise Busy(
                     f"The database {self} was busy for {self._patience:g} seconds: its log is long, and reads that go "

@@ -34,7 +34,7 @@ LONGEST_REST = 60.0
 _LOOK_SECONDS = 0.25
 
 
-class Gate:
+class Checkpoint:
     """Lets reads through, of all threads. Those that read or write already are never held up."""
 
     def __init__(self, path: Path, begin_anew: Callable[[], bool]) -> None:

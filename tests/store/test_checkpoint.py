@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from netlimit.errors import Busy
 from netlimit.records import Actor
-from netlimit.store import Store, gate
+from netlimit.store import Store, checkpoint
 from netlimit.store.room import Leave, NoRoom
 from tests.store.examples import NOW, keep
 
@@ -144,20 +144,20 @@ def test_a_read_that_does_not_end_elsewhere_keeps_nobody_waiting_for_long(small:
             asked = time.monotonic()
             small.note("apply", "test", NOW)
             longest_change = max(longest_change, time.monotonic() - asked)
-    assert max(waits) < gate.TRIES * 1.5 + 2
+    assert max(waits) < checkpoint.TRIES * 1.5 + 2
     assert sorted(waits)[len(waits) // 2] < 0.5
     assert longest_change < 2
     assert min(done) > 5, done
     with overlapping(small, 2):
         small.note("apply", "test", NOW)
-        assert Path(f"{small.path}-wal").stat().st_size > gate.LONGEST
+        assert Path(f"{small.path}-wal").stat().st_size > checkpoint.LONGEST
 
 
 @contextmanager
 def held(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A read goes on, and the log is too long by now, until the event is set."""
     for name in ("LONGEST", "SHORT"):
-        monkeypatch.setattr(gate, name, 100_000)
+        monkeypatch.setattr(checkpoint, name, 100_000)
     began, ended = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -224,7 +224,7 @@ def test_who_waits_for_too_long_is_told(small: Store, monkeypatch: pytest.Monkey
 
 
 def test_a_read_that_never_ends_is_given_up(small: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "PATIENCE", 0.02)
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.02)
     with held(small, monkeypatch):
         began = time.monotonic()
         for _ in range(5):
