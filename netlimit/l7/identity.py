@@ -32,7 +32,8 @@ BLOCK = 64
 _MOST_SEEN = 4096
 _LONGEST = 64
 """Letters of an address at most, and of what is remembered: a text may come with megabytes."""
-_FOR = re.compile(r"""\s*for\s*=\s*(?:"([^"\\]*)"|([^\s";,]*))\s*""", re.IGNORECASE)
+_FOR = re.compile(r"""\s*+for\s*+=\s*+(?:"([^"\\]*)"|([^\s";,]*))\s*+""", re.IGNORECASE)
+"""No blank is tried twice: a client may write very many."""
 _ADDRESS = re.compile(r"\[(?P<six>[^\]]*)\](?::\w*)?|(?P<four>[0-9.]+)(?::\w*)?|(?P<bare>[^\[\]]*)")
 
 

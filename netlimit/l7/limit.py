@@ -23,7 +23,7 @@ UNITS = {
     "year": 31_536_000,
 }
 """Units and their seconds. A month has 30 days and a year 365, as in Envoy's ratelimit: windows of equal length."""
-_TEXT = re.compile(r"\s*(\d{1,10})\s*(?:/|\s+per\s+)\s*(\d{1,9}\s*)?([a-z]+)\s*", re.IGNORECASE)
+_TEXT = re.compile(r"\s*+(\d{1,10})(?:\s*+/\s*+|\s++per\s++)(\d{1,9}\s*+)?([a-z]+)\s*+", re.IGNORECASE)
 _NAMES = {name: seconds for unit, seconds in UNITS.items() for name in (unit, f"{unit}s")}
 _NAMES |= {"s": 1, "sec": 1, "secs": 1, "m": 60, "min": 60, "mins": 60, "h": 3600, "d": 86_400}
 

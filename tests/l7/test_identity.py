@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -124,6 +125,13 @@ class TestClientAddress:
     def test_forwarded(self, written: str, address: str) -> None:
         scope = make_scope("10.0.0.1", forwarded=written, x_forwarded_for="6.6.6.6")
         assert ClientAddress(PROXIES, "Forwarded")(scope) == address
+
+    @pytest.mark.parametrize("written", ['for={}"', "for{}x", "{}x", 'for="{}', "for=1.1.1.1{}x"])
+    def test_blanks_without_end_are_read_once(self, written: str) -> None:
+        scope = make_scope("10.0.0.1", forwarded=written.format(" " * 60_000))
+        begun = thread_time()
+        assert ClientAddress(PROXIES, "Forwarded")(scope) == "10.0.0.1"
+        assert thread_time() - begun < 0.5  # 23 s where each is tried in each of its places
 
     def test_one_header_and_no_other(self) -> None:
         scope = make_scope("10.0.0.1", x_real_ip="6.6.6.6", forwarded="for=6.6.6.6", x_forwarded_for="192.0.2.7")
