@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -74,17 +73,15 @@ def get_revision(revision: Number, store: StoreOf) -> dict[str, Any]:
 )
 def compare_revisions(revision: Number, other: Other, query: Page, store: StoreOf) -> dict[str, Any]:
     """The rules that two revisions do not have in common, by id, with the fields in which they differ."""
-    found = store.difference(revision, other)
-    after = read_cursor(query.cursor) or 0
-    left = [each for each in found if each.rule_id > after]
-    page, more = left[: query.limit], len(left) > query.limit
-    kinds = Counter(each.kind for each in found)
+    found = store.compare(revision, other, query.limit, read_cursor(query.cursor) or 0)
     return {
         "from": revision,
         "to": other,
-        **{kind: kinds[kind] for kind in ("added", "removed", "changed")},
-        "items": [_write_difference(each) for each in page],
-        "next": write_cursor(page[-1].rule_id) if more else None,
+        "added": found.added,
+        "removed": found.removed,
+        "changed": found.changed,
+        "items": [_write_difference(each) for each in found.page],
+        "next": write_cursor(found.page[-1].rule_id) if found.more else None,
     }
 
 

@@ -213,6 +213,18 @@ class Difference:
         return "added" if self.before is None else "removed" if self.after is None else "changed"
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How two revisions differ: how many rules of each kind, and a page of them by id."""
+
+    added: int
+    removed: int
+    changed: int
+    page: tuple[Difference, ...]
+    more: bool
+    """Whether others come after the page."""
+
+
 class Outcome(StrEnum):
     """How a window of confirmation ended."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
@@ -30,6 +31,8 @@ READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
 WORK_SECONDS = 300.0
 """How long a statement may work, all its rows together; the longest, of 100,000 rules, takes about four, and a slow
 disk makes that much more."""
+_AHEAD = 200
+"""Rows that are read at a time."""
 LONGEST_VALUE = 2**27
 """Bytes. One function makes a value of a thousand million, in one step that nobody can end."""
 
@@ -296,29 +299,53 @@ class _Cursor(sqlite3.Cursor):
     _execute = _on_disk(sqlite3.Cursor.execute, again=True)
     _executemany = _on_disk(sqlite3.Cursor.executemany)
     _executescript = _on_disk(sqlite3.Cursor.executescript)
-    fetchone = _on_disk(sqlite3.Cursor.fetchone)
-    fetchmany = _on_disk(sqlite3.Cursor.fetchmany)
-    fetchall = _on_disk(sqlite3.Cursor.fetchall)
+    _fetchmany = _on_disk(sqlite3.Cursor.fetchmany)
+    _fetchall = _on_disk(sqlite3.Cursor.fetchall)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._begin()
+
+    def _begin(self) -> None:
         self.statement = Burden()
+        self._ahead: deque[Any] = deque()
+        """Rows that are read and not asked for yet: a call of its own for each takes longer than the row."""
+        self._is_read = False
+
+    def fetchone(self) -> Any:
+        """Raises Stalled and Overworked."""
+        if not self._ahead and not self._is_read:
+            self._ahead.extend(self._fetchmany(_AHEAD))
+            self._is_read = len(self._ahead) < _AHEAD
+        return self._ahead.popleft() if self._ahead else None
+
+    def fetchmany(self, size: int | None = 1) -> Any:
+        """Raises Stalled and Overworked."""
+        wanted = size or self.arraysize
+        rows = [self._ahead.popleft() for _ in range(min(wanted, len(self._ahead)))]
+        return rows + self._fetchmany(wanted - len(rows)) if len(rows) < wanted else rows
+
+    def fetchall(self) -> Any:
+        """Raises Stalled and Overworked."""
+        rows = [*self._ahead, *self._fetchall()]
+        self._ahead.clear()
+        return rows
 
     def executemany(self, sql: str, *arguments: Any) -> Any:
         """Raises Stalled and Overworked."""
-        self.statement = Burden()
+        self._begin()
         return self._executemany(sql, *arguments)
 
     def executescript(self, script: str) -> Any:
         """Raises Stalled and Overworked."""
-        self.statement = Burden()
+        self._begin()
         return self._executescript(script)
 
     def execute(self, sql: str, *arguments: Any) -> Any:
         """Raises Stalled and Overworked."""
         if sql == READ:
             return super().execute(sql, *arguments)
-        self.statement = Burden()
+        self._begin()
         if sql == WRITE and isinstance(self.connection, DiskConnection):
             self.connection.begin_writing()
         return self._execute(sql, *arguments)

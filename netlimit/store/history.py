@@ -6,13 +6,14 @@ What the rules were at a revision are the present ones, with every change after 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, delete, func, insert, select, tuple_, update
 
-from netlimit.records import LIMITER, Actor, Difference, Revision
+from netlimit.records import LIMITER, Actor, Comparison, Difference, Revision
 from netlimit.rules import Rule
 from netlimit.store.bulk import write
 from netlimit.store.clock import stamp
@@ -104,16 +105,7 @@ def past(connection: Connection, revision: int) -> dict[int, Kept | None]:
 
     Raises NoSuchRevision.
     """
-    check(connection, revision)
-    changed = select(undo.c.first_rule, undo.c.last_rule, undo.c.before).where(undo.c.revision > revision)
-    found: dict[int, Row | None] = {}
-    for first, last, before in connection.execute(changed.order_by(undo.c.revision.desc())):
-        if not _is_readable(first, last, before):
-            raise NoSuchRevision(
-                revision, f"Revision {revision} cannot be returned to: what has changed since then cannot be read."
-            )
-        found.update(dict.fromkeys(range(first, last + 1), before))
-    return {rule_id: _read_row(row) if row else None for rule_id, row in found.items()}
+    return dict(_read_past(connection, revision, _list_past(connection, revision).items()))
 
 
 def present(connection: Connection, rule_ids: Iterable[int]) -> dict[int, Kept]:
@@ -137,18 +129,39 @@ def rules_at(connection: Connection, revision: int) -> Iterator[Kept]:
     yield from filter(None, changed.values())
 
 
-def differences(connection: Connection, one: int, other: int) -> list[Difference]:
-    """The rules that two revisions do not have in common, by id: before is what `one` has. Raises NoSuchRevision."""
-    before, after = past(connection, one), past(connection, other)
+def differences(connection: Connection, one: int, other: int) -> Iterator[Difference]:
+    """The rules that two revisions do not have in common, by id: before is what `one` has. What they were is read as
+    it is asked for, some hundred rules at a time: all of a long history would be gigabytes. Raises NoSuchRevision."""
+    before, after = _list_past(connection, one), _list_past(connection, other)
     touched = sorted(before.keys() | after.keys())
-    now = present(connection, touched)
-    pairs = ((rule_id, before.get(rule_id, now.get(rule_id)), after.get(rule_id, now.get(rule_id)))
-             for rule_id in touched)  # fmt: skip
-    return [
-        Difference(rule_id, old.rule if old else None, new.rule if new else None)
-        for rule_id, old, new in pairs
-        if not same(old, new)
-    ]
+    for start in range(0, len(touched), _AT_ONCE):
+        some = touched[start : start + _AT_ONCE]
+        unchanged = [rule_id for rule_id in some if rule_id not in before or rule_id not in after]
+        now: dict[int, Kept | None] = {**present(connection, unchanged)}
+        old, new = (
+            now | dict(_read_past(connection, revision, [(each, past[each]) for each in some if each in past]))
+            for revision, past in ((one, before), (other, after))
+        )
+        for rule_id in some:
+            was, became = old.get(rule_id), new.get(rule_id)
+            if not same(was, became):
+                yield Difference(rule_id, was.rule if was else None, became.rule if became else None)
+
+
+def compare(connection: Connection, one: int, other: int, most: int, after: int) -> Comparison:
+    """How two revisions differ, with `most` of the rules that they do not have in common, after one of them by id.
+
+    Raises NoSuchRevision."""
+    kinds: Counter[str] = Counter()
+    page: list[Difference] = []
+    more = False
+    for each in differences(connection, one, other):
+        kinds[each.kind] += 1
+        if each.rule_id > after:
+            more = len(page) == most
+            if not more:
+                page.append(each)
+    return Comparison(kinds["added"], kinds["removed"], kinds["changed"], tuple(page), more)
 
 
 def changed_fields(difference: Difference) -> dict[str, tuple[Any, Any]]:
@@ -252,6 +265,50 @@ def _forget_absent(connection: Connection, rule_ids: Iterable[int]) -> None:
         connection.execute(delete(undo).where(some))
 
 
+def _list_past(connection: Connection, revision: int) -> dict[int, int | None]:
+    """The rules that have changed after a revision, and which change has kept what they were then; None for one that
+    was not there. Raises NoSuchRevision."""
+    check(connection, revision)
+    kept = select(undo.c.revision, undo.c.first_rule, undo.c.last_rule, undo.c.before.is_(None))
+    found: dict[int, int | None] = {}
+    changed = kept.where(undo.c.revision > revision).order_by(undo.c.revision.desc())
+    for change, first, last, absent in connection.execute(changed):
+        if not _is_range(first, last) or not (absent or first == last):
+            raise _unreadable(revision)
+        found.update(dict.fromkeys(range(first, last + 1), None if absent else change))
+    return found
+
+
+def _read_past(
+    connection: Connection, revision: int, past: Iterable[tuple[int, int | None]]
+) -> Iterator[tuple[int, Kept | None]]:
+    """What rules were at a revision, each as the change has kept it that is told with it."""
+    kept: defaultdict[int, list[int]] = defaultdict(list)
+    for rule_id, change in past:
+        if change is None:
+            yield rule_id, None
+        else:
+            kept[change].append(rule_id)
+    for change, rule_ids in kept.items():
+        for start in range(0, len(rule_ids), _AT_ONCE):
+            some = undo.c.first_rule.in_(rule_ids[start : start + _AT_ONCE])
+            wanted = select(undo.c.first_rule, undo.c.before).where(undo.c.revision == change, some)
+            for rule_id, before in connection.execute(wanted):
+                if not isinstance(before, dict) or isinstance(before, Unreadable):
+                    raise _unreadable(revision)
+                yield rule_id, _read_row(before)
+
+
+def _is_range(first: Any, last: Any) -> bool:
+    return isinstance(first, int) and isinstance(last, int) and 0 <= last - first <= _MOST_AT_ONCE
+
+
+def _unreadable(revision: int) -> NoSuchRevision:
+    return NoSuchRevision(
+        revision, f"Revision {revision} cannot be returned to: what has changed since then cannot be read."
+    )
+
+
 def _note(
     connection: Connection,
     revision: int,
@@ -314,12 +371,6 @@ def _read_row(row: Row) -> Kept:
     moments = {name: _read_moment(row.get(name)) for name in ("expires_at", "created_at", "updated_at")}
     rule = from_row([moments[name] if name in moments else row.get(name) for name in _READ])
     return Kept(rule, moments["created_at"] or EPOCH, moments["updated_at"] or EPOCH)
-
-
-def _is_readable(first: Any, last: Any, before: Any) -> bool:
-    if not (isinstance(first, int) and isinstance(last, int) and 0 <= last - first <= _MOST_AT_ONCE):
-        return False
-    return before is None or (isinstance(before, dict) and not isinstance(before, Unreadable))
 
 
 def _read_moment(microseconds: Any) -> datetime | None:

@@ -19,6 +19,7 @@ from netlimit.records import (
     Actor,
     Assigned,
     Changes,
+    Comparison,
     Counts,
     Difference,
     Duties,
@@ -394,7 +395,15 @@ class Store:
         Raises NoSuchRevision.
         """
         with self._database.reading() as connection:
-            return history.differences(connection, one, other)
+            return list(history.differences(connection, one, other))
+
+    def compare(self, one: int, other: int, most: int, after: int = 0) -> Comparison:
+        """How two revisions differ, with `most` of the rules that they do not have in common, those after an id.
+
+        Raises NoSuchRevision.
+        """
+        with self._database.reading() as connection:
+            return history.compare(connection, one, other, most, after)
 
     @again
     def open_window(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -296,6 +297,42 @@ def patched(rules: list[tuple[Rule, object]], store: Store, one: int, other: int
         if difference.after:
             found[difference.rule_id] = (replace(difference.after, revision=0), NOW)
     return [found[rule_id] for rule_id in sorted(found, key=lambda each: each or 0)]
+
+
+def test_a_comparison_comes_in_pages_and_tells_of_all(store: Store) -> None:
+    keep(store)
+    store.add([rule(f"10.0.1.{n}") for n in range(7)], "test", NOW)
+    for n in (3, 5):
+        store.remove(n, "test", NOW)
+    store.replace(4, rule("10.0.1.2", name="other"), "test", NOW)
+    newest = store.revision()
+    for one, other in ((1, newest), (newest, 1), (2, newest), (newest, 2), (0, newest), (newest, newest)):
+        found = store.difference(one, other)
+        pages = [store.compare(one, other, 2)]
+        while pages[-1].more:
+            pages.append(store.compare(one, other, 2, pages[-1].page[-1].rule_id))
+        assert [each for page in pages for each in page.page] == found
+        assert {len(page.page) for page in pages[:-1]} <= {2}
+        for page in pages:
+            assert {kind: getattr(page, kind) for kind in ("added", "removed", "changed")} == {
+                kind: sum(each.kind == kind for each in found) for kind in ("added", "removed", "changed")
+            }
+    with pytest.raises(NoSuchRevision):
+        store.compare(1, newest + 1, 2)
+
+
+def test_a_page_of_a_comparison_takes_what_a_page_takes(sqlite_store: Store) -> None:
+    for start in range(0, 10_000, 1000):
+        sqlite_store.add([rule(f"10.0.{n >> 8}.{n & 255}", comment="x" * 500) for n in range(start, start + 1000)],
+                         "test", NOW)  # fmt: skip
+    sqlite_store.rollback(0, "test", NOW)
+    tracemalloc.start()
+    try:
+        assert sqlite_store.compare(0, 10, 5).added == 10_000
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken < 10 * 2**20  # ten thousand rules with all that is said of them take thirty
 
 
 STEPS = ("keep", "drop", "rollback", "block", "block", "prolong", "unblock")
