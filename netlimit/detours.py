@@ -18,8 +18,10 @@ from netlimit.addresses import Address
 
 Rules = dict[str, list[str]]
 """The rules of a table by chain."""
-_TABLE = re.compile(r"table (ip6?|inet|netdev|arp|bridge) (.+) \{")
-_CHAIN = re.compile(r"\tchain (.+) \{")
+_TABLE = re.compile(r"table (?:(ip6?|inet|netdev|arp|bridge) )?(.+?) \{(?: #.*)?")
+"""A table that has an owner is listed with his name behind it (firewalld makes its own so, unless it is told not to);
+one of a family that nobody knows yet is taken for one of both."""
+_CHAIN = re.compile(r"\tchain (.+?) \{(?: #.*)?")
 JUMP = re.compile(r"\b(?:jump|goto) ([^\s,}]+)")
 BY_MAP = re.compile(r"\bvmap @")
 """Verdicts in a map with a name: `nft -t` does not tell them."""
@@ -355,7 +357,7 @@ def _read_ruleset(text: str) -> dict[tuple[str, str], Rules]:
     rules: list[str] = []
     for line in text.splitlines():
         if (table := _TABLE.fullmatch(line)) is not None:
-            chains = tables.setdefault((table[1], table[2]), {})
+            chains = tables.setdefault((table[1] or "inet", table[2]), {})
         elif (chain := _CHAIN.fullmatch(line)) is not None:
             rules = chains.setdefault(chain[1], [])
         elif line.startswith("\t\t"):

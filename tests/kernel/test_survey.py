@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from netlimit.conflicts import find_conflicts, is_serious
+from netlimit.detours import find_translations
 from netlimit.kernel import survey
 from netlimit.kernel.survey import are_namespaces_free
 from tests.kernel.conftest import THERE
@@ -71,6 +72,33 @@ def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -
         for command in end:
             linux.run(*command.split())
     assert name not in found(linux)
+
+
+@pytest.mark.parametrize("flags", ["", "flags owner;"])
+def test_a_table_is_read_that_somebody_owns(linux: RemoteKernel, flags: str) -> None:
+    """firewalld owns its own unless it is told not to; nft lists such a table as no other."""
+    written = f"""add table inet owned {{ {flags} }}
+add chain inet owned sent {{ type nat hook output priority -90; }}
+add rule inet owned sent ip daddr 198.51.100.7 dnat ip to 192.0.2.80
+list ruleset
+"""
+    command = ["ip", "netns", "exec", linux.namespace, "nft", "-i"]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        owner.stdin.write(written)
+        owner.stdin.flush()
+        lines = iter(owner.stdout.readline, "")
+        header = next(line for line in lines if "table inet owned" in line and "add" not in line)
+        assert ("# progname nft" in header) is bool(flags)
+        try:
+            assert [str(each) for each in find_translations(linux.survey().nftables, ())] == ["192.0.2.80"]
+        finally:
+            owner.stdin.close()
+            owner.wait(10)
+            if not flags:
+                linux.run("nft", "delete", "table", "inet", "owned")
+    assert not list(find_translations(linux.survey().nftables, ()))
 
 
 @pytest.mark.parametrize(

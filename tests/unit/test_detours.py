@@ -207,6 +207,18 @@ def test_places_are_named_where_nftables_leads_what_is_sent(rule: str) -> None:
     assert found == [*LED[rule], "10.9.0.9"]
 
 
+@pytest.mark.parametrize(
+    "header", ["table ip t { # progname firewalld", "table ip t { # progname a {", "table new t {"]
+)
+def test_a_table_is_read_whatever_is_said_of_it(header: str) -> None:
+    text = SENT.replace("table ip t {", header)
+    assert text != SENT
+    before = 'table bridge b {\n\tchain o {\n\t\tcomment "x"\n\t}\n}\n'
+    for ruleset in (text, before + text):
+        found = {str(each) for each in find_translations(ruleset.replace("RULE", "10.1.0.2"), ())}
+        assert "10.9.0.9" in found
+
+
 def test_where_the_port_alone_is_changed_it_stays_with_whom_it_is_for() -> None:
     text = SENT.replace("tcp dport 80 dnat to RULE", "ip daddr 10.2.0.2 tcp dport 80 dnat to :3128")
     assert [str(each) for each in find_translations(text, ())] == ["10.2.0.2", "10.9.0.9"]
