@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def write(steps: list[tuple[int, int, int]], period: int) -> tuple[Times, list[i
 
 
 def expand(times: Times) -> list[int]:
-    return [time for time, weight in times.list_weighed() for _ in range(weight)]
+    return [time for time, weight in times.list_newest() for _ in range(weight)][::-1]
 
 
 @given(st.lists(hits, max_size=20), st.integers(1, 10))
@@ -55,3 +57,21 @@ def test_a_clock_set_back_forgets_what_is_to_come() -> None:
     times.add(100, 5, 9)
     assert times.forget(20, 50) == 0
     assert (times.size, times.ends, times.start) == (0, None, 0)
+
+
+class Watched(Times):
+    """A log that tells how many of its times are looked at."""
+
+    looks = 0
+
+    def list_newest(self) -> Iterator[tuple[int, int]]:
+        """As any other."""
+        for each in super().list_newest():
+            Watched.looks += 1
+            yield each
+
+
+def test_of_many_logs_no_more_is_looked_at_than_is_kept() -> None:
+    logs = [Watched(range(start, start + 20)) for start in range(1000)]
+    assert expand(merge(logs)) == sorted(time for log in logs for time in log)[-20:]
+    assert 20 <= Watched.looks <= 60

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge as heap_merge
+from heapq import nlargest
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 
 class Times(deque[int]):
@@ -66,22 +69,30 @@ class Times(deque[int]):
         if not self:
             self.ends, self.start = None, 0
 
-    def list_weighed(self) -> Iterable[tuple[int, int]]:
-        """Each time, and how many hits there were then."""
+    def list_newest(self) -> Iterator[tuple[int, int]]:
+        """Each time, the newest first, and how many hits there were then."""
         if self.ends is None:
-            return ((time, 1) for time in self)
-        weights = (end - before for before, end in pairwise((self.start, *self.ends)))
-        return zip(self, weights, strict=True)
+            return ((time, 1) for time in reversed(self))
+        ends = reversed((self.start, *self.ends))
+        return ((time, end - before) for time, (end, before) in zip(reversed(self), pairwise(ends), strict=True))
 
 
 def merge(logs: Sequence[Times]) -> Times:
-    """As many hits as there are in the largest, and the newest of all."""
+    """As many hits as there are in the largest, and the newest of all. Nobody is answered meanwhile: no more of them
+    is looked at than that."""
     most = max(log.size for log in logs)
-    weighed = sorted(each for log in logs for each in log.list_weighed())
-    merged = Times(time for time, _ in weighed)
-    if merged:
-        merged.ends = deque(accumulate(weight for _, weight in weighed))
-        merged._keep_newest(most)
-        if merged.ends is not None and len(merged) == merged.size:
-            merged.ends, merged.start = None, 0
+    # The newest n hits are of those n logs, at most, that end last.
+    latest = nlargest(most, filter(None, logs), key=itemgetter(-1))
+    times: deque[int] = deque()
+    weights: deque[int] = deque()
+    left = most
+    for time, weight in heap_merge(*(log.list_newest() for log in latest), reverse=True):
+        if left <= 0:
+            break
+        times.appendleft(time)
+        weights.appendleft(min(weight, left))
+        left -= weight
+    merged = Times(times)
+    if len(merged) < most - max(left, 0):
+        merged.ends = deque(accumulate(weights))
     return merged
