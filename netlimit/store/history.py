@@ -19,6 +19,7 @@ from netlimit.store.bulk import write
 from netlimit.store.clock import stamp
 from netlimit.store.columns import EPOCH, Unreadable, to_microseconds
 from netlimit.store.errors import NoSuchRevision
+from netlimit.store.room import NoRoom
 from netlimit.store.rows import (
     RULE_COLUMNS,
     WRITTEN_COLUMNS,
@@ -36,7 +37,8 @@ KEPT_REVISIONS = 1000
 
 MOST_BYTES = 256 * 2**20
 """What the changes that can be undone may take in all; 300,000 replaced rules of the usual kind. Of one that is larger
-alone, the last is kept all the same. The limiter's own are as small as they are few, and do not count."""
+alone, the last is kept all the same. The limiter's own are as small as they are few, and do not count. While a window
+of confirmation is open all are kept; but who is no admin makes no more when they take twice as much."""
 
 _AT_ONCE = 500
 _MOST_AT_ONCE = 10_000_000
@@ -215,6 +217,19 @@ def prune(connection: Connection, most: int) -> None:
         _forget_blocks(connection, last_of_limiter if needed is None else min(last_of_limiter, needed))
 
 
+def check_window(connection: Connection) -> None:
+    """Raise NoRoom where what has been changed in an open window of confirmation takes twice what is kept otherwise:
+    nothing of that is forgotten until the window ends, and its end goes through all of it."""
+    is_open = select(windows.c.base).where(windows.c.outcome.is_(None)).exists()
+    if _find_size(connection) > 2 * MOST_BYTES and connection.execute(select(is_open)).scalar_one():
+        said = (
+            f"What can be undone since a window of confirmation was opened takes more than {2 * MOST_BYTES >> 20} MiB, "
+            "and is kept until it ends: this change was not made. Confirm or end the window first, or have an admin "
+            "make the change."
+        )
+        raise NoRoom(said, said)
+
+
 def _find_past(most: int, which: ColumnElement[bool]) -> ScalarSelect[int]:
     """The newest revision of some that is to be forgotten. Counted, for a restore leaves numbers out."""
     newest = select(revisions.c.revision).where(which).order_by(revisions.c.revision.desc())
@@ -223,8 +238,7 @@ def _find_past(most: int, which: ColumnElement[bool]) -> ScalarSelect[int]:
 
 def _find_too_large(connection: Connection) -> int | None:
     """The newest revision that is to be forgotten, for those from it on take more than MOST_BYTES; never the last."""
-    total = func.coalesce(func.sum(revisions.c.size), 0)
-    if connection.execute(select(total).where(~_BY_LIMITER)).scalar_one() <= MOST_BYTES:
+    if _find_size(connection) <= MOST_BYTES:
         return None
     sizes = select(revisions.c.revision, revisions.c.size).where(~_BY_LIMITER).order_by(revisions.c.revision.desc())
     taken = 0
@@ -233,6 +247,12 @@ def _find_too_large(connection: Connection) -> int | None:
         if place and taken > MOST_BYTES:
             return int(revision)
     return None
+
+
+def _find_size(connection: Connection) -> int:
+    """Bytes that what can be undone takes."""
+    total = select(func.coalesce(func.sum(revisions.c.size), 0)).where(~_BY_LIMITER)
+    return int(connection.execute(total).scalar_one())
 
 
 def _forget_blocks(connection: Connection, last: int) -> None:

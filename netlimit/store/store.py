@@ -16,6 +16,7 @@ from netlimit.clientele import Client
 from netlimit.judgement import Change, Judge
 from netlimit.origins import Origin
 from netlimit.records import (
+    LIMITER,
     Actor,
     Assigned,
     Changes,
@@ -912,8 +913,11 @@ class Store:
             yield connection
             if leave:  # what takes power away may find no room for more
                 self._prune(connection, newest)
+            left = min(leave, find_share(known))
+            if left is Leave.ALL and known != LIMITER:
+                history.check_window(connection)
             if self.path:
-                check_room(connection, self.path, min(leave, find_share(known)))
+                check_room(connection, self.path, left)
             if not ends_itself:
                 tokens.check(connection, known, until_kept=True)
 

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from netlimit.errors import NetlimitError
 from netlimit.records import LIMITER, Actor, Changes, Counts, Exceptional, HostStatus, Revision, RuleCounters, State
 from netlimit.rules import Rule
-from netlimit.store import Kept, NoSuchRevision, Store, history
+from netlimit.store import Kept, NoRoom, NoSuchRevision, Store, history
 from netlimit.store.tables import undo
 from tests.store.examples import NOW, keep, rule
 
@@ -184,6 +184,27 @@ def test_what_is_kept_is_bounded_by_its_size_too(store: Store, monkeypatch: pyte
     assert [each.revision for each in store.revisions()] == [7]
     store.rollback(6, "test", NOW)
     assert not every(store)[0].rule.enabled
+
+
+def test_what_an_open_window_keeps_is_bounded_but_for_admins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = store.add_token("ci", "digest", "operator", NOW)
+    operator, admin = Actor("ci", token=token.id, role="operator"), Actor("root")
+    keep(store, comment="x" * 1000)
+    monkeypatch.setattr(history, "MOST_BYTES", 4000)
+    store.open_window(600, operator, NOW)
+    for n in range(5):
+        store.replace(1, rule(comment=f"{n}" * 1000), operator, NOW)
+    with pytest.raises(NoRoom, match="Confirm or end the window first"):
+        store.rollback(1, operator, NOW)
+    kept = every(store)
+    with pytest.raises(NoRoom):
+        store.replace(1, rule(comment="y" * 1000), operator, NOW)
+    assert every(store) == kept
+    store.replace(1, rule(comment="z" * 1000), admin, NOW)
+    store.add([rule("10.0.0.10", action="block")], LIMITER, NOW)
+    store.confirm(operator, NOW)
+    store.add([rule("10.0.0.9")], operator, NOW)
+    assert len(store.revisions()) <= 5, "what is too much has been forgotten"
 
 
 def test_an_open_window_keeps_what_it_needs(url: str) -> None:
