@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -20,10 +21,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from netlimit.l7.service.rpc import HELD_BYTES
 from tests.cli.running import until
 from tests.cli.test_limiter import Running
 from tests.l7.proxies.kinds import Kind
-from tests.l7.proxies.programs import MAKERS, Change, Places, running_at
+from tests.l7.proxies.programs import CONFIGURATIONS, MAKERS, Change, Places, running_at
 from tests.l7.proxies.recording import Recorder, recording
 from tests.l7.proxies.wire import connect, send_plainly
 from tests.ports import free_port
@@ -249,10 +251,17 @@ def test_a_limiter_that_hangs_holds_nobody_up(site: Site, request: pytest.Fixtur
     until(lambda: asyncio.run(site.ask("back")) == refused)
 
 
-def test_envoy_waits_for_a_limiter_that_answers_late(directory: Path) -> None:
+@pytest.mark.parametrize("patience", ["3s", "0.4s"])
+def test_envoy_waits_for_a_limiter_that_answers_late(directory: Path, patience: str) -> None:
     """Whether it hangs is for health checks to say. (Here they are patient: a busy Envoy hears those in another
-    thread, and the answers to its pings seconds late.)"""
-    with running_site("envoy", directory, lambda text: text.replace("_threshold: 2", "_threshold: 100")) as site:
+    thread, and the answers to its pings seconds late, or so late that it closes the connection.)"""
+
+    def change(text: str) -> str:
+        assert "timeout: 3s, interval_jitter" in text
+        changed = text.replace("timeout: 3s, interval_jitter", f"timeout: {patience}, interval_jitter")
+        return changed.replace("_threshold: 2", "_threshold: 100")
+
+    with running_site("envoy", directory, change) as site:
         asyncio.run(site.ask_all(21, "used"))
         process = site.limiter.server.process
         process.send_signal(signal.SIGSTOP)
@@ -263,6 +272,13 @@ def test_envoy_waits_for_a_limiter_that_answers_late(directory: Path) -> None:
         finally:
             late.join()
         assert (statuses, site.count("late")) == ({"429": 5}, 0)
+
+
+def test_what_the_workers_of_envoy_ask_at_once_finds_room() -> None:
+    """Of 64 workers, one a core, and with heads as long as Envoy takes them; more would be asked again and again."""
+    head = 60 * 1024
+    (streams,) = re.findall(r"max_concurrent_streams: (\d+)", (CONFIGURATIONS / "envoy.yaml").read_text())
+    assert int(streams) * 64 * head <= HELD_BYTES
 
 
 assert BURSTS.keys() == MAKERS.keys()
