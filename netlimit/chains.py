@@ -253,6 +253,8 @@ class _Family:
         yield offender_set(self.family)
         if self.facts.management:
             yield open_set(self.family)
+        if self._hears_ends and any(dying.lead(self.family, self.facts)):
+            yield dying.led_set(self.family)
         yield safe_set(self.family, self.facts)
         yield trusted_set(self.family, self.facts)
 

@@ -404,6 +404,11 @@ class Compilation:
         for family, keys in connections.items():
             self.entries[open_set(family).name] = dict.fromkeys(keys, _PLAIN)
 
+    def hold_led(self, led: Mapping[str, Iterable[str]]) -> None:
+        """Note where programs of this host listen at what may lead to others, by set, for sets that are to be made."""
+        for name, keys in led.items():
+            self.entries[name] = dict.fromkeys(keys, _PLAIN)
+
     @property
     def left_out(self) -> str | None:
         """What an operator should know where sets have no room for all who are safe."""

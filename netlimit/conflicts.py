@@ -170,7 +170,8 @@ class HostReport:
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
     tables of both kinds of iptables, table by table, `mangle` those in the legacy mangle tables. `rerouting` are rules
-    that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host.
+    that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host,
+    `listening` those with the TCP ports where something listens at one address, not at all of them.
     `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
     it, `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`:
     IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the
@@ -200,6 +201,7 @@ class HostReport:
     mangle: tuple[tuple[str, ...], ...] = ()
     rerouting: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
+    listening: frozenset[tuple[str, int]] = frozenset()
     connections: Fill = field(default_factory=lambda: Fill(0, 0))
     sets: Mapping[str, Fill] = field(default_factory=dict)
     buckets: Mapping[str, Fill] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
 
 from netlimit.errors import KernelError
-from netlimit.kernel.base import Connection, Door, Kernel
+from netlimit.kernel.base import Connection, Door, Kernel, Reading
 from netlimit.limits import Facts
 from netlimit.plan import WriteSets
 from netlimit.state import Entry
@@ -44,14 +44,7 @@ class OpenConnections:
         for family in (4, 6):
             ours = [each for each in found if each.family == family and self._is_ours(each, doors, held[family])]
             wanted[family] = self._choose(ours, held[family], facts)
-        add = {name: [key for key in wanted[names[name]] if key not in readings[name]] for name in readings}
-        gone = {name: sorted(readings[name].keys() - set(wanted[names[name]])) for name in readings}
-        for step in (  # what goes leaves room for what comes
-            WriteSets(remove={name: tuple(keys) for name, keys in gone.items() if keys}),
-            WriteSets(add={name: dict.fromkeys(keys, Entry()) for name, keys in add.items() if keys}),
-        ):
-            if step:
-                self._kernel.apply(step)
+        write_living(self._kernel, {name: wanted[family] for name, family in names.items()}, readings)
         return wanted
 
     def _read(self, facts: Facts) -> list[Connection]:
@@ -82,6 +75,20 @@ class OpenConnections:
             found.sort(key=lambda each: (not _is_safe(each, facts), str(each) not in held, str(each)))
         self._full = len(found) > MOST_OPEN
         return tuple(map(str, found[:MOST_OPEN]))
+
+
+def write_living(
+    kernel: Kernel, wanted: Mapping[str, Collection[str]], readings: Mapping[str, Mapping[str, Reading]]
+) -> None:
+    """Have those sets that were read hold what is wanted. Raises KernelError."""
+    add = {name: [key for key in wanted[name] if key not in held] for name, held in readings.items()}
+    gone = {name: sorted(held.keys() - {*wanted[name]}) for name, held in readings.items()}
+    for step in (  # what goes leaves room for what comes
+        WriteSets(remove={name: tuple(keys) for name, keys in gone.items() if keys}),
+        WriteSets(add={name: dict.fromkeys(keys, Entry()) for name, keys in add.items() if keys}),
+    ):
+        if step:
+            kernel.apply(step)
 
 
 def _is_safe(connection: Connection, facts: Facts) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.account import tell
 from netlimit.compile import Compilation
-from netlimit.connections import OpenConnections
+from netlimit.connections import OpenConnections, write_living
 from netlimit.copying import PREFIX as COPY
 from netlimit.copying import SAFE_SECONDS, Copying
 from netlimit.counting import Tally
@@ -1125,6 +1125,7 @@ class Controller:
         self._keep_numbers()
         compilation = self._compiled
         compilation.hold_open(self._open.follow(compilation.facts, self._premises.doors))
+        compilation.hold_led(self._premises.led)
         if self._in_step:
             desired, known = compilation.state, compilation.settled
             transition, touched = compilation.transition(known.structure), compilation.touched_classes
@@ -1571,6 +1572,14 @@ class Controller:
             with self._kernel.exclusive(self._patience):
                 if not self._keeps_off():
                     self._open.follow(self._compiled.facts, self._premises.doors)
+                    self._follow_led()
+
+    def _follow_led(self) -> None:
+        """Follow where programs listen at what may lead to others."""
+        here = self._compiled.structure.sets
+        led = {name: keys for name, keys in self._premises.led.items() if name in here}
+        if led:
+            write_living(self._kernel, led, self._kernel.readings(led))
 
     # -- pause
 

@@ -10,13 +10,15 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from netlimit.addresses import read_plain
-from netlimit.conflicts import Finding, Spoiled, find_conflicts, is_told
+from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_told
+from netlimit.dying import list_led
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
 from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
 from netlimit.numbers import PurposeKey
+from netlimit.published import find_led, find_publications
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.rules import Target
 from netlimit.safety import SafeSet, is_needed
@@ -63,6 +65,9 @@ class Premises:
         self._barred: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
+        self._led: frozenset[tuple[str, int]] = frozenset()
+        self.led: Mapping[str, tuple[str, ...]] = {}
+        """Where programs listen at what may lead to others, as sets have it; nothing before the first look."""
         self._unread: str | None = None
         self._unfollowed: str | None = None
         self._ends: Mapping[str, Passage] = {}
@@ -296,7 +301,9 @@ class Premises:
         """Look for what gets in the way of limits. It only advises: should the look fail, that is told."""
         before = self._conflicts
         try:
-            found = find_conflicts(self._kernel.survey(thorough=False))
+            report = self._kernel.survey(thorough=False)
+            found = find_conflicts(report)
+            self._find_led(report)
         except Exception as error:
             log.debug("The survey failed.", exc_info=True)
             self.spoiled = {}
@@ -307,6 +314,14 @@ class Premises:
         for conflict in self._conflicts:
             if conflict not in before:
                 log.warning("%s", conflict)
+
+    def _find_led(self, report: HostReport) -> None:
+        """What led to others, and has one that listens, leads there still while not everything can be read."""
+        led = find_led(report.listening, find_publications(report.nftables, report.nat, report.own))
+        if report.unknown:
+            led |= self._led & (report.listening or self._led)
+        self._led = led
+        self.led = list_led(self._led)
 
     def describe(self) -> dict[str, object]:
         """What a gateway says of its host: fields of HostStatus."""

@@ -7,6 +7,7 @@ lead anything away.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
@@ -111,6 +112,20 @@ def find_publications(
                 each = Publication(rule, here, case.protocols, case.ports, known)
                 found.setdefault(each[1:], each)
     return tuple(found.values())
+
+
+def find_led(listening: Iterable[tuple[str, int]], publications: Iterable[Publication]) -> frozenset[tuple[str, int]]:
+    """Of the addresses and TCP ports at which something listens those from which something may be led away."""
+    ports: dict[str, list[int]] = {}
+    for address, port in sorted(listening):
+        ports.setdefault(address, []).append(port)
+    ways = {(each.own, span) for each in publications if "tcp" in each.protocols for span in each.ports}
+    return frozenset(
+        (address, port)
+        for own, (low, high) in ways
+        for address in own & ports.keys()
+        for port in ports[address][bisect_left(ports[address], low) : bisect_right(ports[address], high)]
+    )
 
 
 def _list_elsewhere(place: str, families: tuple[int, ...], own: frozenset[str]) -> Iterator[tuple[str, set[int]]]:

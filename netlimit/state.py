@@ -26,6 +26,7 @@ SEEN_PREFIX = "nl-seen"
 SLOT_ROOM = 12
 """Entries that a slot of a set takes (AHASH_MAX_SIZE in the kernel): one that packets fill does not grow by itself."""
 OPEN_PREFIX = "nl-open"
+LED_PREFIX = "nl-led"
 SAFE_PREFIX = "nl-safe"
 PEER_PREFIX = "nl-peer"
 _LIMITING = tuple(f"{SET_PREFIX}{kind}{family}-" for kind in "ld" for family in (4, 6))
@@ -248,6 +249,17 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
+class Reaches:
+    """The packet is for an address and port in a set of kind "ip,port,ip", with the address at both places."""
+
+    name: str
+
+    def args(self) -> tuple[str, ...]:
+        """As iptables prints it."""
+        return "-m", "set", "--match-set", self.name, "dst,dst,dst"
+
+
+@dataclass(frozen=True, slots=True)
 class HopLimit:
     """The packet's hop limit (of IPv4: its time to live) is this, or is `below` it."""
 
@@ -428,6 +440,7 @@ Match = (
     | EndsNothing
     | HasSocket
     | Connected
+    | Reaches
     | HopLimit
     | IsOwn
     | Opens

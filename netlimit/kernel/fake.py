@@ -55,6 +55,7 @@ from netlimit.state import (
     Match,
     Opens,
     Ports,
+    Reaches,
     Reject,
     SetClass,
     SetMark,
@@ -497,7 +498,9 @@ class FakeKernel:
 
     def _named_sets(self, chains: Mapping[ChainId, tuple[ChainRule, ...]]) -> set[str]:
         parts = (part for rules in chains.values() for rule in rules for part in (*rule.matches, rule.effect))
-        return {part.name for part in parts if isinstance(part, InSet | Connected | MapMark | MapPriority | AddTo)}
+        return {
+            part.name for part in parts if isinstance(part, InSet | Connected | Reaches | MapMark | MapPriority | AddTo)
+        }
 
     # -- packets
 
@@ -605,6 +608,8 @@ class FakeKernel:
             return (element is not None) != match.inverted
         if isinstance(match, Connected):
             return _show_connection(packet, match.side) in self.elements[match.name]
+        if isinstance(match, Reaches):
+            return f"{packet.dst},{packet.protocol}:{packet.port},{packet.dst}" in self.elements[match.name]
         if isinstance(match, IsOwn):
             return (str(_end(packet, match.side)) in self._own) != match.inverted
         if isinstance(match, Marked):

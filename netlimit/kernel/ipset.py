@@ -28,7 +28,7 @@ from netlimit.state import (
 )
 
 _TEMPORARY = SET_PREFIX + "swap{}"
-_SHARED = re.compile(rf"{SET_PREFIX}(?:safe|exempt|blocked|off|seen|peer|open)([46])(?:-.*)?")
+_SHARED = re.compile(rf"{SET_PREFIX}(?:safe|exempt|blocked|off|seen|peer|open|led)([46])(?:-.*)?")
 _OWN = re.compile(rf"{SET_PREFIX}[abdlq][46]-.*")
 _BUSY = "in use by a kernel component"
 _MISSING = "set with the given name does not exist"

@@ -29,7 +29,7 @@ _OURS = re.compile(rf"{SET_PREFIX}[\w.-]+", re.ASCII)
 _TYPES = {
     "a|b|d|l|q|safe|exempt|blocked": "hash:net",
     "off|seen|peer": "hash:ip",
-    "open": "hash:ip,port,ip",
+    "open|led": "hash:ip,port,ip",
 }
 _TOLD = {re.compile(rf"{SET_PREFIX}(?:{names})([46])(?:-.*)?"): kind for names, kind in _TYPES.items()}
 """What the name of a set of ours tells of its type, and of its family."""

@@ -37,6 +37,7 @@ from netlimit.state import (
     Match,
     Opens,
     Ports,
+    Reaches,
     Reject,
     SentPorts,
     SetClass,
@@ -88,6 +89,7 @@ def _list_matches(family: int, name: str) -> Iterator[tuple[Match, ...]]:
     yield (Ended(),)
     yield (Confirmed(),)
     yield Connected(name, "src"), Connected(name, "dst")
+    yield (Reaches(name),)
     yield from ((IsOwn(side),) for side in get_args(Side))
     yield from ((IsOwn(side, inverted=True),) for side in get_args(Side))
     yield (IsOwn("dst", broadcast=True),) if family == 4 else (HopLimit(255),)

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from netlimit.kernel.ingress import (
 )
 from netlimit.kernel.marks import read_routing_marks
 from netlimit.kernel.rerouting import find_rerouting
+from netlimit.kernel.sockets import LISTENING, read_sockets
 from netlimit.kernel.tools import ask, run
 from netlimit.plain import decode, decode_name, name_of, read_text
 from netlimit.state import CHAIN_PREFIX
@@ -116,6 +117,7 @@ def look_round(
             "what is routed once more", lambda: tuple(_find_rerouting(nftables, mangle, ask_twin)), _NOTHING
         ),
         own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
+        listening=look.at("at which addresses programs listen", lambda: frozenset(_find_listening()), frozenset()),
         connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
         buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
@@ -270,6 +272,13 @@ def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:
         names = [name_of(each).removeprefix("upper_") for each in path.glob("upper_*")]
         if names:
             yield name_of(path), tuple(sorted(names))
+
+
+def _find_listening() -> Iterator[tuple[str, int]]:
+    """The addresses and ports of TCP where something listens, but for what does so at all addresses."""
+    for each in read_sockets([LISTENING]):
+        if not ip_address(each.near).is_unspecified:
+            yield each.near, each.near_port
 
 
 def _read_connections() -> Fill:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from netlimit import controller
@@ -20,6 +22,39 @@ def test_what_is_serious_is_noted_while_it_is_there(site: Site, monkeypatch: pyt
     site.kernel.report = HostReport(synchronized=False)
     site.controller.tick()
     assert notes(site) == ()
+
+
+NAT = (("-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:80",),)
+PUBLISHED = HostReport(nat=NAT, own=frozenset(["10.2.0.1"]), listening=frozenset([("10.2.0.1", 80), ("10.2.0.1", 22)]))
+PLACE = "10.2.0.1,tcp:80,10.2.0.1"
+
+
+def test_who_listens_at_a_port_that_leads_to_others_is_known_while_he_does(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pace in ("SURVEY_SECONDS", "PROBE_SHARE", "HEARTBEAT_SECONDS"):
+        monkeypatch.setattr(controller, pace, 0.0)
+
+    def known(report: HostReport | None = None) -> list[str]:
+        site.kernel.report = report or site.kernel.report
+        site.controller.tick()
+        return list(site.kernel.elements["nl-led4"])
+
+    site.kernel.report = PUBLISHED
+    site.controller.tick()
+    assert "nl-led4" not in site.kernel.elements, "no limit asks for it"
+    site.add(target="10.1.0.2", direction="to", protocol="tcp", rate="2 connections")
+    assert known() == [PLACE]
+    written = len(site.kernel.applied)
+    assert (known(), len(site.kernel.applied)) == ([PLACE], written)
+    assert known(replace(PUBLISHED, nat=())) == []
+    assert known(PUBLISHED) == [PLACE]
+    assert known(HostReport(unknown=("the rules of nftables",))) == [PLACE], "nobody knows better"
+    other = frozenset([("10.2.0.1", 22)])
+    assert known(HostReport(unknown=("the rules of nftables",), listening=other)) == []
+    site.restart()
+    site.kernel.report = PUBLISHED
+    assert known() == [PLACE]
 
 
 def notes(site: Site) -> tuple[str, ...]:

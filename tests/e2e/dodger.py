@@ -1,6 +1,6 @@
 """A client that makes connection tracking on the way believe what is not so, and the server that goes along with it.
 
-python -m tests.e2e.dodger serve PORT                          resets whom it is told to, and echoes to all others
+python -m tests.e2e.dodger serve PORT [ADDRESS]                resets whom it is told to, and echoes to all others
 python -m tests.e2e.dodger reopen SOURCE SERVER PORT COUNT     one connection after the other, all from one port
 python -m tests.e2e.dodger revive SOURCE SERVER PORT COUNT     all again at once from ports that have just been reset
 python -m tests.e2e.dodger hide-reset SOURCE SERVER PORT COUNT each, once open, "ended" by what dies before the server
@@ -33,9 +33,10 @@ _RESET_ME, _ECHO_ME = b"r", b"e"
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
-def serve(port: int) -> None:
-    """Until it is killed."""
-    listener = socket.create_server(("::", port), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+def serve(port: int, address: str = "") -> None:
+    """Until it is killed; at one address, or at all."""
+    family = socket.AF_INET6 if ":" in address or not address else socket.AF_INET
+    listener = socket.create_server((address or "::", port), family=family, backlog=256, dualstack_ipv6=not address)
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         print("ready", flush=True)
@@ -172,7 +173,7 @@ def main() -> None:
     """See above."""
     what, *words = sys.argv[1:]
     if what == "serve":
-        serve(int(words[0]))
+        serve(int(words[0]), *words[1:])
         return
     source, (host, port, count) = words[0], (words[1], int(words[2]), int(words[3]))
     ways = {"reopen": reopen, "revive": revive}

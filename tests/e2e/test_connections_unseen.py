@@ -5,12 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from subprocess import PIPE
 
 import pytest
 
 from netlimit.records import State
-from scripts.testbed.namespaces import CLIENT, CLIENT6, CLIENT_MAC, LAN, LAN_MAC, SERVER, SERVER6, Lab
+from scripts.testbed.namespaces import (
+    CLIENT,
+    CLIENT6,
+    CLIENT_MAC,
+    LAN,
+    LAN6,
+    LAN_MAC,
+    SERVER,
+    SERVER6,
+    WAN,
+    WAN6,
+    Lab,
+    Namespace,
+    close_pipes,
+)
 from tests import warm
 from tests.e2e.evasion import wire
 from tests.e2e.evasion.headers import Ends, ip4, tcp
@@ -25,12 +40,22 @@ BOTH = pytest.mark.parametrize(("client", "server"), [(CLIENT, SERVER), (CLIENT6
 @pytest.fixture(scope="module", autouse=True)
 def listening(lab: Lab) -> Iterator[None]:
     """A server that resets those who ask for it."""
-    serving = lab.server.popen(*PROGRAM, "serve", str(PORT), stdout=PIPE, cwd=warm.ROOT)
+    with serve(lab.server):
+        yield
+
+
+@contextmanager
+def serve(where: Namespace, *address: str) -> Iterator[None]:
+    """One that listens at one address, or at all."""
+    serving = where.popen(*PROGRAM, "serve", str(PORT), *address, stdout=PIPE, cwd=warm.ROOT)
     assert serving.stdout is not None
     assert serving.stdout.readline() == "ready\n"
-    yield
-    serving.kill()
-    serving.wait(60)
+    try:
+        yield
+    finally:
+        serving.kill()
+        serving.wait(60)
+        close_pipes(serving)
 
 
 def dodge(lab: Lab, how: str, client: str, server: str) -> int:
@@ -132,6 +157,70 @@ def test_nor_does_it_where_the_gateways_address_leads_to_the_server(
 ) -> None:
     gateway.put(limits(CLIENT, SERVER, f"{AT_ONCE} connections")["from"])
     assert dodge(lab, how, CLIENT, LAN) == AT_ONCE
+
+
+@contextmanager
+def leading(lab: Lab, way: str, own: str, server: str) -> Iterator[None]:
+    """A port of the gateway's own address leads to the server, or, by "map", to where nobody can read."""
+    six = ":" in own
+    place = f"[{server}]:{PORT}" if six else f"{server}:{PORT}"
+    if way == "map":
+        ip = "ip6" if six else "ip"
+        rules = f"""table {ip} leads {{
+            chain prerouting {{
+                type nat hook prerouting priority dstnat
+                fib daddr type local dnat to tcp dport map {{ {PORT} : {server} }}
+            }}
+        }}"""
+        lab.gateway.run("nft", "-f", "-", input=rules)
+    else:
+        tool = "ip6tables-legacy" if six else "iptables-legacy"
+        rule = ("PREROUTING", "-d", own, "-p", "tcp", "--dport", str(PORT), "-j", "DNAT", "--to-destination", place)
+        lab.gateway.run(tool, "-w", "-t", "nat", "-A", *rule)
+    try:
+        yield
+    finally:
+        if way == "map":
+            lab.gateway.run("nft", "delete", "table", ip, "leads")
+        else:
+            lab.gateway.run(tool, "-w", "-t", "nat", "-D", *rule)
+
+
+def look_round(gateway: Gateway, own: str) -> None:
+    """A controller that starts looks round at once: until it knows that something listens at a port that leads away."""
+    gateway.stop()
+    gateway.launch()
+    name, key = f"nl-led{6 if ':' in own else 4}", f"{own},tcp:{PORT},{own}"
+    gateway.wait(lambda: list(gateway.kernel.readings([name]).get(name, {})) == [key], "it to know who listens")
+
+
+@pytest.mark.parametrize(("client", "server", "own"), [(CLIENT, SERVER, LAN), (CLIENT6, SERVER6, LAN6)])
+@pytest.mark.parametrize("way", ["rule", "map"])
+def test_nor_does_it_where_a_program_listens_at_a_port_that_leads_to_the_server(
+    gateway: Gateway, lab: Lab, client: str, server: str, own: str, way: str
+) -> None:
+    """As docker-proxy does: a socket that listens says nothing of where the packet goes."""
+    with serve(lab.gateway, own), leading(lab, way, own, server):
+        (rule,) = gateway.put(limits(client, server, f"{AT_ONCE} connections")["to"])
+        look_round(gateway, own)
+        for how in ("hide-reset", "hide-close"):
+            assert dodge(lab, how, client, own) == AT_ONCE
+        gateway.put()
+        (rule,) = gateway.put(limits(client, server, f"{AT_ONCE} connections")["from"])
+        assert dodge(lab, "hide-reset", client, own) == AT_ONCE, "limits that come later hold as well"
+        assert gateway.state(rule) == (State.APPLIED, "")
+
+
+@pytest.mark.parametrize(("client", "own", "led"), [(CLIENT, LAN, WAN), (CLIENT6, LAN6, WAN6)])
+def test_the_gateways_own_programs_hear_it(gateway: Gateway, lab: Lab, client: str, own: str, led: str) -> None:
+    """At an address that no DNAT leads away, though one leads away the same port of another."""
+    server = SERVER6 if ":" in own else SERVER
+    with serve(lab.gateway, own), serve(lab.gateway, led), leading(lab, "rule", led, server):
+        gateway.put(limits(client, server, f"{AT_ONCE} connections")["from"])
+        look_round(gateway, led)
+        assert dodge(lab, "hide-reset", client, own) == 0
+    with leading(lab, "rule", own, server):
+        assert dodge(lab, "hide-reset", client, own) == AT_ONCE, "where nothing listens it needs no look"
 
 
 ASIDE, FORGOTTEN_SECONDS = "10.1.91.1", 6

@@ -10,7 +10,7 @@ import pytest
 from netlimit.compile import Compilation
 from netlimit.conflicts import Finding, HostReport, Severity, Spoiled, find_conflicts
 from netlimit.limits import Facts, own_addresses
-from netlimit.published import find_publications
+from netlimit.published import find_led, find_publications
 from netlimit.rules import parse_rule
 from tests.unit.shapes import HOME
 from tests.unit.strategies import NOW
@@ -238,6 +238,41 @@ def test_each_rule_tells_what_concerns_it() -> None:
     (text,) = judge(finding, BLOCK | {"protocol": "udp", "ports": [9]}).values()
     assert "udp to 10.1.0.3" in text
     assert "8080" not in text
+
+
+LISTENING = [("10.1.0.1", 8080), ("10.2.0.1", 8080), ("10.2.0.1", 53), ("10.2.0.1", 22), ("fd00:2::1", 8080)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "led"),
+    [
+        (DOCKER, [LISTENING[0], LISTENING[1]]),
+        (
+            ("-A PREROUTING -d 10.2.0.1/32 -p tcp --dport 22:60 -j DNAT --to-destination 10.1.0.2",),
+            LISTENING[2:4],
+        ),
+        (("-A PREROUTING -d 10.2.0.1/32 -j DNAT --to-destination 10.1.0.2",), LISTENING[1:4]),
+        (("-A PREROUTING -d 10.2.0.1/32 -p udp -j DNAT --to-destination 10.1.0.2",), []),
+        (("-A PREROUTING -p tcp -m set --match-set x dst,dst -j DNAT --to-destination 10.1.0.2",), LISTENING[:4]),
+        (("-A PREROUTING -p tcp -j DNAT --to-destination fd00:1::2",), LISTENING[4:]),
+        ((), []),
+    ],
+)
+def test_of_those_who_listen_are_found_whose_ports_may_be_led_away(
+    rules: tuple[str, ...], led: list[tuple[str, int]]
+) -> None:
+    assert find_led(LISTENING, find_publications("", (rules,), OWN)) == {*led}
+
+
+def test_many_published_ports_with_one_who_listens_at_each_take_no_time_that_anybody_waits_for() -> None:
+    rules = [
+        f"-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport {port} -j DNAT --to-destination 10.1.0.2:80"
+        for port in range(1, 10_000)
+    ]
+    found = find_publications("", (tuple(rules),), OWN)
+    began = time.process_time()
+    assert len(find_led([("10.2.0.1", port) for port in range(1, 20_000)], found)) == 9_999
+    assert time.process_time() - began < 1
 
 
 def test_without_any_nothing_is_told() -> None:
