@@ -43,6 +43,8 @@ CLIENT, OTHER = "127.0.0.1", "127.0.0.9"
 OPEN = {"nginx", "haproxy", "envoy"}
 """Those that let everything pass without the limiter."""
 BURSTS = {"nginx": 3000, "haproxy": 5000, "envoy": 3000, "caddy": 3000}
+LONG = {"nginx": 7_000, "haproxy": 14_000, "envoy": 58_000, "caddy": 58_000}
+"""As long a path as each takes, nearly."""
 WAIT = 8.0
 """Seconds in which each is answered while the limiter hangs: it takes about one, and 35 or 45 before."""
 
@@ -55,11 +57,11 @@ class Site:
     limiter: Running
     recorder: Recorder
 
-    async def ask(self, mark: str, source: str = CLIENT) -> str:
-        return await send_plainly(self.place, source, Kind("plain", b"/").write_plainly(mark), 100.0)
+    async def ask(self, mark: str, source: str = CLIENT, path: bytes = b"/") -> str:
+        return await send_plainly(self.place, source, Kind("plain", path).write_plainly(mark), 100.0)
 
-    async def ask_all(self, number: int, mark: str, source: str = CLIENT) -> Counter[str]:
-        return Counter(await asyncio.gather(*(self.ask(f"{mark}-{each}", source) for each in range(number))))
+    async def ask_all(self, number: int, mark: str, source: str = CLIENT, path: bytes = b"/") -> Counter[str]:
+        return Counter(await asyncio.gather(*(self.ask(f"{mark}-{each}", source, path) for each in range(number))))
 
     async def hang_up(self, number: int) -> None:
         """Ask, and go without waiting for an answer."""
@@ -117,13 +119,18 @@ def site(request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
         yield opened
 
 
+@pytest.mark.parametrize("length", [1, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(("site", "burst"), BURSTS.items(), indirect=["site"], ids=[*BURSTS])
-def test_nobody_passes_by_knocking_hard(site: Site, burst: int) -> None:
+def test_nobody_passes_by_knocking_hard(
+    site: Site, burst: int, length: int | dict[str, int], request: pytest.FixtureRequest
+) -> None:
     """Of so many requests at once none arrives that is over the limit, and those of others do before and after."""
+    most = length if isinstance(length, int) else length[request.node.callspec.params["site"]]
+    path = b"/".ljust(most, b"a")
 
     async def knock() -> Counter[str]:
         assert (await site.ask_all(30, "first"))["200"] <= 20
-        statuses, _ = await asyncio.gather(site.ask_all(burst, "burst"), site.hang_up(burst // 3))
+        statuses, _ = await asyncio.gather(site.ask_all(burst, "burst", path=path), site.hang_up(burst // 3))
         return statuses
 
     statuses = asyncio.run(knock())
