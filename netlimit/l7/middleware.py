@@ -160,13 +160,15 @@ class RateLimit:
         """Keep a request for later, unless a limit refuses it that rejects."""
         address = self._find_address(scope)
         keep = partial(self._limiter.keep, self._domain, descriptors, hits, address)
-        verdict = await keep()
-        refusal = None if verdict.allowed else verdict
-        if refusal is None:
-            told, wait = (self._domain, descriptors, partial(keep, counts=True), hits), verdict.retry_after
-            refusal = await deferral.accept(scope, listener.receive, send, line, *told, wait, address)
-        if refusal is not None:
+
+        async def answer(refusal: Verdict) -> None:
             await refuse(scope, listener.receive, send, refusal, make_headers(refusal, self._families))
+
+        verdict = await keep()
+        if not verdict.allowed:
+            return await answer(verdict)
+        told, wait = (self._domain, descriptors, partial(keep, counts=True), answer, hits), verdict.retry_after
+        return await deferral.accept(scope, listener.receive, send, line, *told, wait, address)
 
     async def _pass(self, scope: Scope, listener: Listener, send: Send, verdict: Verdict) -> None:
         fields = make_headers(verdict, self._families)

@@ -73,9 +73,8 @@ class DeferralApp:
             return await _refuse(send, look)
         line = await self._deferral.find_waiting(lines) or choose_line(lines, look)
         arrive = partial(self._limiter.keep, self._domain, descriptors, client=address, counts=True)
-        told, wait = (self._domain, descriptors, arrive), look.retry_after
-        refusal = await self._deferral.accept(wanted, receive, send, line, *told, retry_after=wait, address=address)
-        return None if refusal is None else await _refuse(send, refusal)
+        told, wait = (self._domain, descriptors, arrive, partial(_refuse, send)), look.retry_after
+        return await self._deferral.accept(wanted, receive, send, line, *told, retry_after=wait, address=address)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import add
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from netlimit.errors import NetlimitError, SettingsError
 from netlimit.l7.deferral.clock import Now
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State
+
+
+class Load(NamedTuple):
+    """How much there is already when a request comes: of all, of its key, of its network, and of these two together."""
+
+    requests: int
+    bytes: int
+    of_key: int
+    bytes_of_key: int
+    of_network: int
+    bytes_of_network: int
+    of_both: int
+    bytes_of_both: int
+
+    def plus(self, other: Load) -> Load:
+        """The two together."""
+        return Load(*map(add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +50,40 @@ class Bounds:
     keep: float = 86_400.0
     """Seconds for which it can be read what has become of a request."""
 
+    def have_room(self, load: Load, size: int, shared: bool) -> bool:
+        """Whether one more request may come, of so many bytes. `shared`: several clients have its key."""
+        of_both, bytes_of_both = (load.of_both, load.bytes_of_both) if shared else (0, 0)
+        return (
+            of_both < self.most_of_one - load.of_key
+            and bytes_of_both + size <= self.most_bytes_of_one - load.bytes_of_key
+            and load.of_network < self.most - load.requests
+            and load.bytes_of_network + size <= self.most_bytes - load.bytes
+        )
+
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
-class BacklogFull(NetlimitError):
-    """No more requests are kept now: those that are would be too many or too large, of one key, one network or all."""
+class Unkept(NetlimitError):
+    """A request cannot be kept; its client is answered with this status."""
+
+    status: ClassVar[int]
+
+
+class BacklogFull(Unkept):
+    """No more requests are kept now: those that are, or are being read, would be too many or too large, of one key, one
+    network or all."""
+
+    status = 429
 
     def __init__(self) -> None:
-        super().__init__("The request is over its limit, and as many are kept already as may be.")
+        super().__init__("The request is over its limit, and as many are kept or being read as may be.")
 
 
-class BacklogUnavailable(NetlimitError):
+class BacklogUnavailable(Unkept):
     """What keeps the requests cannot be asked now; the sentence says why."""
+
+    status = 503
 
     def __init__(self, reason: object) -> None:
         super().__init__(f"The backlog of deferred requests cannot be asked: {reason}.")
@@ -68,6 +107,11 @@ class Backlog(Protocol):
     """
 
     @property
+    def bounds(self) -> Bounds:
+        """How much is kept."""
+        ...
+
+    @property
     def now(self) -> Now:
         """The clock by which requests wait."""
         ...
@@ -80,6 +124,10 @@ class Backlog(Protocol):
     def serve(self, domain: str) -> None:
         """Keep those of one domain alone: others have other rules, and another application. Raises SettingsError where
         it serves another already."""
+        ...
+
+    async def weigh(self, key: str, network: str) -> Load:
+        """How much waits when a request of this key and network comes."""
         ...
 
     async def put(self, request: Deferred) -> None:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -19,30 +20,37 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from netlimit.errors import SettingsError
-from netlimit.l7.deferral.backlog import Backlog, BacklogFull, BacklogUnavailable, Bounds
+from netlimit.l7.deferral.backlog import Backlog, BacklogUnavailable, Bounds, Unkept
+from netlimit.l7.deferral.intake import Intake
 from netlimit.l7.deferral.replay import TRIES, Replayer
 from netlimit.l7.deferral.request import Deferred, Report, keep_headers, make_id
 from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.deferral.upstream import App, AppUpstream, Upstream
 from netlimit.l7.headers import count_seconds
 from netlimit.l7.limiter import Limiter, Verdict
-from netlimit.l7.listening import Message, Receive
+from netlimit.l7.listening import ClientGone, Message, Receive
 from netlimit.l7.problems import MEDIA_TYPE
 from netlimit.l7.rules import Descriptor, Match, OnLimit, Rule, join_key, name_counter
 
 Send = Callable[[Message], Awaitable[None]]
 Arrive = Callable[[], Awaitable[Verdict]]
 """Counts that a request which is kept has come; the verdict tells whether it may."""
+Refuse = Callable[[Verdict], Awaitable[None]]
+"""Answers what a limit has refused."""
 
 PATH = "/.netlimit/deferred"
 LARGEST, _MOST = 2**20, 20 * 2**20
 """Bytes of a body that is kept, at most."""
 EXPIRES = 86_400.0
 """Seconds for which a request waits for its turn, at most."""
-_BODY_SECONDS = 30.0
 _OF_REQUESTS = frozenset({"path", "host", "method"})
 """Keys that tell what is asked for, and not by whom."""
 _JSON = b"application/json"
+_LINGERING = 2.0
+"""Seconds for which the rest of a body that is not kept is passed over."""
+_DIGITS = 20  # of a length, at most: Python refuses to read thousands of them
+_PASSING = (429, 503)
+"""Answers to what may be kept later."""
 
 
 def open_backlog(url: str, bounds: Bounds | None = None) -> Backlog:
@@ -87,7 +95,7 @@ class Deferral:
         self._upstream = None if upstream is None else _open_upstream(upstream)
         self._expires = expires
         self._tries = tries
-        self._largest = largest
+        self._intake = Intake(self._backlog, largest)
         self._replayer: Replayer | None = None
         self._context = copy_context()
         """What is replayed knows of no client's context, though it may be the first request that has it begin."""
@@ -136,45 +144,31 @@ class Deferral:
         domain: str,
         descriptors: Sequence[Descriptor],
         arrive: Arrive,
+        refuse: Refuse,
         hits: int = 1,
         retry_after: float = 0.0,
         address: str | None = None,
-    ) -> Verdict | None:
-        """Keep a request and answer 202, or 413 or 429 where it cannot be kept. A client that goes before all of its
-        request is here gets nothing, and nothing is kept. What `arrive` refuses is not kept, and its verdict is left to
-        be answered. `address` is whom IP rules are asked about when it is replayed, where descriptors do not tell."""
+    ) -> None:
+        """Keep a request and answer 202, or 413 or 429 where it cannot be kept: unread, if that is known before. A
+        client that goes before all of its request is here gets nothing, and nothing is kept. What `arrive` refuses is
+        not kept, and answered by `refuse`. `address` is whom IP rules are asked about when it is replayed, where
+        descriptors do not tell."""
         if not _find_raw(scope).startswith(b"/"):  # behind the upstream's name it could make another of it
-            await complain(send, 400, "The request is for no path, and is not kept.")
-            return None
+            return await _decline(scope, receive, send, 400, "The request is for no path, and is not kept.")
+        request = self._make_request(scope, line, domain, tuple(descriptors), hits, address)
+        wait = [(b"retry-after", b"%d" % (count_seconds(retry_after) or 1))]
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await self._read_body(scope, receive)
-        except TimeoutError:
-            await complain(send, 408, f"The body has not come within {_BODY_SECONDS:g} seconds.")
+            refusal = await self._keep(request, scope, receive, arrive)
+        except ClientGone:
             return None
-        if body is None:
-            return None
-        if len(body) > self._largest:
-            sentence = f"The request is over its limit, and too large to be kept: {self._largest} bytes are the most."
-            await complain(send, 413, sentence)
-            return None
-        request = self._make_request(scope, body, line, domain, tuple(descriptors), hits, address)
-        wait = count_seconds(retry_after) or 1
-        try:
-            refusal = await self._put(request, arrive)
-        except (BacklogFull, BacklogUnavailable) as error:
-            status = 429 if isinstance(error, BacklogFull) else 503
-            await complain(send, status, str(error), [(b"retry-after", b"%d" % wait)])
-            return None
-        if refusal is not None:
-            return refusal
-        if self._replayer is not None:
-            self._replayer.stir()
-        location = f"{quote(_find_root(scope))}{self.path}/{request.id}"
-        told = {"id": request.id, "state": "waiting", "location": location}
-        fields = [(b"location", location.encode()), (b"retry-after", b"%d" % wait)]
-        await _answer(send, 202, _JSON, json.dumps(told).encode(), fields)
-        return None
+        except Unkept as error:
+            status, sentence = error.status, str(error)
+        else:
+            if refusal is not None:
+                return await refuse(refusal)
+            return await self._tell(scope, send, request.id, wait)
+        # Not while the error is at hand: it leads to the body, for which there is no room any more.
+        return await _decline(scope, receive, send, status, sentence, wait if status in _PASSING else ())
 
     def is_asked(self, scope: Message) -> bool:
         """Whether it is asked what has become of a request."""
@@ -195,13 +189,13 @@ class Deferral:
         await _answer(send, 200, _JSON, b"" if scope["method"] == "HEAD" else body)
         return None
 
-    async def _put(self, request: Deferred, arrive: Arrive) -> Verdict | None:
+    async def _keep(self, request: Deferred, scope: Message, receive: Receive, arrive: Arrive) -> Verdict | None:
         """Keep a request and count that it has come, or neither: what there is room for first, since what has been
         counted stays so. The verdict is that of a limit that others, who came at the same time, have used up."""
         try:
-            await self._backlog.put(request)
+            await self._put(request, scope, receive)
             verdict = await arrive()
-        except (BacklogFull, BacklogUnavailable):
+        except (Unkept, ClientGone):
             raise
         except BaseException:  # whoever ends the task of a client that goes, say, has not been there to be counted
             with suppress(BacklogUnavailable):
@@ -209,16 +203,30 @@ class Deferral:
             raise
         return None if verdict.allowed or not await self._backlog.withdraw(request) else verdict
 
+    async def _put(self, request: Deferred, scope: Message, receive: Receive) -> None:
+        """Keep a request with its body, of which nothing is at hand any more afterwards."""
+        async with self._intake.read(request, _find_length(scope), receive) as body:
+            now = self._backlog.now()
+            await self._backlog.put(replace(request, body=body, accepted=now, expires=now + self._expires))
+
+    async def _tell(self, scope: Message, send: Send, identity: str, wait: Sequence[tuple[bytes, bytes]]) -> None:
+        """Answer that a request is kept, and have it replayed."""
+        if self._replayer is not None:
+            self._replayer.stir()
+        location = f"{quote(_find_root(scope))}{self.path}/{identity}"
+        told = {"id": identity, "state": "waiting", "location": location}
+        await _answer(send, 202, _JSON, json.dumps(told).encode(), [(b"location", location.encode()), *wait])
+
     def _make_request(
         self,
         scope: Message,
-        body: bytes,
         line: Line,
         domain: str,
         descriptors: tuple[Descriptor, ...],
         hits: int,
         address: str | None,
     ) -> Deferred:
+        """What there is of a request before its body is read."""
         identity, now = make_id(), self._backlog.now()
         raw = _find_raw(scope)
         query: bytes = scope.get("query_string", b"")
@@ -232,7 +240,7 @@ class Deferral:
             scope["method"],
             (raw + (b"?" + query if query else b"")).decode("latin-1"),
             keep_headers(scope["headers"], identity),
-            body,
+            b"",
             f"{client[0]} {client[1]}" if client else None,
             scope.get("scheme", "http"),
             now,
@@ -243,21 +251,6 @@ class Deferral:
             line.others,
             line.shared,
         )
-
-    async def _read_body(self, scope: Message, receive: Receive) -> bytes | None:
-        """The whole body, or a little more of it than is kept; None if the client goes before its end."""
-        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if told.isdigit() and int(told) > self._largest:
-            return bytes(self._largest + 1)
-        body = bytearray()
-        while len(body) <= self._largest:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                break
-        return bytes(body)
 
 
 def _open_upstream(url: str) -> Upstream:
@@ -330,6 +323,29 @@ async def complain(send: Send, status: int, sentence: str, fields: Sequence[tupl
     await _answer(send, status, MEDIA_TYPE, json.dumps(document).encode(), fields)
 
 
+async def _decline(
+    scope: Message, receive: Receive, send: Send, status: int, sentence: str, fields: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Answer that a request is not kept, of whose body there may be more to come: in HTTP/1 it would have to be read
+    before the next request. Who is still sending when a connection is closed may not get the answer, and a proxy would
+    make 502 of it: so what he sends is passed over for a moment."""
+    comes = _find_length(scope) > 0 or any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    if not comes or not scope["http_version"].startswith("1"):
+        return await complain(send, status, sentence, fields)
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await complain(send_open, status, sentence, [*fields, (b"connection", b"close")])
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGERING):
+            while (message := await receive()).get("more_body", False):
+                pass
+            if message["type"] == "http.disconnect":
+                return None
+    return await send({"type": "http.response.body", "body": b""})
+
+
 async def _answer(
     send: Send, status: int, media_type: bytes, body: bytes, fields: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
@@ -354,3 +370,9 @@ def _find_raw(scope: Message) -> bytes:
     """The path as it was sent."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     return raw
+
+
+def _find_length(scope: Message) -> int:
+    """How many bytes of body are announced; 0 where that is not told."""
+    told = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(told[:_DIGITS]) if told.isdigit() else 0

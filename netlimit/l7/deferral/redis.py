@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, MasterDownError, ReadOnlyError, RedisError
 
 from netlimit.l7.deferral import scripts
-from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, check_domain
+from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, Load, check_domain
 from netlimit.l7.deferral.clock import open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
 from netlimit.l7.redis.bounds import BoundedParser
@@ -122,8 +122,8 @@ class RedisBacklog:
     """A stream and what belongs to it, all under one hash tag. For one event loop; claims belong to one worker."""
 
     def __init__(self, url: str, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or Bounds()
-        self.lease = self._bounds.lease
+        self.bounds = bounds or Bounds()
+        self.lease = self.bounds.lease
         self._redis = _connect(url, _REPLAYING)
         self._coming, self._polling = _connect(url, _COMING, tries=2), _connect(url, _POLLING, tries=2)
         self._clients = self._redis, self._coming, self._polling
@@ -150,13 +150,19 @@ class RedisBacklog:
         self._domain = domain
         self._name_parts(f":{quote(domain, safe='')}")  # in which no brace ends the tag
 
+    async def weigh(self, key: str, network: str) -> Load:
+        """How much waits when a request of this key and network comes."""
+        async with self._asking():
+            names = self._stream, self._keys, self._bytes, self._shares
+            return Load(*await self._coming.eval(scripts.WEIGH, len(names), *names, key, network))
+
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
         async with self._asking():
             names = self._stream, self._keys, self._bytes, self._name(request.id), self._shares
-            bounds = self._bounds.most, self._bounds.most_of_one, self._bounds.most_bytes
+            bounds = self.bounds.most, self.bounds.most_of_one, self.bounds.most_bytes
             told = request.key, request.id, request.accepted, request.expires, write_head(request), request.body
-            shares = request.network, self._bounds.most_bytes_of_one, request.others, int(request.shared)
+            shares = request.network, self.bounds.most_bytes_of_one, request.others, int(request.shared)
             kept = await self._coming.eval(scripts.PUT, len(names), *names, *bounds, *told, *shares)
             if not kept:
                 raise BacklogFull
@@ -191,7 +197,7 @@ class RedisBacklog:
             if held == 2 or not owned:  # the lock has not been ours, or what comes with it not yet
                 gone = await self._read_all()
                 # else another may have ended them, so long ago that it is forgotten
-                lost = gone if held == 1 or now - self._looked < self._bounds.keep else 0
+                lost = gone if held == 1 or now - self._looked < self.bounds.keep else 0
             else:
                 await self._read_new(self._lines)
             self._owns, self._looked = True, now
@@ -234,7 +240,7 @@ class RedisBacklog:
                 waiting = self._find(request)
                 if waiting is not None:
                     name = self._name_aside(request.key)
-                    await self._redis.eval(scripts.STAND_ASIDE, 1, name, waiting.others, until, int(self._bounds.keep))
+                    await self._redis.eval(scripts.STAND_ASIDE, 1, name, waiting.others, until, int(self.bounds.keep))
 
     async def finish(self, request: Deferred, state: State, now: float, reply: Reply | None, reason: str) -> None:
         """A request's end."""
@@ -398,8 +404,8 @@ class RedisBacklog:
         """Take a request out of its line, and remember its end. Tells whether it has been in the stream, and what was
         known of it: None if it is lost."""
         names = self._stream, self._keys, self._bytes, self._name(waiting.id), self._shares, self._ended
-        end = waiting.entry, key, state, told, body, reason, int(self._bounds.keep), waiting.size, waiting.network
-        room = self._name(""), waiting.id, self._bounds.most, self._bounds.most_bytes, waiting.others
+        end = waiting.entry, key, state, told, body, reason, int(self.bounds.keep), waiting.size, waiting.network
+        room = self._name(""), waiting.id, self.bounds.most, self.bounds.most_bytes, waiting.others
         present, known = await self._redis.eval(scripts.FINISH, len(names), *names, *end, *room)
         line = self._lines.get(key)  # had it failed, the request would be claimed again after the lease
         if line is not None and waiting in line:  # it may have been read anew meanwhile

@@ -35,21 +35,26 @@ local function discount(stream, keys, bytes, shares, key, network, size, others)
     if redis.call('XLEN', stream) == 0 then redis.call('DEL', keys, bytes, shares) end -- such a version gives none back
 end
 """
-PUT = f"""{_COUNT}
-if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end -- asked again: its answer was lost with a connection
-local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
-local size = #ARGV[8] + #ARGV[9]
-local free = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[1])
-local free_bytes = tonumber(ARGV[3]) - tonumber(redis.call('GET', KEYS[3]) or 0)
-local of_both, used_by_both = 0, 0
-if ARGV[13] == '1' then
-    local part = ' of network ' .. ARGV[10] .. ' of key ' .. ARGV[4]
-    of_both, used_by_both = read(KEYS[5], 'requests' .. part), read(KEYS[5], 'bytes' .. part)
+_WEIGH = """
+local function weigh(stream, keys, bytes, shares, key, network)
+    local function read(fields, name) return tonumber(redis.call('HGET', fields, name) or 0) end
+    local part = ' of network ' .. network .. ' of key ' .. key
+    return {redis.call('XLEN', stream), tonumber(redis.call('GET', bytes) or 0),
+        read(keys, key), read(shares, 'bytes of key ' .. key),
+        read(shares, 'requests of network ' .. network), read(shares, 'bytes of network ' .. network),
+        read(shares, 'requests' .. part), read(shares, 'bytes' .. part)}
 end
-if of_both >= tonumber(ARGV[2]) - read(KEYS[2], ARGV[4])
-    or used_by_both + size > tonumber(ARGV[11]) - read(KEYS[5], 'bytes of key ' .. ARGV[4])
-    or read(KEYS[5], 'requests of network ' .. ARGV[10]) >= free
-    or read(KEYS[5], 'bytes of network ' .. ARGV[10]) + size > free_bytes then return 0 end
+"""
+WEIGH = f"{_WEIGH} return weigh(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1], ARGV[2])"
+PUT = f"""{_COUNT}{_WEIGH}
+if redis.call('EXISTS', KEYS[4]) == 1 then return 1 end -- asked again: its answer was lost with a connection
+local size = #ARGV[8] + #ARGV[9]
+local requests, bytes, of_key, bytes_of_key, of_network, bytes_of_network, of_both, bytes_of_both = unpack(
+    weigh(KEYS[1], KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10]))
+if ARGV[13] ~= '1' then of_both, bytes_of_both = 0, 0 end
+if of_both >= tonumber(ARGV[2]) - of_key or bytes_of_both + size > tonumber(ARGV[11]) - bytes_of_key
+    or of_network >= tonumber(ARGV[1]) - requests
+    or bytes_of_network + size > tonumber(ARGV[3]) - bytes then return 0 end
 redis.call('HSET', KEYS[4], 'state', 'waiting', 'key', ARGV[4], 'accepted', ARGV[6], 'expires', ARGV[7], 'tries', 0,
     'size', size, 'head', ARGV[8], 'body', ARGV[9], 'network', ARGV[10], 'others', ARGV[12])
 count(KEYS[2], KEYS[3], KEYS[5], ARGV[4], ARGV[10], size, ARGV[12])

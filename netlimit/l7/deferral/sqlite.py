@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from netlimit.custody import give
-from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, check_domain
+from netlimit.l7.deferral.backlog import NOBODY, BacklogFull, BacklogUnavailable, Bounds, Claim, Load, check_domain
 from netlimit.l7.deferral.clock import Now, count_uptime, find_boot, open_clock
 from netlimit.l7.deferral.request import Deferred, Reply, Report, State, UnreadableRequest, read_head, write_head
 
@@ -145,8 +145,8 @@ class SqliteBacklog:
     """
 
     def __init__(self, path: Path, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or Bounds()
-        self.lease = self._bounds.lease
+        self.bounds = bounds or Bounds()
+        self.lease = self.bounds.lease
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             give(file, -1, -1, 0o600, of=(os.geteuid(),))  # SQLite gives the same mode to what it puts beside
@@ -169,6 +169,12 @@ class SqliteBacklog:
         """Keep those of one domain alone."""
         self._connection.execute("INSERT OR IGNORE INTO served (domain) VALUES (?)", (domain,))
         check_domain(self._connection.execute("SELECT domain FROM served").fetchone()[0], domain)
+
+    async def weigh(self, key: str, network: str) -> Load:
+        """How much waits when a request of this key and network comes."""
+        row = await self._ask(_WEIGH, key, network)
+        assert row is not None  # sums are always one row
+        return Load(*map(int, row))
 
     async def put(self, request: Deferred) -> None:
         """Keep a request for good. Raises BacklogFull."""
@@ -230,7 +236,7 @@ class SqliteBacklog:
 
     async def sweep(self, now: float) -> None:
         """Forget what has ended long ago, and more than can be remembered."""
-        told = {"since": now - self._bounds.keep, "most": self._bounds.most, "most_bytes": self._bounds.most_bytes}
+        told = {"since": now - self.bounds.keep, "most": self.bounds.most, "most_bytes": self.bounds.most_bytes}
         await self._run(lambda: self._connection.execute(_SWEEP, told))
 
     async def aclose(self) -> None:
@@ -309,7 +315,8 @@ class SqliteBacklog:
         try:
             head = write_head(request)
             size = len(head) + len(request.body)
-            if not self._has_room(request, size):
+            load = Load(*map(int, connection.execute(_WEIGH, (request.key, request.network)).fetchone()))
+            if not self.bounds.have_room(load, size, request.shared):
                 raise BacklogFull
             told = request.id, request.key, request.accepted, request.expires, size, head, request.body
             connection.execute(_PUT, (*told, request.network, request.others))
@@ -317,21 +324,6 @@ class SqliteBacklog:
         except BaseException:
             connection.execute("ROLLBACK")
             raise
-
-    def _has_room(self, request: Deferred, size: int) -> bool:
-        told = self._connection.execute(_WEIGH, (request.key, request.network)).fetchone()
-        everyone, used, of_key, used_by_key, of_network, used_by_network, of_both, used_by_both = told
-        bounds = self._bounds
-        free, free_bytes = bounds.most - everyone, bounds.most_bytes - used
-        free_of_key, free_bytes_of_key = bounds.most_of_one - of_key, bounds.most_bytes_of_one - used_by_key
-        if not request.shared:
-            of_both = used_by_both = 0
-        return bool(
-            of_both < free_of_key
-            and used_by_both + size <= free_bytes_of_key
-            and of_network < free
-            and used_by_network + size <= free_bytes
-        )
 
     async def _ask(self, query: str, *told: object) -> tuple[Any, ...] | None:
         """The first row of what a query finds."""

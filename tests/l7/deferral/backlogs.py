@@ -175,7 +175,7 @@ class BacklogSuite:
         backlog = open_backlog(most=5, most_of_one=2)
         for _ in range(2):
             await backlog.put(make_request("alice"))
-        with pytest.raises(BacklogFull, match="as many are kept already as may be"):
+        with pytest.raises(BacklogFull, match="as many are kept or being read as may be"):
             await backlog.put(make_request("alice"))
         for number in range(3):
             await backlog.put(make_request(f"bob {number}", client=f"203.0.{number}.1 80"))
@@ -229,6 +229,23 @@ class BacklogSuite:
         while (claim := await backlog.claim(time.time())) is not None:
             await backlog.finish(claim.request, State.DONE, time.time(), None, "")
         assert await fill(9) == 8  # what has ended takes up nothing
+
+    async def test_how_much_waits_is_told(self, open_backlog: OpenBacklog) -> None:
+        """Of all, of a key, of a network and of both: what may still come."""
+        backlog, places = open_backlog(), (("alice", 1), ("alice", 2), ("bob", 1), ("carol", 3))
+        requests = [make_request(key, client=f"192.0.{network}.1 80") for key, network in places]
+        network, size = requests[0].network, len(write_head(requests[0])) + len(requests[0].body)
+        assert await backlog.weigh("alice", network) == (0,) * 8
+        for request in requests:
+            await backlog.put(request)
+        load = await backlog.weigh("alice", network)
+        assert (load.requests, load.of_key, load.of_network, load.of_both) == (4, 2, 2, 1)
+        weights = load.bytes, load.bytes_of_key, load.bytes_of_network, load.bytes_of_both
+        assert weights == pytest.approx((4 * size, 2 * size, 2 * size, size), rel=0.05), "the heads differ a little"
+        assert await backlog.weigh("dan", "nowhere") == (4, load.bytes, 0, 0, 0, 0, 0, 0)
+        for request in requests:
+            assert await backlog.withdraw(request)
+        assert await backlog.weigh("alice", network) == (0,) * 8
 
     async def test_another_process_takes_over_when_the_lease_has_ended(self, open_backlog: OpenBacklog) -> None:
         dying, heir = open_backlog(lease=2.0), open_backlog(lease=2.0)

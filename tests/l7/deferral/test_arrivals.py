@@ -170,7 +170,7 @@ async def go(site: Site) -> int | None:
 async def test_what_is_not_kept_has_not_come(
     open_site: OpenSite, monkeypatch: pytest.MonkeyPatch, send: Any, status: int | None
 ) -> None:
-    monkeypatch.setattr("netlimit.l7.deferral.deferral._BODY_SECONDS", 0.05)
+    monkeypatch.setattr("netlimit.l7.deferral.intake._SECONDS", 0.05)
     site = open_site()
     assert await site.post(ATTACKER, 2) == [200, 200]
     assert [await send(site) for _ in range(8)] == [status] * 8

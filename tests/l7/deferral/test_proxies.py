@@ -132,6 +132,14 @@ def test_nginx_hands_over_what_is_over_its_limit(place: str, waking: Waking, ser
     assert time.monotonic() - began >= 0.1 * len(jobs)  # the first request has had its turn before
 
 
+def test_nginx_hands_on_that_there_is_no_room_though_it_still_sends(place: str) -> None:
+    reaching = httpx.HTTPTransport(retries=8)  # nginx may have just begun
+    with httpx.Client(transport=reaching, trust_env=False, timeout=60) as client:
+        assert client.get(f"{place}/first").status_code == 200
+        statuses = [client.post(f"{place}/jobs", content=b"x" * 2**20).status_code for _ in range(49)]
+    assert statuses == [202] * 24 + [429] * 25, "of one client 25 MiB are kept, with the heads"
+
+
 @pytest.mark.parametrize(
     "target",
     [
