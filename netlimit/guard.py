@@ -8,6 +8,7 @@ to in a thread: an answer that does not come must not keep the kernel from being
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from netlimit.errors import KernelError, NetlimitError, StoreError
 from netlimit.mishaps import Mishaps
 from netlimit.records import Actor, Exceptional, Outcome, State, Window
 from netlimit.store.replica import Replica, Snapshot, take_snapshot
-from netlimit.teardown import restore_nothing
+from netlimit.teardown import find_left, restore_nothing
 
 if TYPE_CHECKING:  # for the types alone: a guard is given its store
     from netlimit.controller import Controller
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 5.0
+COPY_SECONDS = 5.0
+"""How often it is tried again to tell the copy how a window has ended."""
 LOOK_SECONDS = 0.25
 """How often it is looked for whether a window is open."""
 RECORD_SECONDS = 3.0
@@ -82,6 +85,7 @@ class Guard:
         self._done: datetime | None = None
         self._controlled_at: float | None = _now()
         self._beat_at = 0.0
+        self._copy_at = math.inf
         self._said: dict[str, str] = {}
         """What is wrong and was told, by what it is about."""
         self._untold: frozenset[int] = frozenset()
@@ -96,11 +100,12 @@ class Guard:
             window = self._look()
             if window is not None:
                 self._watch_over(window)
-            elif stopped() or (once and _WINDOW not in self._said and self._making_up is None):
+                continue
+            self._tell_copy()
+            if stopped() or (once and _WINDOW not in self._said and self._making_up is None):
                 break
-            else:
-                self._look_for_controller()
-                time.sleep(LOOK_SECONDS)
+            self._look_for_controller()
+            time.sleep(LOOK_SECONDS)
         self._past.shutdown()
         if self._spare is not None:
             self._spare.close()
@@ -121,7 +126,7 @@ class Guard:
             if window is None or window.opened_at == self._done:
                 self._forget_past()
             elif self._has_made_up(window):
-                self._done = window.opened_at
+                self._done, self._copy_at = window.opened_at, 0.0
             return None
 
         return self._try(look, _WINDOW)
@@ -188,7 +193,7 @@ class Guard:
         if ended is None or ended.outcome is not Outcome.CONFIRMED:
             with self._overseeing():
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
-        self._done = window.opened_at
+        self._done, self._copy_at = window.opened_at, 0.0
         self._said.clear()
         log.info("The window of confirmation has ended.")
 
@@ -379,6 +384,53 @@ class Guard:
         else:
             self._make_controller(copy, self._make_kernel()).sync()
 
+    # -- the copy
+
+    def _tell_copy(self) -> None:
+        """Have the copy know how a window has ended. In a thread of its own: its disk may hang, and another window that
+        is opened meanwhile has to be watched over."""
+        if _now() < self._copy_at:
+            return
+        self._copy_at = math.inf
+        if self._try(lambda: self._past.submit(self._bring_copy), "copy") is None:  # no room for a thread
+            self._copy_at = _now() + COPY_SECONDS
+
+    def _bring_copy(self) -> None:
+        """Bring the copy, with which a machine begins that starts anew, to what a window's end has left: a pause; and
+        where no controller does that, what is in force. It is tried again until that is done."""
+        try:
+            self._refuse()
+            window = self._store.window()
+            if window is not None and window.outcome is None:
+                return  # its end has this done
+            with self._open_copy() as copy:
+                if copy is None:
+                    return
+                if self._store.paused(self._host):
+                    self._pause_copy(copy)
+                elif not self._make_kernel().controlled():
+                    self._renew(copy)
+        except Exception as error:
+            self._complain(error, "copy")
+            self._copy_at = _now() + COPY_SECONDS
+
+    def _pause_copy(self, copy: Replica) -> None:
+        copy.follow_pause(True)
+        if not self._store.paused(self._host):  # an `apply` has ended that meanwhile, and may have told the copy before
+            copy.follow_pause(False)
+
+    def _renew(self, copy: Replica) -> None:
+        """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
+        while no controller ran. A pause that only the copy knows is that of a teardown, unless anything of ours is in
+        the kernel. Raises StoreError, NoSuchRevision, KernelError."""
+        self._refuse()
+        applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
+        is_paused = copy.paused(self._host)
+        if not applied or (applied <= copy.revision() and not is_paused):
+            return
+        if not is_paused or find_left(self._make_kernel()):
+            copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)
+
     # -- the controller
 
     def _look_for_controller(self) -> None:
@@ -411,14 +463,6 @@ class Guard:
         """Whether a teardown has paused this gateway; one may have told the database, but not the copy."""
         is_paused_there = self._try(lambda: self._store.paused(self._host), "pause")
         return kernel.is_put_off() or copy.paused(self._host) or bool(is_paused_there)
-
-    def _renew(self, copy: Replica) -> None:
-        """Bring the copy to what is applied here, where the database knows better: a window may have been confirmed
-        while no controller ran. Raises StoreError, NoSuchRevision."""
-        self._refuse()
-        applied = next((each.applied_revision for each in self._store.hosts() if each.host == self._host), 0)
-        if applied > copy.revision():
-            copy.hold(take_snapshot(self._store, self._host, applied, self._store.paused(self._host)), None)
 
     def _tell_lifted(self) -> None:
         """Have the database know what is not in force, once it answers: it takes a rule for as it was told last."""

@@ -15,7 +15,15 @@ import typer
 from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError, complain, word
 from netlimit.cli.guard import ensure_guard
-from netlimit.cli.parts import make_controller, make_kernel, open_store, read_settings, refuse_another, renew_copy
+from netlimit.cli.parts import (
+    make_controller,
+    make_kernel,
+    open_store,
+    pause_copy,
+    read_settings,
+    refuse_another,
+    renew_copy,
+)
 from netlimit.cli.printing import JSON, add_row, count, make_table, print_as, print_table, say
 from netlimit.cli.privileges import is_root
 from netlimit.copying import refuse_window
@@ -152,6 +160,8 @@ def confirming(
     """
     window = _open_window(settings, store, kernel, seconds)
     try:
+        if settings.host in window.paused:
+            _pause_copy(settings)
         ensure_guard(settings, context.find_root().params.get("config"))
         yield window
     except BaseException:
@@ -260,6 +270,17 @@ def _find_base(settings: Settings, store: Store, kernel: Kernel) -> tuple[int | 
             f"Of which revision the kernel holds the rules is not known, so they could not come back. {_WITHOUT}"
         )
     return None if applied == revision else applied, paused
+
+
+def _pause_copy(settings: Settings) -> None:
+    """A machine that starts anew begins with nothing, as it was, until the window is confirmed: so the copy is told
+    before anything is in force, and whoever brings it up afterwards leaves it so. Raises CommandError."""
+    fault = pause_copy(settings)
+    if fault is not None:
+        raise CommandError(
+            f"{fault} So a boot (`netlimit apply --last`) would put in what nobody has confirmed. Make room on that "
+            "disk, or run `netlimit apply` without --confirm."
+        )
 
 
 def _abandon(settings: Settings, store: Store, window: Window, written: bool) -> None:

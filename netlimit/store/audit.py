@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from secrets import randbelow
+from secrets import randbelow, token_hex
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, cast, delete, false, func, insert, select, update
@@ -38,7 +38,10 @@ _LONGEST = 1024
 """Bytes, as JSON, of a field that is quoted. A rule may have 40 kB of labels, gateways and comment."""
 
 PAUSE, RESUME = "pause", "resume"
-"""What the audit calls a teardown's pause of a gateway, and its end. `pause` holds the word of that teardown."""
+"""What the audit calls a pause of a gateway, by a teardown or by a window's end, and its end. `pause` holds the word of
+that pause, by which it is told from one that has ended."""
+EXPIRED, ABANDONED = "expire-window", "abandon-window"
+"""What it calls the ends of a window of confirmation that undo it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +173,29 @@ def entries(connection: Connection, limit: int, after: int | None, which: AuditF
     return [AuditEntry(**row) for row in connection.execute(wanted).mappings()]
 
 
+def note_pause(connection: Connection, host: str, actor: Actor, now: datetime) -> None:
+    """Write down that a gateway is paused, with a word of its own."""
+    note_other(connection, PAUSE, actor, now, after={"host": host, PAUSE: token_hex(8)})
+
+
 def last_pause(connection: Connection, host: str) -> str | None:
-    """The word of the last teardown that has paused a gateway; None where none is told, or an older version's is the
-    last, which has none."""
-    wanted = select(audit.c.after).where(audit.c.action == PAUSE).order_by(audit.c.id.desc())
+    """The word of the last pause of a gateway; None where none is told, or an older version's is the last, which has
+    none: then a window's end that names the gateway has no line of the pause after it."""
+    wanted = select(audit.c.after).where(audit.c.action.in_((PAUSE, EXPIRED, ABANDONED))).order_by(audit.c.id.desc())
     for after in connection.execute(wanted).scalars():
-        if isinstance(after, Mapping) and after.get("host") == host:
+        if not isinstance(after, Mapping):
+            continue
+        if after.get("host") == host:
             word = after.get(PAUSE)
             return word if isinstance(word, str) else None
+        paused = after.get("paused")
+        if isinstance(paused, list) and host in paused:
+            return None
     return None
 
 
 def has_resumed(connection: Connection, word: str) -> bool:
-    """Whether it is told that the teardown with this word was ended."""
+    """Whether it is told that the pause with this word was ended."""
     wanted = select(audit.c.after).where(audit.c.action == RESUME)
     return any(isinstance(each, Mapping) and each.get(PAUSE) == word for each in connection.execute(wanted).scalars())
 

@@ -35,7 +35,7 @@ _AT_ONCE = 5000
 FILE = "applied.db"
 """The name of the copy in its directory."""
 _MOST_RESUMED = 1000
-"""So many teardowns that were ended are known, or a few more."""
+"""So many pauses that were ended are known, or a few more."""
 _SHORT_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
 """How long a copy works at what others ask it of itself."""
@@ -92,9 +92,10 @@ class Replica(Store):
     def follow(self, source: Store) -> bool:
         """Take over the rules of this gateway, and what a controller must know to write the very same objects again:
         numbers, the roots it took the place of, whether it is paused. All or nothing. Not while a window of
-        confirmation is open: then False, and this comes to hold what the window brings back, if it does not yet. Of all
-        else the pause alone is taken over, unless the window undoes it. Raises StoreError, also where the source is
-        another database than the one of which rules are held here."""
+        confirmation is open: then False, and this comes to hold what the window brings back, if it does not yet: also
+        that the gateway is paused, if its end pauses it. Of all else the pause alone is taken over. False, too, where a
+        window opens or ends meanwhile. Raises StoreError, also where the source is another database than the one of
+        which rules are held here."""
         try:
             return self._follow(source)
         except Damaged:
@@ -106,6 +107,7 @@ class Replica(Store):
         forgotten = find_forgotten(origin, own)
         if forgotten is not None:
             raise StoreError(forgotten)
+        before = source.window()
         numbering, saved = source.numbering(self._host), source.saved_roots(self._host)
         paused, kept = source.paused(self._host), self.numbering(self._host)
         known = self._copied >= 0 and self._is_at(self._copied)
@@ -118,9 +120,11 @@ class Replica(Store):
                 stack.enter_context(closing(every))
             window = source.window()  # asked last: all of this was so before it opened
             if window is not None and window.outcome is None:
-                self._hold_base(source, window, changes is not None)
-                if self._host not in window.paused:
-                    self.follow_pause(paused)
+                paused = paused or self._host in window.paused
+                self._hold_base(source, window, paused, changes is not None)
+                self.follow_pause(paused)
+                return False
+            if window != before:  # some of this was so in it, and its end may have undone that
                 return False
             identity = origin.identity or _name(source, own.origin.identity)
             connection = stack.enter_context(self._writing())
@@ -168,12 +172,11 @@ class Replica(Store):
         hosts.pause(connection, self._host, paused)
         self._sign(connection)
 
-    def _hold_base(self, source: Store, window: Window, known: bool) -> None:
+    def _hold_base(self, source: Store, window: Window, paused: bool, known: bool) -> None:
         """A window may open before what comes back was copied: at once after a change, or another window's end. Where
         the source has `known` what this holds, it costs what differs: kernel and changes wait for it."""
         if self._is_at(window.base):
             return
-        paused = self._host in window.paused or source.paused(self._host)
         if known:
             with suppress(NoSuchRevision):
                 self._step(source, window.base, paused)
@@ -268,8 +271,8 @@ class Replica(Store):
             self._paused = paused
 
     def note_resumed(self, word: str) -> None:
-        """Keep that the teardown with this word was ended here: its pause may be there again, in a database that takes
-        this one's place and is of an older state. Raises StoreError."""
+        """Keep that the pause with this word was ended here: it may be there again, in a database that takes this one's
+        place and is of an older state. Raises StoreError."""
         if self.has_resumed(word):
             return
         with self._writing() as connection:
@@ -278,7 +281,7 @@ class Replica(Store):
             audit.prune(connection, _MOST_RESUMED)
 
     def has_resumed(self, word: str) -> bool:
-        """Whether the teardown with this word is known to have been ended here; false where that cannot be read."""
+        """Whether the pause with this word is known to have been ended here; false where that cannot be read."""
 
         def read() -> bool:
             with self._database.reading() as connection:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import URL
@@ -713,20 +712,20 @@ class Store:
             if for_good:
                 windows.release(connection, host)
             if hosts.pause(connection, host, paused) or paused:
-                # Each teardown has a word of its own, by which it is told from one that has ended.
-                said = {"host": host} | ({audit.PAUSE: token_hex(8)} if paused else {})
-                action, moment = audit.PAUSE if paused else audit.RESUME, now or datetime.now(UTC)
-                audit.note_other(connection, action, as_actor(actor), moment, after=said)
+                who, moment = as_actor(actor), now or datetime.now(UTC)
+                if paused:
+                    audit.note_pause(connection, host, who, moment)
+                else:
+                    audit.note_other(connection, audit.RESUME, who, moment, after={"host": host})
 
     def last_pause(self, host: str) -> str | None:
-        """The word of the last teardown that has paused a gateway; None where nobody knows."""
+        """The word of the last pause of a gateway, by a teardown or by the end of a window; None where nobody knows."""
         with self._database.reading() as connection:
             return audit.last_pause(connection, host)
 
     @again
     def end_pause(self, host: str, word: str, actor: Actor | str) -> bool:
-        """End the pause of a gateway, if it is that of the teardown with this word, and no later one's; whether it
-        was."""
+        """End the pause of a gateway, if it is that with this word, and no later one; whether it was."""
         with self._changing(actor, Leave.NOTHING) as connection:
             if not hosts.hold_pause(connection, host) or audit.last_pause(connection, host) != word:
                 return False

@@ -23,7 +23,7 @@ from netlimit.store.rollback import bring_back, hold_forced, withhold_forced
 from netlimit.store.tables import windows
 
 OPENED = "open-window"
-ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: "expire-window", Outcome.ABANDONED: "abandon-window"}
+ENDED = {Outcome.CONFIRMED: "confirm-window", Outcome.EXPIRED: audit.EXPIRED, Outcome.ABANDONED: audit.ABANDONED}
 """What the audit calls the beginning of a window, and its ends."""
 
 _ONLY = 1
@@ -151,7 +151,6 @@ def abandon(
     clock.lock(connection)
     window = get_open(connection, opened_at)
     window = window if base is None else replace(window, base=base)
-    _pause(connection, window)
     then = history.past(connection, window.base)
     held = hold_forced(connection, then, now) if judge else {}
     revision = bring_back(connection, window.base, then | held, actor, now, judge)
@@ -168,7 +167,6 @@ def expire(connection: Connection, opened_at: datetime, actor: Actor, now: datet
     window = last(connection)
     if window is None or window.outcome is not None or window.opened_at != opened_at:
         return None
-    _pause(connection, window)
     then = history.past(connection, window.base)
     withheld = {} if window.forces else withhold_forced(connection, then, now)
     revision = bring_back(connection, window.base, then | withheld, actor, now)
@@ -214,11 +212,6 @@ def _spare_others(connection: Connection, base: int, newest: int, holder: str) -
         )
 
 
-def _pause(connection: Connection, window: Window) -> None:
-    for host in window.paused:
-        hosts.pause(connection, host, True)
-
-
 def _end(
     connection: Connection,
     window: Window,
@@ -232,7 +225,17 @@ def _end(
     write(connection, ended)
     told = {"withheld": list(withheld)} if withheld else {}
     audit.note_other(connection, ENDED[outcome], actor, now, after={**_describe(window), **told})
+    if outcome is not Outcome.CONFIRMED:
+        _pause(connection, window, actor, now)
     return ended
+
+
+def _pause(connection: Connection, window: Window, actor: Actor, now: datetime) -> None:
+    """Pause the gateways again whose pause it has ended. That is none of any teardown before: nobody is to take it for
+    one that has ended."""
+    for host in window.paused:
+        hosts.pause(connection, host, True)
+        audit.note_pause(connection, host, actor, now)
 
 
 def _describe(window: Window) -> Mapping[str, Any]:

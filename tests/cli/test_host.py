@@ -175,6 +175,79 @@ def forget(gateway: Netlimit) -> None:
     look(gateway, "ipset", "destroy")
 
 
+def start_anew(gateway: Netlimit) -> str:
+    """The machine starts anew, without a controller; what is said of what comes back."""
+    forget(gateway)
+    return gateway.run("apply", "--last").stdout
+
+
+PAUSED = "Paused by teardown, until `netlimit apply`.\n"
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["never torn down", "torn down once"])
+def test_what_nobody_confirms_after_a_boot_no_boot_and_no_controller_brings_back(
+    gateway: Netlimit, applied: bool
+) -> None:
+    empty = snapshot(gateway)
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    if applied:
+        gateway.do("teardown")
+        gateway.do("apply")
+        until(lambda: gateway.ask("status")["rules"]["applied"] == 1, server.said)
+    server.end()
+    forget(gateway)
+    gateway.do("apply", "--confirm", "8s")
+    assert snapshot(gateway) != empty
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        assert not store.paused("gw1")
+        assert gateway.run("apply", "--last").stdout == PAUSED, "a machine that starts anew meanwhile begins so"
+        until(lambda: store.paused("gw1"))
+    until(lambda: snapshot(gateway) == empty)
+    assert start_anew(gateway) == PAUSED
+    assert snapshot(gateway) == empty
+    server = gateway.serve()
+    until(lambda: gateway.ask("status")["hosts"][0]["paused"], server.said)
+    assert "older state" not in gateway.do("status")
+    assert snapshot(gateway) == empty
+    assert gateway.do("apply").endswith("1 rule in force here.\n")
+    until(lambda: gateway.ask("status")["rules"]["applied"] == 1, server.said)
+    server.end()
+    assert "1 rule in force here" in start_anew(gateway)
+    gateway.do("teardown")
+
+
+def test_what_is_confirmed_elsewhere_after_a_boot_the_next_boot_brings_back(gateway: Netlimit) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    server.end()
+    forget(gateway)
+    gateway.do("apply", "--confirm", "1h")
+    held = snapshot(gateway)
+    with closing(Store(gateway.environment["NETLIMIT_DATABASE_URL"])) as store:
+        store.confirm("operator", datetime.now(UTC))  # by REST, on another gateway
+    with closing(open_replica(state_of(gateway), "gw1")) as copy:
+        until(lambda: not copy.paused("gw1"))
+    assert "1 rule in force here" in start_anew(gateway)
+    assert snapshot(gateway) == held
+    gateway.do("teardown")
+
+
+def test_no_window_is_opened_after_a_boot_where_the_copy_cannot_be_told(gateway: Netlimit) -> None:
+    """It would have the next boot put in what nobody has confirmed."""
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    server.end()
+    forget(gateway)
+    empty, copy = snapshot(gateway), state_of(gateway)
+    sealed = ("unshare", "--mount", "sh", "-c", f'mount --bind {copy} {copy} && mount -o remount,ro,bind {copy} && '
+              'exec "$@"', "sh")  # fmt: skip
+    said = replace(gateway, before=sealed).refuse("apply", "--confirm", "60s")
+    assert "`netlimit apply --last`" in said
+    assert "the window of confirmation is given up" in said
+    assert snapshot(gateway) == empty
+
+
 def test_a_teardown_that_ended_early_is_told_and_another_finishes_it(foreign: Netlimit) -> None:
     before = snapshot(foreign)
     server = foreign.serve()

@@ -318,6 +318,134 @@ def test_what_was_not_ours_to_begin_with_is_taken_out(guarded: Guarded) -> None:
     assert guarded.site.store.paused("gw")
 
 
+def copied(guarded: Guarded, paused: bool = False) -> None:
+    """Have the copy hold what is applied, and whether the gateway is paused."""
+    with guarded.copy() as copy:
+        copy.follow(guarded.site.store)
+        copy.follow_pause(paused)
+
+
+def is_paused_there(guarded: Guarded) -> bool:
+    """Whether a machine that starts begins with nothing."""
+    with guarded.copy() as copy:
+        return copy.paused("gw")
+
+
+@pytest.mark.parametrize("end", ["over", "over without the database", "abandoned", "of another gateway's"])
+def test_the_copy_knows_that_the_end_of_a_window_has_paused_the_gateway(guarded: Guarded, end: str) -> None:
+    """Or a boot would put back what nobody has confirmed."""
+    store = guarded.site.store
+    guarded.site.add(target="10.0.0.2", action="block")
+    guarded.site.controller.sync()
+    copied(guarded)
+    guarded.cut(paused=["gw"])
+    if end == "abandoned":
+        store.abandon("test", datetime.now(UTC))
+    elif end == "of another gateway's":
+        window = store.window()
+        assert window is not None
+        store.expire(window, "guard of gw2", datetime.now(UTC))
+    else:
+        with locked(store) if "without" in end else nullcontext():
+            guarded.end_window()
+    wait(lambda: is_paused_there(guarded))
+    assert not guarded.site.kernel.structure().sets
+
+
+def test_the_copy_knows_of_a_pause_that_a_window_has_left_that_no_guard_has_watched_over(
+    site: Site, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    copied(guarded)
+    site.store.open_window(60, "test", datetime.now(UTC), paused=["gw"])
+    site.store.abandon("test", datetime.now(UTC))
+    guarded.guard.run(lambda: guarded.guard._done is not None)
+    assert not site.kernel.structure().sets
+    assert is_paused_there(guarded)
+
+
+def test_a_copy_that_cannot_be_told_of_the_pause_keeps_nothing_in_force(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as soon as that can be done."""
+
+    def refuse(_replica: Replica, paused: bool) -> None:
+        raise StoreError("The disk is full.")
+
+    guarded.cut(paused=["gw"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Replica, "follow_pause", refuse)
+        guarded.end_window()
+        wait(lambda: guarded.guard._done is not None)
+        assert not guarded.site.kernel.structure().sets
+        assert not is_paused_there(guarded)
+    wait(lambda: is_paused_there(guarded))
+
+
+def test_who_applies_for_good_while_the_copy_is_told_of_the_pause_finds_none(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, tell = guarded.site.store, Replica.follow_pause
+
+    def apply(replica: Replica, paused: bool) -> None:
+        store.pause("gw", False, for_good=True)
+        tell(replica, paused)
+
+    copied(guarded)
+    guarded.cut(paused=["gw"])
+    monkeypatch.setattr(Replica, "follow_pause", apply)
+    guarded.end_window()
+    wait(lambda: guarded.guard._done is not None)
+    guarded.stopping.set()
+    guarded.thread.join(PATIENCE)
+    assert not is_paused_there(guarded)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("controlled", [False, True])
+def test_without_a_controller_the_guard_brings_the_copy_to_what_was_confirmed(
+    site: Site, tmp_path: Path, elapsed: Elapsed, monkeypatch: pytest.MonkeyPatch, watched: bool, controlled: bool
+) -> None:
+    """By REST, say, on another gateway: else a boot would begin with nothing."""
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target="10.0.0.2", action="block")
+    site.controller.sync()
+    copied(guarded, paused=True)
+    monkeypatch.setattr(site.kernel, "controlled", lambda: controlled)
+    site.store.open_window(LONG, "test", datetime.now(UTC), paused=["gw"])
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    if not watched:
+        site.store.confirm("test", datetime.now(UTC))
+    guarded.thread.start()
+    if watched:
+        wait(lambda: guarded.guard.watches)
+        site.store.confirm("test", datetime.now(UTC))
+    wait(lambda: guarded.guard._done is not None)
+    guarded.stopping.set()
+    guarded.thread.join(PATIENCE)
+    with guarded.copy() as copy:
+        assert (copy.revision(), copy.paused("gw")) == ((1, True) if controlled else (2, False))
+
+
+def test_what_is_torn_down_without_its_database_stays_so_for_a_boot_though_a_window_is_confirmed(
+    site: Site, tmp_path: Path, elapsed: Elapsed
+) -> None:
+    guarded = Guarded(site, tmp_path, elapsed)
+    site.add(target=CLIENT, action="block")
+    site.controller.sync()
+    copied(guarded)
+    site.store.open_window(LONG, "test", datetime.now(UTC), paused=["gw"])
+    tear_down(site.kernel, {})
+    with guarded.copy() as copy:
+        copy.follow_pause(True)
+    site.store.confirm("test", datetime.now(UTC))
+    guarded.guard.run(lambda: guarded.guard._done is not None)
+    assert is_paused_there(guarded)
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_what_goes_on_for_good_meanwhile_is_not_taken_out(guarded: Guarded, hangs: bool) -> None:
     store = guarded.site.store

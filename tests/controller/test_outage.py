@@ -533,9 +533,56 @@ def test_the_copy_follows_a_pause_while_a_window_is_open_unless_the_window_undoe
     store.open_window(3600, "test", now)
     assert [follow(paused) for paused in (True, False, True)] == [True, False, True]
     store.confirm("test", now)
+    store.pause("gw", False)
+    assert away.replica.follow(store)
     store.open_window(3600, "test", now, paused=["gw"])
-    assert follow(False), "it is to be paused again"
+    assert follow(False), "it is to be paused, though nobody has torn it down before"
     assert not follow(False, for_good=True)
+
+
+def test_a_gateway_that_a_window_pauses_goes_on_from_its_copy_once_it_is_confirmed(away: Away) -> None:
+    """A controller that has begun meanwhile brings the copy up."""
+    store, now = away.site.store, away.site.clock()
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    store.open_window(3600, "test", now, paused=["gw"])
+    away.restart()
+    away.run()
+    assert away.replica.paused("gw")
+    assert away.site.send("10.0.0.1") == ["drop"]
+    store.confirm("test", now)
+    away.controller._due = dict.fromkeys(away.controller._due, 0.0)
+    away.run()
+    assert not away.replica.paused("gw")
+
+
+@pytest.mark.parametrize("outcome", ["confirmed", "undone"])
+def test_a_window_that_ends_while_the_copy_follows_leaves_it_as_it_was(
+    away: Away, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """What was read in the window may be what nobody has confirmed."""
+    store, now = away.site.store, away.site.clock()
+    away.site.add(target="10.0.0.1", action="block")
+    away.run()
+    store.open_window(3600, "test", now, paused=["gw"])
+    away.site.add(target="10.0.0.2", action="block")
+    assert not away.replica.follow(store)
+
+    def end(host: str) -> bool:
+        found = Store.paused(store, host)
+        if outcome == "confirmed":
+            store.confirm("test", now)
+        else:
+            store.abandon("test", now)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "paused", end)
+        assert not away.replica.follow(store)
+    assert (away.replica.revision(), away.replica.paused("gw")) == (1, True)
+    assert away.replica.follow(store)
+    assert _rules(away.replica) == _rules(store)
+    assert away.replica.paused("gw") == (outcome == "undone")
 
 
 @pytest.mark.parametrize("paused", [False, True])

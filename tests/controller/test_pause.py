@@ -339,6 +339,33 @@ def test_who_tears_down_anew_is_heard_though_that_pause_is_there_already(resumed
     assert resumed.controller._paused
 
 
+@pytest.mark.parametrize("end", ["expired", "abandoned", "expired by an older version"])
+def test_a_pause_that_the_end_of_a_window_brings_back_is_heeded(
+    resumed: Site, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """It is none of the teardown that had ended before: nobody has confirmed what would be in force."""
+    controller, store = resumed.controller, resumed.store
+    window = store.open_window(60, "test", resumed.clock(), paused=["gw"])
+    if end == "abandoned":
+        store.abandon("test", resumed.clock())
+    elif end == "expired":
+        store.expire(window, "guard", resumed.clock())
+    else:
+        store.confirm("test", resumed.clock())
+        bring_back_pause(store)
+        store.note("expire-window", "guard", resumed.clock(), after={"base": 1, "paused": ["gw"]})
+    tear_down(resumed.kernel, {})
+    assert controller._replica is not None
+    controller._replica.follow_pause(False)
+    controller = Controller(store, resumed.kernel, controller._setup, resumed.clock, controller._replica)
+    controller.tick()
+    assert resumed.send(BLOCKED) == ["accept"]
+    assert store.paused("gw")
+    assert controller._replica is not None
+    assert controller._replica.paused("gw")
+    assert "older state" not in caplog.text
+
+
 def test_a_pause_that_had_ended_does_not_hide_a_later_one_that_was_lost(resumed: Site) -> None:
     """The copy knows of a teardown that the database has forgotten."""
     controller = resumed.controller

@@ -84,7 +84,7 @@ def test_a_pause_ends_only_while_its_window_is_open(store: Store) -> None:
     with pytest.raises(NoWindow, match="was not confirmed in time"):
         store.resume_within(window, "gw1", "test", SOON)
     assert store.paused("gw1")
-    assert actions(store)[-3:] == ["open-window", "resume", "expire-window"]
+    assert actions(store)[-4:] == ["open-window", "resume", "expire-window", "pause"]
 
 
 def test_who_gives_up_before_he_has_begun_undoes_what_was_changed_since_he_opened_it(store: Store) -> None:
@@ -189,6 +189,42 @@ def test_a_gateway_that_goes_on_for_good_is_not_paused_again(store: Store) -> No
     ended = store.window()
     store.pause("gw2", False, for_good=True)
     assert store.window() == ended
+
+
+@pytest.mark.parametrize("end", ["expire", "abandon"])
+def test_each_pause_that_its_end_brings_back_has_a_word_of_its_own(store: Store, end: str) -> None:
+    """By the word of a teardown that has ended, somebody would take it for that one's."""
+    store.pause("gw1", True)
+    former = store.last_pause("gw1")
+    store.pause("gw1", False, for_good=True)
+    found = {former, None}
+    for _ in range(2):
+        window = store.open_window(60, "test", NOW, paused=["gw1", "gw2"])
+        if end == "expire":
+            store.expire(window, "guard", SOON)
+        else:
+            store.abandon("test", SOON)
+        words = {store.last_pause("gw1"), store.last_pause("gw2")}
+        assert (len(words), words & found) == (2, set())
+        found |= words
+        assert actions(store)[-2:] == ["pause", "pause"]
+        assert store.audit()[0].actor == ("guard" if end == "expire" else "test")
+    window = store.open_window(60, "test", NOW, paused=["gw1"])
+    store.confirm("test", SOON)
+    assert store.last_pause("gw1") in words
+
+
+def test_a_pause_that_an_older_version_has_brought_back_has_no_word(store: Store) -> None:
+    store.pause("gw1", True)
+    store.pause("gw2", True)
+    kept = store.last_pause("gw2")
+    for action, paused in (("expire-window", ["gw1"]), ("confirm-window", ["gw2"]), ("open-window", ["gw2"])):
+        store.note(action, "guard", SOON, after={"base": 0, "seconds": 60, "opened_by": "test", "paused": paused})
+    assert (store.last_pause("gw1"), store.last_pause("gw2")) == (None, kept)
+    store.pause("gw1", True)
+    assert store.last_pause("gw1") is not None
+    store.note("abandon-window", "guard", SOON, after={"paused": ["gw2"]})
+    assert store.last_pause("gw2") is None
 
 
 def test_who_does_something_while_it_is_open_is_told(store: Store) -> None:
