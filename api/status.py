@@ -23,6 +23,10 @@ from .tally import count_states
 from .turns import InTurn
 
 router = APIRouter(tags=["kernel"], route_class=InTurn)
+DIVIDED = (
+    "Several servers of the database take changes: what the older is told alone is in force nowhere. The API's log and "
+    "`netlimit doctor` name them."
+)
 REPAIRS = 5
 """So many of the newest repairs of each gateway are told."""
 
@@ -51,7 +55,7 @@ def get_status(request: Request, store: StoreOf) -> dict[str, Any]:
         "last_error": next((_title(host, present) + host.last_error for host in present if host.last_error), None),
         "rules": count_states(store, hosts, now),
         "hosts": [_write_host(host, host.host in guards, store.repairs(host.host, REPAIRS)) for host in hosts],
-        "notes": [*request.app.state.notes, *filter(None, [skew.warning]), *_collect_notes(hosts, present)],
+        "notes": [*request.app.state.notes, *_collect_own(store, skew), *_collect_notes(hosts, present)],
     }
 
 
@@ -108,6 +112,12 @@ def _write_host(host: HostStatus, guarded: bool, repairs: Sequence[Repair]) -> d
         "live": is_live(host),
         "gone": is_gone(host.silence),
     }
+
+
+def _collect_own(store: Store, skew: Skew) -> list[str]:
+    """What the API tells of itself."""
+    divided = [DIVIDED] if store.divided is not None else []
+    return [*divided, *filter(None, [skew.warning])]
 
 
 def _collect_notes(hosts: Sequence[HostStatus], present: Sequence[HostStatus]) -> list[str]:

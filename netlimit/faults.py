@@ -30,15 +30,15 @@ class ServiceReport:
 
     `listen` is where the API listens (host), `unreached` why it does not answer (None: it does), `stranger` who else
     listens in its place. `database` is the SQLite file with its `mode`, if it is one; `lost` why the database cannot be
-    read. `left` are the steps that a teardown, which has `paused` this host, has left to take (None: unknown).
-    `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for
-    this `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said
-    last, `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its
-    clock is not the database's, `copy` that its copy of the applied rules is behind, `eviction` that the limiter's
-    Redis throws counters away, `closed` that rules close ports of management and nobody has forced them, `ssh` what is
-    not known of SSH here. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host
-    has (None: unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and whose
-    far end is not known, `unfollowed` why they are not known.
+    read, `divided` that several servers of it take changes. `left` are the steps that a teardown, which has `paused`
+    this host, has left to take (None: unknown). `controlled` says whether a controller runs here, `silent` how long ago
+    one has reported to this database for this `host` (None: never). `errors` are why rules cannot be enforced, by id;
+    `trouble` is what the controller said last, `crowd` that there are many kinds of limits, `namesake` that another
+    reports by this name, `skew` that its clock is not the database's, `copy` that its copy of the applied rules is
+    behind, `eviction` that the limiter's Redis throws counters away, `closed` that rules close ports of management and
+    nobody has forced them, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits can
+    come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
+    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
     """
 
     host: str
@@ -49,6 +49,7 @@ class ServiceReport:
     database: Path | None = None
     mode: int = 0
     lost: str | None = None
+    divided: str | None = None
     controlled: bool = True
     paused: bool = False
     left: int | None = 0
@@ -145,6 +146,8 @@ def _tell_last(silent: timedelta | None) -> str:
 def _find_database(report: ServiceReport) -> Iterator[Finding]:
     if report.lost is not None:
         yield Finding("database", Severity.SERIOUS, report.lost, "What is in the kernel stays meanwhile.")
+    if report.divided is not None:
+        yield Finding("two databases", Severity.SERIOUS, report.divided, "")
     if report.database is not None and report.mode & 0o007:
         yield Finding(
             "file rights",

@@ -105,12 +105,14 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
             status = next((each for each in store.hosts() if each.host == settings.host), None)
             marked = store.marked(settings.host)
             buckets = Demand(store.sample_meters(datetime.now(UTC)), settings.set_size).estimate(settings.host)
+            divided = store.divided
     except NetlimitError as error:
         return replace(report, lost=str(error))
     report = _follow_tunnels(report, kernel, status)
     paused = status is not None and status.paused
     return replace(
         report,
+        divided=divided,
         paused=paused,
         left=_count_left(kernel) if paused else 0,
         silent=status.silence if status else None,

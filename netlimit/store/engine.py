@@ -5,16 +5,16 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
@@ -25,6 +25,7 @@ from netlimit.store.allowance import Allowance
 from netlimit.store.checkpoint import Checkpoint
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
 from netlimit.store.faults import BUSY_SECONDS, TooNew, Undone, explain_fault
+from netlimit.store.primaries import Primaries, choose_among
 from netlimit.store.servers import Names, Reached, find_primary, find_proof, find_servers
 from netlimit.store.tables import SCHEMA
 
@@ -55,6 +56,8 @@ have left nothing of the disk, who revokes a token has that."""
 _LOG_SECONDS = 0.5
 """How long who brings the log into the file waits for others, and they for him; controllers wait for a second."""
 _BEGIN = "netlimit_begin"
+_SERVER = "netlimit_server"
+"""Under what is kept of a connection which of several servers it leads to."""
 _ATTEMPTS = 5
 _CHECK_STEPS = 100_000
 _PATIENCE = {
@@ -82,6 +85,9 @@ _READ_ONLY = "25006"
 
 _HIDE_NOTHING = "SET row_security = off"
 """Rows that policies hide would be taken for rules that are gone: where there are some, the server is to refuse."""
+
+Dial = Callable[..., Any]
+Reach = Callable[[Dial, ConnectionPoolEntry, dict[str, Any]], Any]
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -139,6 +145,7 @@ class Database:
         have SQLite work (None: without end, but for SQLite's bound of each statement). Then its connection is given up,
         or what it asks broken off, and it hears Slow. Of a server's, who is not impatient is asked nothing."""
         self._allowance = Allowance(refuse_work)
+        self.primaries = choose_among(self.url)
         if self.path:
             self.engine = _open_sqlite(partial(connect, self.path, self._patience, self._allowance), self._patience)
             self.allow = self._allow_work
@@ -146,8 +153,14 @@ class Database:
             self.engine = _open_sqlite(find_memory(self._patience), self._patience)
         else:
             self.engine = _open_postgres(self.url, patience)
+            reach = partial(_reach, self.primaries)
             if silence is not None or patience is not None:
-                self.allow = _be_impatient(self.engine, self.url, silence or SHORT_SILENCE, patience is not None)
+                looked_up = find_servers(self.url) if patience is not None else ()
+                self.allow = _be_impatient(self.engine, looked_up, silence or SHORT_SILENCE, reach)
+            elif self.primaries is not None:
+                event.listen(self.engine, "do_connect", partial(_be_patient, reach))
+            if self.primaries is not None:
+                event.listen(self.engine, "checkout", self._refuse_other)
         self.reached = Reached()
         if not self.is_sqlite:
             event.listen(self.engine, "connect", self.reached.note)
@@ -245,7 +258,22 @@ class Database:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout={round(1000 * self._patience)}")
         return False
 
+    def is_elsewhere(self, info: Mapping[Any, Any]) -> bool:
+        """Whether the connection that this is kept of leads to another server than all are to lead to now."""
+        return self.primaries is not None and not self.primaries.is_used(info.get(_SERVER))
+
+    def _refuse_other(self, _connection: Any, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
+        if self.is_elsewhere(entry.info):
+            raise DisconnectionError  # the pool makes another one
+        if self.primaries is not None:
+            self.primaries.note_answer()
+
     def _conclude(self, connection: Connection, place: files.Place | None, wake: bool) -> None:
+        if self.is_elsewhere(connection.info):
+            raise Undone(
+                f"Another server of the database {self} is used since this began; nothing was changed, try again.",
+                "Another server of the database is used since this began; nothing was changed, try again.",
+            )
         if self.find_place() != place:
             raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
         if wake and not self.is_sqlite:
@@ -357,6 +385,8 @@ class Database:
         Asked for every transaction: a file that was moved away would be written to for ever, by whoever has it open.
         After an error the schema is looked at again, for somebody may have brought the database to another.
         """
+        if self.primaries is not None:
+            self.primaries.look()
         place = self.find_place()
         if self.path:
             files.check_beside(self.path)
@@ -538,21 +568,35 @@ def _open_postgres(url: URL, patience: float | None) -> Engine:
     return engine
 
 
-def _be_impatient(engine: Engine, url: URL, silence: float, looks_up: bool) -> Callable[[float | None], None]:
+def _reach(primaries: Primaries | None, dial: Dial, entry: ConnectionPoolEntry, how: dict[str, Any]) -> Any:
+    """A connection by the driver's own `dial`; of several servers to the one that is used."""
+    if primaries is None:
+        return dial(**how)
+    entry.info[_SERVER], connection = primaries.connect(dial, how)
+    return connection
+
+
+def _be_patient(reach: Reach, dialect: Dialect, entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> Any:
+    return reach(partial(dialect.connect, *where), entry, how)
+
+
+def _be_impatient(
+    engine: Engine, looked_up: tuple[str, ...], silence: float, reach: Reach
+) -> Callable[[float | None], None]:
     """Have connections be given up when the server says nothing for so long, or answers too slowly for what the
-    returned function grants; `looks_up`: nor are the names of servers waited for."""
+    returned function grants; nor are names of servers waited for that are to be `looked_up`."""
     from psycopg import OperationalError  # the driver is not everywhere
 
     from netlimit.store.silence import ImpatientConnection, TooSlow
 
-    names, allowance = Names(find_servers(url) if looks_up else ()), Allowance(TooSlow)
+    names, allowance = Names(looked_up), Allowance(TooSlow)
 
-    def connect(_dialect: Any, _entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
+    def connect(_dialect: Any, entry: ConnectionPoolEntry, where: Any, how: dict[str, Any]) -> ImpatientConnection:
         allowance.spend(0.0)  # who has nothing left need not begin
         began = time.monotonic()
         if not names.are_answered(LOOK_UP_SECONDS):
             raise OperationalError(f"the resolver has not answered for {LOOK_UP_SECONDS:g} seconds")
-        connection = ImpatientConnection.connect(*where, **how)
+        connection: ImpatientConnection = reach(partial(ImpatientConnection.connect, *where), entry, how)
         try:
             allowance.spend(time.monotonic() - began)
         except OperationalError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,9 +14,26 @@ MOST_REACHED = 16
 """Of so many servers that connections were made to, the last, the addresses are kept."""
 
 _SESSION = "target_session_attrs"
+_TAKES_CHANGES = ("read-write", "primary")
 _PROVING_SINCE = 160000
 """The version of libpq from which on it can be told what a server must prove."""
 _SCRAM, _NOT_IN_CLEAR = "scram-sha-256", "!password"
+
+
+class Server(NamedTuple):
+    """One of several that the driver is told."""
+
+    host: str | None
+    hostaddr: str | None
+    port: str | None
+
+    def __str__(self) -> str:
+        return f"{self.host or self.hostaddr or 'this host'}{f':{self.port}' if self.port else ''}"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the driver is told to reach it and no other."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def find_servers(url: URL) -> tuple[str, ...]:
@@ -50,6 +67,25 @@ def find_primary(url: URL) -> dict[str, str]:
     several = any("," in str(said.get(name) or "") for name in ("host", "hostaddr"))
     is_told = _SESSION in url.query or said.get(_SESSION) not in (None, "any")
     return {_SESSION: "read-write"} if several and not is_told else {}
+
+
+def split_servers(url: URL) -> tuple[Server, ...]:
+    """The servers one by one, where there are several of which the one is wanted that takes changes; else none."""
+    said = _find_said(url)
+    if not find_primary(url) and said.get(_SESSION) not in _TAKES_CHANGES:
+        return ()
+    hosts, addresses, ports = (_split(said.get(name)) for name in ("host", "hostaddr", "port"))
+    number = max(len(hosts), len(addresses))
+    ports = ports * number if len(ports) == 1 else ports
+    if number < 2 or any(len(each) not in (0, number) for each in (hosts, addresses, ports)):
+        return ()  # the driver tells what does not fit
+    nothing = [None] * number
+    found = zip(hosts or nothing, addresses or nothing, ports or nothing, strict=True)
+    return tuple(dict.fromkeys(Server(*each) for each in found))
+
+
+def _split(said: object) -> list[str | None]:
+    return [each.strip() for each in str(said).split(",")] if said else []
 
 
 def _can_ask_for_proof() -> bool:

@@ -147,6 +147,12 @@ class Store:
         """The addresses of the hosts where it was found, whatever the URL calls them."""
         return self._database.reached.addresses()
 
+    @property
+    def divided(self) -> str | None:
+        """A sentence, which names hosts, while several servers that the URL names take changes, as far as is known."""
+        primaries = self._database.primaries
+        return None if primaries is None else primaries.warning
+
     def upgrade(self) -> None:
         """Make the database if it is not there, and bring it to the schema of this code. A SQLite file is looked
         through for damage first."""

@@ -117,6 +117,8 @@ class PostgresWatch(Watch):
 
     def wait(self, timeout: float) -> bool:
         """Wait until something is written. After a lost connection it is taken that something was."""
+        if self._connection is not None and self._database.is_elsewhere(self._connection.info):
+            self.close()
         try:
             if self._connection is None:
                 self._listen()

@@ -1,13 +1,18 @@
-"""A standby that takes the primary's place for a moment: nobody stays where no change is taken."""
+"""A standby that takes the primary's place, for a moment or for good: nobody stays where no change is taken, and of two
+that take changes all use the newer one."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +20,16 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy.engine import make_url
 
+from netlimit.cli import doctor
 from netlimit.errors import StoreError
+from netlimit.faults import find_faults
+from netlimit.kernel.none import NoKernel
 from netlimit.rules import parse_rule
-from netlimit.store import Store
+from netlimit.settings import Settings
+from netlimit.store import Store, clock, primaries
+from netlimit.store.faults import Undone
 from netlimit.store.servers import find_primary
+from tests.api.server import HANDLES, HASHES, connect, serve
 from tests.databases import Postgres, run_postgres
 
 NOW = datetime.now(UTC)
@@ -86,19 +97,20 @@ def test_who_was_led_to_the_standby_by_a_name_goes_where_it_leads_now(pair: Pair
     store.close()
 
 
-def wait_for(standby: Postgres) -> None:
+def wait_for(standby: Postgres, revision: int = 0) -> None:
     """Until it has what the primary has been told."""
     end = time.monotonic() + 30
     while True:
         store = Store(standby.url("postgres"))
         try:
-            store.revision()
-            return
+            if store.revision() == revision:
+                return
         except StoreError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+            pass
         finally:
             store.close()
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +132,179 @@ def test_what_a_server_is_asked_to_be(query: str, asked: str | None) -> None:
 def test_what_the_environment_asks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGTARGETSESSIONATTRS", "standby")
     assert find_primary(make_url("postgresql+psycopg:///netlimit?host=a,b")) == {}
+
+
+def name_both(pair: Pair, user: str = "postgres") -> str:
+    return f"postgresql+psycopg://{user}@/postgres?host={pair.primary.home},{pair.standby.home}"
+
+
+@pytest.fixture
+def divided(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """The standby takes changes, too: it has the first that the primary had, and is of a newer timeline."""
+    monkeypatch.setattr(primaries, "LOOK_SECONDS", 0.0)
+    migrate(pair.primary)
+    with opened(pair.primary.url("postgres")) as store:
+        add(store, 1)
+    wait_for(pair.standby, 1)
+    return pair
+
+
+def opened(url: str, patience: float | None = None, silence: float | None = None) -> closing[Store]:
+    return closing(Store(url, patience=patience, silence=silence))
+
+
+def promote(server: Postgres) -> None:
+    server.run("postgres", "SELECT pg_promote()")
+
+
+def count_rules(pair: Pair) -> tuple[int, int]:
+    """How many the former primary has, and how many the former standby."""
+    found = []
+    for server in pair:
+        with opened(server.url("postgres")) as store:
+            found.append(store.revision())
+    return found[0], found[1]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_further_connections_do_not_go_to_an_old_primary_that_comes_back(divided: Pair) -> None:
+    with opened(name_both(divided)) as store:
+        store.revision()
+        promote(divided.standby)
+        divided.primary.stop()
+        add(store, 2)
+        divided.primary.start()
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(partial(add, store), range(3, 15)))
+        assert count_rules(divided) == (1, 14)
+        wait_until(lambda: bool(store.revision() and store.divided))
+
+
+def test_who_begins_uses_the_newer_of_two_that_take_changes(divided: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """And needs no rights for that but those of an ordinary user."""
+    divided.primary.run("postgres", "CREATE ROLE low LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO low")
+    promote(divided.standby)
+    wait_until(lambda: has_role(divided.standby))
+    with opened(name_both(divided, "low")) as store:
+        with opened(divided.standby.url("postgres")) as newer:
+            add(newer, 2)
+        for _ in range(3):
+            assert store.revision() == 2
+        said = store.divided or ""
+    assert f"{divided.standby.home} (timeline 2), which is used here, and {divided.primary.home} (timeline 1)" in said
+    assert [each.getMessage() for each in caplog.records].count(said) == 1
+
+
+def has_role(server: Postgres) -> bool:
+    with opened(server.url("postgres").replace("postgres@", "low@")) as store:
+        try:
+            return store.revision() == 1
+        except StoreError:
+            return False
+
+
+@pytest.mark.parametrize("patience", [{}, {"silence": 25.0}, {"patience": 1.0}], ids=["command", "API", "controller"])
+def test_who_is_at_work_leaves_the_older_one(divided: Pair, patience: dict[str, float]) -> None:
+    with opened(name_both(divided), **patience) as store:
+        watch = store.watch()
+        assert store.revision() == 1
+        assert store.divided is None
+        promote(divided.standby)
+        with opened(divided.standby.url("postgres")) as newer:
+            add(newer, 2)
+        wait_until(lambda: store.revision() == 2)
+        assert watch.wait(0), "what was listened to is left, too"
+        with opened(divided.standby.url("postgres")) as newer:
+            add(newer, 3)
+        assert watch.wait(10)
+        add(store, 4)
+        watch.close()
+        assert count_rules(divided) == (1, 4)
+        divided.primary.stop()
+        wait_until(lambda: bool(store.revision()) and store.divided is None)
+
+
+def test_what_was_begun_at_the_older_one_is_not_acknowledged(divided: Pair) -> None:
+    with opened(name_both(divided)) as store:
+        store.revision()
+        writing = store._database.writing()
+        clock.take_revision(writing.__enter__())
+        promote(divided.standby)
+        wait_until(lambda: bool(store.revision()) and store.divided is not None)
+        with pytest.raises(Undone):
+            writing.__exit__(None, None, None)
+        assert count_rules(divided) == (1, 1)
+
+
+def test_the_api_and_doctor_tell_that_there_are_two(divided: Pair, tmp_path: Path) -> None:
+    """The former without names of hosts."""
+    promote(divided.standby)
+    settings = Settings(database_url=name_both(divided), host="gw1")
+    with opened(settings.database_url, silence=25.0) as store:
+        store.add_token("viewer", HASHES["viewer"], "viewer", NOW, handle=HANDLES["viewer"])
+        with serve(settings, store) as url, connect(url, "viewer") as client:
+            notes = client.get("/status").json()["notes"]
+    assert [each for each in notes if each.startswith("Several servers of the database take changes")]
+    assert str(divided.primary.home) not in str(notes)
+    found = {each.name: str(each) for each in find_faults(doctor._survey_service(settings, NoKernel(tmp_path)))}
+    assert f"{divided.primary.home} (timeline 1)" in found["two databases"]
+
+
+def test_while_the_newer_one_begins_anew_no_change_goes_to_the_older(
+    divided: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promote(divided.standby)
+    with opened(name_both(divided)) as store:
+        add(store, 2)
+        divided.standby.stop()
+        with pytest.raises(StoreError, match=rf"{divided.primary.home} takes changes, but is older"):
+            add(store, 3)
+        divided.standby.start()
+        add(store, 3)
+        assert count_rules(divided) == (1, 3)
+        divided.standby.stop()
+        with pytest.raises(StoreError):
+            add(store, 4)
+        monkeypatch.setattr(primaries, "AWAY_SECONDS", 0.0)
+        add(store, 4)  # it has been away for long
+        assert store.revision() == 2
+        divided.standby.start()
+        wait_until(lambda: store.revision() == 3)
+
+
+def test_one_server_of_two_names_is_one(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primaries, "LOOK_SECONDS", 0.0)
+    migrate(pair.primary)
+    name = tmp_path / "server"
+    name.symlink_to(pair.primary.home)
+    with opened(f"postgresql+psycopg://postgres@/postgres?host={name},{pair.primary.home}") as store:
+        for _ in range(5):
+            store.revision()
+            time.sleep(0.1)
+        pair.primary.stop()
+        pair.primary.start()
+        for number in range(5):
+            add(store, number)
+            time.sleep(0.1)
+        assert store.divided is None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_server_that_says_nothing_is_not_waited_for(pair: Pair, tmp_path: Path, is_first: bool) -> None:
+    migrate(pair.primary)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / ".s.PGSQL.5432"))
+        silent.listen(16)
+        hosts = [str(tmp_path), str(pair.primary.home)]
+        began = time.monotonic()
+        with opened(
+            f"postgresql+psycopg://postgres@/postgres?host={','.join(hosts if is_first else hosts[::-1])}"
+        ) as s:
+            s.revision()
+            assert time.monotonic() - began < 3
