@@ -125,6 +125,8 @@ class Primaries:
         best = _find_newest(self._sort(found))
         if best is None:
             raise OperationalError("; ".join(faults))
+        if self._chosen is not None:  # by another thread meanwhile
+            return self._chosen
         self._chosen = best
         self._tell(found)
         return best

@@ -28,7 +28,7 @@ from netlimit.rules import parse_rule
 from netlimit.settings import Settings
 from netlimit.store import Store, clock, primaries
 from netlimit.store.faults import Undone
-from netlimit.store.servers import find_primary
+from netlimit.store.servers import find_primary, split_servers
 from tests.api.server import HANDLES, HASHES, connect, serve
 from tests.databases import Postgres, run_postgres
 
@@ -127,6 +127,24 @@ def wait_for(standby: Postgres, revision: int = 0) -> None:
 def test_what_a_server_is_asked_to_be(query: str, asked: str | None) -> None:
     found = find_primary(make_url(f"postgresql+psycopg:///netlimit{query}"))
     assert found.get("target_session_attrs") == asked
+
+
+@pytest.mark.parametrize(
+    ("query", "servers"),
+    [
+        ("?host=a:1&host=b:2", [("a", None, "1"), ("b", None, "2")]),
+        ("?host=a,b&port=5433,5434", [("a", None, "5433"), ("b", None, "5434")]),
+        ("?host=a,b&hostaddr=192.0.2.1,192.0.2.2", [("a", "192.0.2.1", None), ("b", "192.0.2.2", None)]),
+        ("?hostaddr=192.0.2.1,192.0.2.2", [(None, "192.0.2.1", "5432"), (None, "192.0.2.2", "5432")]),
+        ("?host=a,b&target_session_attrs=primary", [("a", None, None), ("b", None, None)]),
+        ("?host=a,b&target_session_attrs=any", []),
+        ("?host=a,b,c&hostaddr=192.0.2.1,192.0.2.2", []),
+        ("?host=a", []),
+    ],
+)
+def test_what_servers_there_are_to_choose_from(query: str, servers: list[tuple[str | None, ...]]) -> None:
+    found = split_servers(make_url(f"postgresql+psycopg:///netlimit{query}"))
+    assert [(each.host, each.hostaddr, each.port or None) for each in found] == servers
 
 
 def test_what_the_environment_asks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
