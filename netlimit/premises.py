@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from netlimit.addresses import read_plain
@@ -227,9 +228,9 @@ class Premises:
         clients: Iterable[str],
         now: float,
         reported: Iterable[HostStatus] | None = (),
-        reached: Iterable[str] = (),
+        reached: Mapping[str, str] = MappingProxyType({}),
     ) -> set[str] | None:
-        """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` are hosts of the database), the
+        """Find out the host's own addresses, who is safe at `now` (Unix time; `reached` is where the database was), the
         ports by which it is managed, and the addresses of other gateways, of what they have `reported` (None: nobody
         can be asked, and those that are known count). Returns the addresses that have joined or left; None if nothing
         has changed."""

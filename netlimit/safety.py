@@ -49,6 +49,7 @@ RESERVE, RESERVE_SHARE = MOST_GATEWAYS + MOST_SESSIONS + MOST_ENDS + MOST_REACHE
 """What the settings leave to the others: room for all of them, or this share of a small set."""
 _NEEDED = frozenset({GATEWAY, DATABASE, COUNTERS})
 _NOWHERE: Mapping[int, int] = {}
+_NO_SERVERS: Mapping[str, str] = {}
 _NO_ENDS: Mapping[str, Passage] = {}
 _SERVERS = "addresses of the hosts of servers"
 _ENDS = "far ends of tunnels"
@@ -100,11 +101,12 @@ class SafeSet:
         gateways: Iterable[str],
         clients: Iterable[str],
         own: Iterable[str] = (),
-        reached: Iterable[str] = (),
+        reached: Mapping[str, str] = _NO_SERVERS,
         ends: Mapping[str, Passage] = _NO_ENDS,
     ) -> None:
-        """Note who is there at `now` (Unix time), where the database was `reached`, and the outer addresses of the far
-        `ends` of tunnels by which somebody of these is. Of several reasons the first counts.
+        """Note who is there at `now` (Unix time), where the database was `reached` ("" without a network; each with the
+        address that the server there says it has), and the outer addresses of the far `ends` of tunnels by which
+        somebody of these is. Of several reasons the first counts.
 
         The host's `own` addresses are never safe, whatever the reason: all that others send to it would be spared. One
         that is another host's now is as any other; but who spoke to the API from it may have been this host itself.
@@ -117,11 +119,14 @@ class SafeSet:
         self._were_here = {**_keep_recent(self._were_here, now), **dict.fromkeys(here, now)}
         recent = _keep_recent({network: why.seen for network, why in self.reasons.items() if why.seen}, now)
         known = {network: SafeReason(self.reasons[network].text, seen) for network, seen in recent.items()}
+        if not reached:
+            # Where it was it may still be, and no rule that was to spare it there must keep it from being found.
+            known = {network: why for network, why in self.reasons.items() if why.text == DATABASE} | known
         # Who has been there before comes first.
+        databases = _find_databases(reached, here)
         ways, logged_in, found = (
-            sorted(many, key=lambda each: each not in known) for many in (gateways, sessions, reached)
+            sorted(many, key=lambda each: each not in known) for many in (gateways, sessions, databases)
         )
-        found = [each for each in found if not ip_address(each).is_loopback]
         servers = self._lookup.addresses()
         asking = [each for each in clients if each not in self._were_here]
         through = {each: ends[each].describe() for each in sorted(ends, key=lambda each: each not in known)}
@@ -218,6 +223,19 @@ def is_needed(reason: str) -> bool:
     """Whether who is safe for this reason is so only because the host itself talks with him. What is forwarded is
     touched by rules: else whoever feigned his address would pass them, and who is blocked would reach him."""
     return reason in _NEEDED or reason.startswith(FAR_END)
+
+
+def _find_databases(reached: Mapping[str, str], here: frozenset[str]) -> Iterator[str]:
+    """The hosts of the database. What a server says of itself counts only where the connection ends on this host,
+    which leads it on: to a container, or by a proxy. Elsewhere it may be one behind somebody's translation, whose
+    address here is a stranger's."""
+    for address, said in reached.items():
+        if address and not ip_address(address).is_loopback:
+            yield address
+            if str(ip_address(address)) not in here:
+                continue
+        if said:
+            yield said
 
 
 def _take_some_of_each(

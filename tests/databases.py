@@ -27,12 +27,15 @@ _SETTINGS = {"listen_addresses": "", "fsync": "off", "max_connections": "200"}
 
 @dataclass
 class Postgres:
-    """A server in a directory of its own, where its socket is too; and at a port of loopback, if it has one."""
+    """A server in a directory of its own, where its socket is too; and at a port of an address, if it has one: of
+    loopback, or of one that the network namespace has in which it runs, open to all who come there."""
 
     home: Path
     numbers: Iterator[int]
     port: int | None = None
     process: subprocess.Popen[bytes] | None = None
+    address: str = "127.0.0.1"
+    namespace: str | None = None
 
     def url(self, database: str) -> str:
         port = "" if self.port is None else f"&port={self.port}"
@@ -41,10 +44,12 @@ class Postgres:
     def start(self) -> None:
         settings = _SETTINGS | {"unix_socket_directories": str(self.home)}
         if self.port is not None:
-            settings |= {"listen_addresses": "127.0.0.1", "port": str(self.port)}
+            settings |= {"listen_addresses": self.address, "port": str(self.port)}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         with (self.home / "log").open("w") as log:
-            self.process = self._run("postgres", "-D", str(self.home / "data"), *arguments, output=log)
+            self.process = self._run(
+                "postgres", "-D", str(self.home / "data"), *arguments, output=log, namespace=self.namespace
+            )
         end = time.monotonic() + 30
         while "ready to accept" not in (self.home / "log").read_text():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -60,6 +65,9 @@ class Postgres:
     def make(self) -> None:
         """Make the directory's files."""
         assert not self._run("initdb", "-D", str(self.home / "data"), *_NEW).wait(60)
+        if self.namespace is not None:
+            with (self.home / "data/pg_hba.conf").open("a") as trusted:
+                trusted.write("host all all all trust\n")
 
     def copy(self, primary: Postgres) -> None:
         """Make them from those of another that runs, as its standby."""
@@ -92,10 +100,15 @@ class Postgres:
                 connection.execute(text(statement))
         engine.dispose()
 
-    def _run(self, program: str, *arguments: str, output: object = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def _run(
+        self, program: str, *arguments: str, output: object = subprocess.DEVNULL, namespace: str | None = None
+    ) -> subprocess.Popen[bytes]:
         """As another user than root: the server refuses to run as root."""
         user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         argv = [_binaries() / program, *arguments]
+        if namespace is not None:  # which root alone may enter
+            become = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+            user, argv = {}, ["ip", "netns", "exec", namespace, *become, *argv]
         return subprocess.Popen(argv, stdout=output, stderr=output, cwd=self.home, **user)  # type: ignore[call-overload, no-any-return]
 
 
@@ -112,13 +125,15 @@ def _binaries() -> Path:
 
 
 @contextmanager
-def run_postgres(port: int | None = None) -> Iterator[Postgres]:
+def run_postgres(
+    port: int | None = None, address: str = "127.0.0.1", namespace: str | None = None
+) -> Iterator[Postgres]:
     """A server, until the block ends."""
     home = Path(tempfile.mkdtemp(prefix="netlimit-postgres-"))
     if os.geteuid() == 0:
         os.chown(home, pwd.getpwnam("postgres").pw_uid, pwd.getpwnam("postgres").pw_gid)
         home.chmod(0o755)  # the API's user goes to the socket
-    server = Postgres(home, count(), port)
+    server = Postgres(home, count(), port, address=address, namespace=namespace)
     server.make()
     try:
         server.start()

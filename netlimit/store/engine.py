@@ -161,7 +161,7 @@ class Database:
                 event.listen(self.engine, "do_connect", partial(_be_patient, reach))
             if self.primaries is not None:
                 event.listen(self.engine, "checkout", self._refuse_other)
-        self.reached = Reached()
+        self.reached = Reached(by_file=self.is_sqlite)
         if not self.is_sqlite:
             event.listen(self.engine, "connect", self.reached.note)
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}

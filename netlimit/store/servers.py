@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
+from netlimit.addresses import read_plain
+
 MOST_REACHED = 16
 """Of so many servers that connections were made to, the last, the addresses are kept."""
 
+_OWN = "SELECT host(inet_server_addr())"
 _SESSION = "target_session_attrs"
 _TAKES_CHANGES = ("read-write", "primary")
 _PROVING_SINCE = 160000
@@ -146,20 +150,42 @@ class Names:
 
 class Reached:
     """The addresses of the servers that connections were made to, whatever they are called: a service file, or a name
-    in the resolver, may say another one tomorrow."""
+    in the resolver, may say another one tomorrow. A file (`by_file`) is reached without."""
 
-    def __init__(self) -> None:
-        self._addresses: dict[str, None] = {}
+    def __init__(self, by_file: bool = False) -> None:
+        self._servers = {"": ""} if by_file else {}
 
     def note(self, connection: Any, _entry: object = None) -> None:
-        """Note where a connection leads; one by a socket leads nowhere, and not every driver tells."""
+        """Note where a connection leads, which is in no transaction, and which address its server has of its own: where
+        a container publishes a port, or a proxy listens, it is another."""
         address = str(getattr(connection.info, "hostaddr", "")).partition("%")[0]
-        if address:
-            self._addresses.pop(address, None)
-            self._addresses[address] = None
-            for oldest in list(self._addresses)[:-MOST_REACHED]:
-                del self._addresses[oldest]
+        said = _ask_address(connection)
+        self._servers.pop(address, None)
+        self._servers[address] = said
+        for oldest in list(self._servers)[:-MOST_REACHED]:
+            del self._servers[oldest]
 
-    def addresses(self) -> tuple[str, ...]:
-        """All of them, the latest last."""
-        return tuple(self._addresses)
+    def servers(self) -> dict[str, str]:
+        """All of them ("" for a socket or a file), each with what the server there called its own address last ("" if
+        that was nothing that another host could have), the latest last. Before the first connection there is none."""
+        return dict(self._servers)
+
+
+def _ask_address(connection: Any) -> str:
+    connection.autocommit = True
+    try:
+        row = connection.execute(_OWN).fetchone()
+    except (connection.ProgrammingError, connection.NotSupportedError, ValueError):  # not every server knows it
+        row = None
+    connection.autocommit = False
+    return _read_said(row[0] if row else None)
+
+
+def _read_said(said: object) -> str:
+    """What a server has said that its address is, if it is one by which some host can be reached."""
+    plain = read_plain(said)
+    if plain is None or "/" in plain:
+        return ""
+    address = ip_address(plain)
+    is_nobody = address.is_loopback or address.is_multicast or address.is_unspecified
+    return "" if is_nobody or (address.version == 4 and address.is_reserved) else plain

@@ -143,9 +143,10 @@ class Store:
         """Have end what SQLite works at now, in whatever thread: who asked hears Slow."""
         self._database.break_off()
 
-    def reached(self) -> tuple[str, ...]:
-        """The addresses of the hosts where it was found, whatever the URL calls them."""
-        return self._database.reached.addresses()
+    def reached(self) -> dict[str, str]:
+        """The addresses of the hosts where it was found, whatever the URL calls them ("" without a network), each with
+        the one that the server there says it has ("": none). Nothing before the first connection to a server."""
+        return self._database.reached.servers()
 
     @property
     def divided(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,11 +55,61 @@ def test_where_a_service_file_leads_is_known_once_a_connection_was_made(
     services.write_text(f"[netlimit]\nhost=127.0.0.2\nport={port}\n")
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     store = Store(f"postgresql+psycopg://postgres@/{migrated}?service=netlimit")
-    assert store.reached() == ()
+    assert store.reached() == {}
     assert store.revision() >= 0
-    assert store.reached() == ("127.0.0.2",)
+    assert store.reached() == {"127.0.0.2": ""}
     store.close()
     by_socket = Store(postgres.url(migrated))
     assert by_socket.revision() >= 0
-    assert by_socket.reached() == ()
+    assert by_socket.reached() == {"": ""}
     by_socket.close()
+
+
+def test_a_file_is_reached_by_no_network(sqlite_url: str) -> None:
+    store = Store(sqlite_url)
+    assert store.reached() == {"": ""}
+    store.close()
+
+
+@pytest.fixture
+def liar(postgres: Postgres, migrated: str) -> Iterator[Callable[[str], dict[str, str]]]:
+    """Defines a function that stands before PostgreSQL's own; where the server was reached then."""
+    postgres.run(migrated, "CREATE SCHEMA lies")
+
+    def reach(function: str) -> dict[str, str]:
+        postgres.run(migrated, f"CREATE FUNCTION lies.{function}")
+        store = Store(f"{postgres.url(migrated)}&options=-csearch_path%3Dlies,pg_catalog,public")
+        assert store.revision() >= 0
+        store.close()
+        return store.reached()
+
+    yield reach
+    postgres.run(migrated, "DROP SCHEMA lies CASCADE")
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("'172.18.0.2'", "172.18.0.2"),
+        ("'fd00::2'", "fd00::2"),
+        ("'::ffff:172.18.0.2'", "172.18.0.2"),
+        ("NULL", ""),
+        *((f"'{nobody}'", "") for nobody in ("127.0.0.1", "::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::")),  # noqa: S104
+        *((f"'{nobody}'", "") for nobody in ("255.255.255.255", "240.0.0.1", "::ffff:127.0.0.1")),
+    ],
+)
+def test_what_a_server_calls_its_own_address(liar: Callable[[str], dict[str, str]], said: str, heard: str) -> None:
+    assert liar(f"inet_server_addr() RETURNS inet LANGUAGE sql AS $$SELECT {said}::inet$$") == {"": heard}
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["'0.0.0.0/0'", "'::/0'", "'172.18.0.0/16'", "'everybody'", "''", "repeat('1', 1000000)", "'fe80::1%eth0'"],
+)
+def test_what_a_server_says_that_is_no_address(liar: Callable[[str], dict[str, str]], said: str) -> None:
+    assert liar(f"host(inet) RETURNS text LANGUAGE sql AS $$SELECT {said}::text$$") == {"": ""}
+
+
+def test_a_server_that_does_not_tell_its_address(liar: Callable[[str], dict[str, str]]) -> None:
+    refuse = "BEGIN RAISE insufficient_privilege; END"
+    assert liar(f"inet_server_addr() RETURNS inet LANGUAGE plpgsql AS $${refuse}$$") == {"": ""}

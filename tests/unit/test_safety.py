@@ -153,9 +153,49 @@ def test_a_name_that_cannot_be_asked_for_keeps_no_other_from_being_looked_up() -
 
 def test_where_the_database_was_reached_is_safe() -> None:
     safe = SafeSet(())
-    safe.update(NOW, (), (), (), reached=["192.0.2.7", "127.0.0.1", "::1"])
+    safe.update(NOW, (), (), (), reached=dict.fromkeys(["192.0.2.7", "127.0.0.1", "::1", ""], ""))
     assert {network: why.text for network, why in safe.reasons.items()} == {"192.0.2.7": "database host"}
-    safe.update(NOW + 1, (), (), (), own=["192.0.2.7"], reached=["192.0.2.7"])
+    safe.update(NOW + 1, (), (), (), own=["192.0.2.7"], reached={"192.0.2.7": ""})
+    assert safe.reasons == {}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "192.0.2.1", ""])
+def test_where_this_host_leads_what_goes_to_the_database_is_needed(address: str) -> None:
+    safe = SafeSet(())
+    safe.update(NOW, (), (), (), own=["192.0.2.1"], reached={address: "172.18.0.2"})
+    assert why(safe) == {"172.18.0.2": "database host"}
+    assert is_needed(why(safe)["172.18.0.2"])
+
+
+def test_what_the_server_of_another_host_calls_its_own_address_makes_nobody_safe() -> None:
+    """As 172.17.0.2, which each host with containers has."""
+    safe = SafeSet(())
+    safe.update(NOW, (), (), (), own=["192.0.2.1"], reached={"192.0.2.7": "172.17.0.2"})
+    assert why(safe) == {"192.0.2.7": "database host"}
+
+
+def test_an_own_address_that_a_server_says_it_has_is_not_safe() -> None:
+    safe = SafeSet(())
+    safe.update(NOW, (), (), (), own=["192.0.2.1"], reached={"127.0.0.1": "192.0.2.1"})
+    assert safe.reasons == {}
+
+
+def test_where_the_database_was_stays_safe_until_it_is_reached_again() -> None:
+    """However long the host was off: a rule around it that is in force from the copy would never let it be found."""
+    safe = SafeSet(())
+    safe.recall({"172.18.0.2": SafeReason("database host", NOW), "198.51.100.7": SafeReason("SSH session", NOW)})
+    later = NOW + 10 * REMEMBERED_SECONDS
+    safe.update(later, (), (), ())
+    safe.update(later + 5, (), (), ())
+    assert why(safe) == {"172.18.0.2": "database host"}
+    safe.update(later + 10, (), (), (), reached={"127.0.0.1": "172.18.0.3"})
+    assert why(safe) == {"172.18.0.3": "database host"}
+
+
+def test_where_a_database_was_that_is_a_file_now_is_forgotten() -> None:
+    safe = SafeSet(())
+    safe.recall({"172.18.0.2": SafeReason("database host", NOW)})
+    safe.update(NOW + REMEMBERED_SECONDS, (), (), (), reached={"": ""})
     assert safe.reasons == {}
 
 
@@ -291,7 +331,7 @@ def count_off(first: str, number: int) -> list[str]:
 def test_a_name_with_many_addresses_pushes_out_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netlimit.safety._resolve", lambda name: count_off("10.1", 600))
     safe = SafeSet((), {"db.example": "database host", "203.0.113.5": "counter store (Redis) host"})
-    reached = ["10.1.2.40"]
+    reached = {"10.1.2.40": ""}
     safe.update(NOW, ["198.51.100.7"], ["10.2.0.1"], ["198.51.100.8"], reached=reached)
     assert why(safe) == {
         "10.2.0.1": "default gateway",
@@ -307,10 +347,10 @@ def test_a_name_with_many_addresses_pushes_out_nobody(monkeypatch: pytest.Monkey
 def test_of_gateways_and_of_servers_there_are_so_many_and_who_was_there_before_stays() -> None:
     servers = dict.fromkeys(count_off("10.1", 600), "database host")
     safe = SafeSet((), servers)
-    safe.update(NOW, (), ["10.2.9.9"], (), reached=["10.3.9.9"])
+    safe.update(NOW, (), ["10.2.9.9"], (), reached={"10.3.9.9": ""})
     ways, found = [*count_off("10.2", 600), "10.2.9.9"], [*count_off("10.3", 600), "10.3.9.9"]
     for beat in range(3):
-        safe.update(NOW + beat, ["198.51.100.7"], ways, ["198.51.100.8"], reached=found)
+        safe.update(NOW + beat, ["198.51.100.7"], ways, ["198.51.100.8"], reached=dict.fromkeys(found, ""))
         assert len(safe.reasons) == MOST_GATEWAYS + MOST_REACHED + MOST_SERVERS + 2
         assert {"10.2.9.9", "10.3.9.9", "198.51.100.7", "198.51.100.8"} < safe.reasons.keys()
     assert list(why(safe).values())[:MOST_GATEWAYS] == ["default gateway"] * MOST_GATEWAYS
