@@ -121,6 +121,83 @@ def test_another_prefix_is_in_all_files(root: None, tmp_path: Path) -> None:
     assert list_files(tmp_path) == {}
 
 
+@pytest.fixture
+def moved(staged: Path) -> Path:
+    """The image, in which netlimit has been installed at another prefix since."""
+    said = run("scripts/install", "--root", staged, "--venv", ENVIRONMENT, "--prefix", "/srv/limits")
+    assert f"{staged}/srv/limits/share/uninstall --root {staged} --prefix /opt/netlimit" in said
+    return staged
+
+
+def list_shared(place: Path) -> set[str]:
+    return {name for name in list_files(place) if not name.startswith("/opt/netlimit")}
+
+
+def test_who_takes_a_former_prefix_off_leaves_what_the_other_uses(moved: Path) -> None:
+    alone = moved / "etc/systemd/system/netlimit-former.service"  # an earlier version had it, and this one has not
+    alone.touch()
+    with (moved / "opt/netlimit/share/installed").open("a") as listed:
+        listed.write("/etc/systemd/system/netlimit-former.service\n")
+    before = list_shared(moved)
+    said = run(moved / "srv/limits/share/uninstall", "--root", moved, "--prefix", "/opt/netlimit")
+    assert "The one in /srv/limits stays" in said
+    assert not (moved / "opt/netlimit").exists()
+    assert list_shared(moved) == before - {f"/{alone.relative_to(moved)}"}
+    assert "netlimit" in run(moved / "srv/limits/bin/netlimit", "--version")
+    run("scripts/uninstall", "--root", moved, "--prefix", "/srv/limits")
+    assert set(list_files(moved)) == KEPT
+
+
+def test_a_former_prefix_takes_no_settings_of_the_other_with_it(moved: Path) -> None:
+    before = set(list_files(moved))
+    command = ("scripts/uninstall", "--root", moved, "--purge")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode
+    assert "the one in /srv/limits uses" in done.stderr
+    assert set(list_files(moved)) == before
+
+
+def test_who_has_deleted_the_other_prefix_by_hand_can_uninstall(moved: Path) -> None:
+    shutil.rmtree(moved / "srv/limits")
+    run("scripts/uninstall", "--root", moved)
+    assert set(list_files(moved)) == KEPT
+
+
+def test_who_takes_off_what_the_units_start_takes_them_off_too(moved: Path) -> None:
+    """Also where somebody has led the command back to the former one."""
+    command = moved / "usr/local/bin/netlimit"
+    command.unlink()
+    command.symlink_to("/opt/netlimit/bin/netlimit")
+    said = run("scripts/uninstall", "--root", moved, "--prefix", "/srv/limits")
+    assert "stays" not in said.replace("is not netlimit's, and stays", "")
+    assert not (moved / "etc/systemd/system/netlimit-controller.service").exists()
+    assert (moved / "opt/netlimit/bin/netlimit").exists()
+
+
+def test_one_prefix_by_two_names_is_one(staged: Path) -> None:
+    (staged / "srv").symlink_to("opt")
+    said = run("scripts/install", "--root", staged, "--venv", ENVIRONMENT, "--prefix", "/srv/netlimit")
+    assert "is installed in" not in said
+    run("scripts/uninstall", "--root", staged)
+    assert not (staged / "usr/local/bin/netlimit").is_symlink()
+
+
+MOVED = """
+mount -t tmpfs none /run && mount -t tmpfs none /etc/systemd/system
+mkdir -p /run/netlimit "$0"/{former,other}/{bin,share}
+touch /run/netlimit/held "$0"/{former,other}/share/installed
+printf '#!/bin/sh\ntouch "%s/$1"\n' "$0" | install -m 755 /dev/stdin "$0/former/bin/netlimit"
+echo "ExecStart=$0/other/bin/netlimit controller" >/etc/systemd/system/netlimit-controller.service
+scripts/uninstall --prefix "$0/former"
+test -e /run/netlimit/held && test -e /etc/systemd/system/netlimit-controller.service
+"""
+
+
+def test_a_former_prefix_takes_no_limits_of_the_other_with_it(root: None, tmp_path: Path) -> None:
+    run("unshare", "--mount", "bash", "-ec", MOVED, tmp_path)
+    assert not (tmp_path / "teardown").exists()
+
+
 def test_an_installation_that_cannot_be_made_leaves_the_former(staged: Path, tmp_path: Path) -> None:
     before = list_files(staged)
     command = ("scripts/install", "--root", str(staged), "--venv", str(tmp_path / "none"))
