@@ -173,21 +173,20 @@ class HostReport:
     that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host,
     `listening` those with the TCP ports where something listens at one address, not at all of them.
     `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
-    it, `bridged` the address families of which what they forward passes iptables (None: unknown). `source_routed`:
-    IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them, `ahead` the
-    filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out by
-    another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
+    it, `bridged` by bridge the address families of which what it forwards passes iptables (None: unknown).
+    `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them,
+    `ahead` the filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out
+    by another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
     `handing` those that hand it to another device, `looping` those that do so to loopback, `mirroring` those that hand
     a copy of it to one, `diverting` those that have what leaves leave by another device, `returning` those that have
-    it, or a copy, come in by one, `translators` modules that translate between the families, `above` devices with
-    those that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the
-    devices whose hardware may forward by
-    itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the tables of hashlimit. `groups`
-    are multicast addresses that devices listen to, each with the device. `segments` are destinations of SRv6 on this
-    host, `diversions` routes that put what comes in into tunnels before it is forwarded, `waypoints` the devices by
-    which IPv6 packets may come that name their way, `labelled` those by which packets with labels of MPLS may.
-    `unspeakable` are devices whose name no tool can be told. `namespaces`: any local user may make some. `unknown` is
-    what could not be read, with the reason.
+    it, or a copy, come in by one, `translators` modules that translate between the families, `above` devices with those
+    that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices
+    whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the
+    tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `segments` are
+    destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it is forwarded,
+    `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which packets with
+    labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any local user may make
+    some. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -222,7 +221,7 @@ class HostReport:
     bridges: tuple[str, ...] = ()
     joining: tuple[str, ...] = ()
     brouting: str = ""
-    bridged: frozenset[int] | None = None
+    bridged: Mapping[str, frozenset[int]] | None = None
     source_routed: bool = False
     segments: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
@@ -989,25 +988,33 @@ def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
             "the bridge that is blocked reaches others on it by tagging its frames with VLAN 0, once or twice.",
             "Where no VLAN passes the bridge, drop them: nft add table bridge tags; nft 'add chain bridge tags bare "
             "{ type filter hook prerouting priority -300; }'; nft 'add rule bridge tags bare ether type "
-            "{ 8021q, 8021ad } drop'. If it shall not be limited: sysctl -w "
-            "net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0.",
+            "{ 8021q, 8021ad } drop'. If it shall not be limited: " + _advise_keeping((4, 6)),
         )
 
 
-def _find_joined(bridges: tuple[str, ...], families: frozenset[int]) -> Iterator[Finding]:
+def _advise_keeping(families: Iterable[int]) -> str:
+    """How to have bridges hand nothing of these families over."""
+    tables = ["ip6tables" if family == 6 else "iptables" for family in families]
+    keys = " ".join(f"net.bridge.bridge-nf-call-{name}=0" for name in tables)
+    options = " ".join(f"nf_call_{name} 0" for name in tables)
+    return f"sysctl -w {keys}; for each bridge: ip link set BRIDGE type bridge {options}."
+
+
+def _find_joined(joining: tuple[str, ...], bridged: Mapping[str, frozenset[int]]) -> Iterator[Finding]:
     """Who may have a packet pass iptables several times. Whether packets cross two bridges is not known: what joins
     them may be a pair of devices, or a guest."""
-    if families and len(bridges) > 1:
-        tables = ("ip6tables" if family == 6 else "iptables" for family in sorted(families))
-        keys = " ".join(f"net.bridge.bridge-nf-call-{name}=0" for name in tables)
+    handing = {family: [each for each in joining if family in bridged.get(each, ())] for family in (4, 6)}
+    several = {family: bridges for family, bridges in handing.items() if len(bridges) > 1}
+    if several:
+        bridges = [each for each in joining if any(each in among for among in several.values())]
         yield Finding(
             "several bridges",
             Severity.WARNING,
             f"Each of the bridges {', '.join(bridges)} hands what it forwards to iptables (br_netfilter): a packet "
             "that crosses two of them (fwbr and vmbr of Proxmox, or a guest that routes between two), or that is "
             "routed here once it has crossed one, is counted at each by rates, `from` as well as `to`.",
-            f"If what bridges forward shall not be limited: sysctl -w {keys}. Else give rates as many times as much as "
-            "packets cross bridges.",
+            f"If what bridges forward shall not be limited: {_advise_keeping(several)} Else give rates as many times "
+            "as much as packets cross bridges.",
         )
 
 
@@ -1021,7 +1028,9 @@ def _find_ground(report: HostReport) -> Iterator[Finding]:
             f"A kernel with CONFIG_HZ={USUAL_HZ} or 1000 allows smaller bursts.",
         )
     if report.bridges and report.bridged is not None:
-        yield from _find_bridges(", ".join(report.bridges), report.bridged)
+        known = {each: report.bridged[each] for each in report.bridges if each in report.bridged}
+        for families in sorted(set(known.values()), key=sorted):
+            yield from _find_bridges(", ".join(each for each in known if known[each] == families), families)
         yield from _find_joined(report.joining, report.bridged)
     if report.source_routed:
         yield Finding(

@@ -54,7 +54,7 @@ _PART, _LONGEST = 2**20, 0.5
 _PATIENCE = 10.0
 """Seconds that a tool may take."""
 _TRANSLATORS = "jool", "jool_siit"
-_BRIDGE = "/proc/sys/net/bridge/"
+_BRIDGES = Path("/proc/sys/net/bridge")
 _BROUTE = Path("/sys/module/ebtable_broute")
 _NO_DEVICES = frozenset(("all", "default", "lo"))
 """What stands among devices in /proc/sys/net/ipv6/conf, and loopback."""
@@ -138,7 +138,7 @@ def look_round(
         bridges=bridges,
         joining=joining,
         brouting=look.at("the broute table of ebtables", _list_broute, "") if joining else "",
-        bridged=look.at("whether bridges pass iptables", _find_bridged, None) if bridges else None,
+        bridged=(look.at("what bridges hand to iptables", lambda: dict(_find_bridged()), None) if bridges else None),
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         segments=look.at("which routes end tunnels", lambda: read_topology().segments, _NOTHING),
         diversions=look.at("which routes lead into tunnels", lambda: read_topology().diversions, ()),
@@ -342,13 +342,19 @@ def _find_offloading() -> Iterator[str]:
             yield name_of(device)
 
 
-def _find_bridged() -> frozenset[int]:
-    """Of which address families what bridges forward passes iptables; without the module it does of none."""
-    asked = {4: "bridge-nf-call-iptables", 6: "bridge-nf-call-ip6tables"}
-    try:
-        return frozenset(family for family in asked if read_text(_BRIDGE + asked[family]).strip() == "1")
-    except FileNotFoundError:
-        return frozenset()
+def _find_bridged() -> Iterator[tuple[str, frozenset[int]]]:
+    """Of which address families what each bridge forwards passes iptables; without the module it does of none, whatever
+    is set. One switch is for all bridges, and one for each: either is enough."""
+    asked = {4: "iptables", 6: "ip6tables"} if _BRIDGES.exists() else {}
+    for path in Path("/sys/class/net").glob("*/bridge"):
+        yield (
+            name_of(path.parent),
+            frozenset(
+                family
+                for family, table in asked.items()
+                if _is_on(_BRIDGES / f"bridge-nf-call-{table}") or _is_on(path / f"nf_call_{table}")
+            ),
+        )
 
 
 def _find_translators() -> Iterator[str]:

@@ -74,6 +74,27 @@ def test_a_conflict_is_found_while_it_is_there(linux: RemoteKernel, name: str) -
     assert name not in found(linux)
 
 
+def set_handing(kernel: RemoteKernel, value: int) -> None:
+    kernel.run("sysctl", "-qw", *(f"net.bridge.bridge-nf-call-{table}={value}" for table in ("iptables", "ip6tables")))
+
+
+def test_a_bridge_that_hands_frames_to_iptables_by_itself_is_found(linux: RemoteKernel) -> None:
+    """Beside the sysctl, which has all of them do so, each has a switch of its own."""
+    set_handing(linux, 0)
+    for name, option in (("br0", "nf_call_iptables"), ("br1", "nf_call_ip6tables"), ("br2", "nf_call_arptables")):
+        linux.run(*f"ip link add name {name} type bridge {option} 1".split())
+    try:
+        assert linux.survey().bridged == {"br0": {4}, "br1": {6}, "br2": set()}
+        linux.run("ip", "link", "set", "br0", "type", "bridge", "nf_call_iptables", "0")
+        assert linux.survey().bridged == {"br0": set(), "br1": {6}, "br2": set()}
+        set_handing(linux, 1)
+        assert linux.survey().bridged == {"br0": {4, 6}, "br1": {4, 6}, "br2": {4, 6}}
+    finally:
+        set_handing(linux, 0)
+        for name in ("br0", "br1", "br2"):
+            linux.run(*f"ip link del {name}".split())
+
+
 @pytest.mark.parametrize("flags", ["", "flags owner;"])
 def test_a_table_is_read_that_somebody_owns(linux: RemoteKernel, flags: str) -> None:
     """firewalld owns its own unless it is told not to; nft lists such a table as no other."""

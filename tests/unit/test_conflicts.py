@@ -118,8 +118,8 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(sets={"nl-peer4-a": Fill(55, 100)}), "peers", Severity.WARNING, "per: target"),
     (HostReport(foreign={"wan": "htb 1:"}), "foreign qdisc", Severity.WARNING, "--take-over wan"),
     (HostReport(hz=100), "clock tick", Severity.NOTE, "divided by 100"),
-    (HostReport(bridges=("br0",), bridged=frozenset()), "bridge", Severity.NOTE, "br_netfilter"),
-    (HostReport(bridges=("br0",), bridged=frozenset({4, 6})), "bridge", Severity.WARNING, "VLAN 0"),
+    (HostReport(bridges=("br0",), bridged={"br0": frozenset()}), "bridge", Severity.NOTE, "br_netfilter"),
+    (HostReport(bridges=("br0",), bridged={"br0": frozenset({4, 6})}), "bridge", Severity.WARNING, "VLAN 0"),
     (HostReport(source_routed=True), "source routes", Severity.SERIOUS, "accept_source_route=0"),
     (
         HostReport(diversions=(Diversion("fd00:9::/64", "seg6 mode encap"), Diversion("10.9.0.0/16", "bpf in"))),
@@ -189,7 +189,7 @@ QUIET = [
         mangle=(("-A ips -j NFQUEUE", "-A POSTROUTING -j NFQUEUE", '-A INPUT -m comment --comment "-j NFQUEUE"'),)
     ),
     HostReport(joining=("br0", "br1")),
-    HostReport(bridged=frozenset({4}), hz=1000, programs=frozenset({"sshd"})),
+    HostReport(bridged={}, hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
 FAULTS: list[tuple[ServiceReport, str, Severity, str]] = [
@@ -277,16 +277,31 @@ def test_what_only_speaks_of_untracked_packets_is_none() -> None:
 @pytest.mark.parametrize(
     ("joining", "bridged", "words"),
     [
-        (("br0", "br1"), {4, 6}, "bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0."),
-        (("br0", "br1"), {6}, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0."),
-        (("br0",), {4, 6}, ""),
-        (("br0", "br1"), set(), ""),
+        (("br0", "br1"), ({4, 6}, {4, 6}), "bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0; for"),
+        (("br0", "br1"), ({6}, {6}), "sysctl -w net.bridge.bridge-nf-call-ip6tables=0; for each"),
+        (("br0", "br1"), ({6}, {4, 6}), "each bridge: ip link set BRIDGE type bridge nf_call_ip6tables 0."),
+        (("br0",), ({4, 6}, {4, 6}), ""),
+        (("br0", "br1"), (set(), set()), ""),
+        (("br0", "br1"), ({4}, {6}), ""),
+        (("br0", "br1"), ({4}, set()), ""),
     ],
 )
 def test_bridges_that_hand_the_same_packet_over_are_several_with_ports(
-    joining: tuple[str, ...], bridged: set[int], words: str
+    joining: tuple[str, ...], bridged: tuple[set[int], set[int]], words: str
 ) -> None:
-    report = HostReport(bridges=("br0", "br1"), joining=joining, bridged=frozenset(bridged))
+    report = HostReport(
+        bridges=("br0", "br1"), joining=joining, bridged=dict(zip(("br0", "br1"), map(frozenset, bridged), strict=True))
+    )
     found = [each for each in find_conflicts(report) if each.name == "several bridges"]
     assert len(found) == bool(words)
     assert all(words in each.advice for each in found)
+
+
+def test_each_bridge_is_told_of_by_what_it_hands_over_itself() -> None:
+    bridged = {"br0": frozenset({4}), "br1": frozenset[int](), "br2": frozenset({4})}
+    found = find_conflicts(HostReport(bridges=tuple(bridged), bridged=bridged))
+    assert sorted(each.what.partition(" pass")[0] for each in found if each.name == "bridge") == [
+        "What br0, br2 forwards between ports",
+        "What br0, br2 forwards between ports (IPv6) does not",
+        "What br1 forwards between ports (IPv4 and IPv6) does not",
+    ]
