@@ -286,9 +286,9 @@ class Database:
         One that must wait too long for who else uses the database raises StoreError, and has changed nothing.
         """
         if self.path:
+            files.check_names(self.path)
             self._make_file(self.path)
             files.check_file(self.path)
-            files.check_beside(self.path)
         self._checked = False
         with self._in_words():
             if self.is_sqlite:
@@ -316,9 +316,11 @@ class Database:
 
     def check_pages(self) -> None:
         """Look through a SQLite file for damage, as far as that goes in some seconds. Raises Damaged."""
-        if not self.path or not self.path.exists() or not self.path.stat().st_size:
+        if not self.path:
             return
-        files.check_beside(self.path)
+        files.check_names(self.path)
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
         end = time.monotonic() + CHECK_SECONDS
         with self._in_words():
             connection = connect(self.path, BUSY_SECONDS, self._allowance)
@@ -389,7 +391,7 @@ class Database:
             self.primaries.look()
         place = self.find_place()
         if self.path:
-            files.check_beside(self.path)
+            files.check_names(self.path)
         if self._place not in (None, place):
             self._checked = False
             self.close()

@@ -78,9 +78,15 @@ def cut_log(path: Path, size: int) -> None:
             os.close(descriptor)  # no lock of SQLite's is on this file
 
 
-def check_beside(path: Path) -> None:
-    """Raise StoreError where a file beside the database is no plain one: who opens a FIFO waits for ever, and SQLite
-    opens its journal and log whenever they are there."""
+def check_names(path: Path) -> None:
+    """Raise StoreError where the database is a link, for SQLite keeps its log beside what that leads to; or where a
+    file beside it is no plain one: who opens a FIFO waits for ever, and SQLite opens its journal and log whenever they
+    are there."""
+    if os.path.islink(path):  # of a directory that is closed to us the next question tells
+        raise StoreError(
+            f"The database {path} is a symbolic link; SQLite would keep its log elsewhere than beside that name. Name "
+            "the file itself in NETLIMIT_DATABASE_URL, or have a link to its directory."
+        )
     for ending in ("-journal", "-wal", "-shm"):
         name = path.with_name(path.name + ending)
         try:

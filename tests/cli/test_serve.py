@@ -342,6 +342,19 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(root: None, netlimit: Ne
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("command", [("serve",), ("api",), ("db", "upgrade")])
+def test_every_command_refuses_a_link_in_the_place_of_the_database(
+    root: None, netlimit: Netlimit, directory: Path, command: tuple[str, ...]
+) -> None:
+    netlimit.do("db", "upgrade")
+    database = _database(netlimit) / "netlimit.db"
+    database.rename(directory / "elsewhere.db").chmod(0o640)
+    database.symlink_to(directory / "elsewhere.db")
+    said = netlimit.refuse(*command)
+    assert f"The database {database} is a symbolic link" in said
+    assert stat.S_IMODE((directory / "elsewhere.db").stat().st_mode) == 0o640
+
+
 def _add_rule(netlimit: Netlimit) -> None:
     """Without an API."""
     store = Store(netlimit.environment["NETLIMIT_DATABASE_URL"])

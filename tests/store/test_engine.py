@@ -8,6 +8,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,50 @@ def test_another_file_in_its_place_is_opened(store: Store, path: Path, tmp_path:
     assert store.revision() == 0
     watch.close()
     store.close()
+
+
+LINKED = "is a symbolic link; SQLite would keep its log elsewhere"
+
+
+def test_a_link_in_the_place_of_the_file_is_refused(store: Store, path: Path, tmp_path: Path) -> None:
+    """SQLite keeps the log beside the file itself, where nobody would look for it, nor bound it."""
+    store.upgrade()
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with closing(Store(f"sqlite:///{link}")) as linked:
+        for ask in (linked.revision, linked.upgrade, partial(keep, linked)):
+            with pytest.raises(StoreError, match=LINKED):
+                ask()
+    keep(store)
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_database(tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "disk" / "netlimit.db")
+    with closing(Store(f"sqlite:///{link}")) as linked:
+        for ask in (linked.revision, linked.upgrade):
+            with pytest.raises(StoreError, match=LINKED):
+                ask()
+    assert [*tmp_path.iterdir()] == [link]
+
+
+def test_a_file_that_is_moved_and_linked_to_is_used_no_more(store: Store, path: Path) -> None:
+    store.upgrade()
+    keep(store)
+    away = path.rename(path.with_name("away.db"))
+    path.symlink_to(away)
+    with pytest.raises(StoreError, match=LINKED):
+        keep(store)
+    away.replace(path)
+    keep(store, "10.0.0.2")
+
+
+def test_a_link_to_the_directory_is_followed(store: Store, path: Path, tmp_path: Path) -> None:
+    store.upgrade()
+    (tmp_path / "link").symlink_to(path.parent)
+    with closing(Store(f"sqlite:///{tmp_path}/link/{path.name}")) as linked:
+        keep(linked)
+        assert linked.revision() == store.revision()
 
 
 def test_a_database_that_others_own_is_said(store: Store, path: Path) -> None:
