@@ -7,7 +7,7 @@ what changed. `compile_rules` does it from nothing, and comes to the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_displacing, find_former_bits, keep_rejecting, name_buckets
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
-from netlimit.detours import Areas, read_areas
+from netlimit.detours import ANYWHERE, Areas, read_areas
 from netlimit.fragments import find_leak
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
@@ -45,11 +45,11 @@ from netlimit.limits import (
 from netlimit.misses import Miss, find_miss, may_miss
 from netlimit.numbers import MARK_BITS, TRANSLATED, Numbering, Numbers, PurposeKey, number_families
 from netlimit.peers import find_crowded, find_peer_slots, peer_set
-from netlimit.published import Publication, tell_published
+from netlimit.publications import Publications, tell_published
 from netlimit.rates import Kind
 from netlimit.routing import find_entries, leads_towards
 from netlimit.rules import PEER, Action, Direction, Protocol, Rule, Target, format_target
-from netlimit.shaping import Shaping
+from netlimit.shaping import Note, Shaping
 from netlimit.state import PEER_PREFIX, Entry, IpSet, State, Structure, exempts
 from netlimit.tree import Tree
 from netlimit.turnover import Told, Turnover
@@ -435,10 +435,8 @@ class Compilation:
 
     def find_spoiled(self, spoiled: Mapping[Spoiled, Finding]) -> dict[int, str]:
         """Why rules do not hold as they say, by their ids, where something `spoiled` all of their kind."""
-        published = spoiled.get(Spoiled.PUBLISHED)
-        led_away = dict(self._tell_published(published.published)) if published else {}
-        if spoiled.keys() <= {Spoiled.PUBLISHED}:  # with many rules the rest takes much longer
-            return led_away
+        if not spoiled:  # with many rules the rest takes much longer
+            return {}
         kinds: dict[int, tuple[Spoiled, ...]] = dict.fromkeys(self.shaping.ids, (Spoiled.SHAPED,))
         kinds |= {rule_id: _find_spoiled(fragment.purpose) for rule_id, fragment in self.fragments.items()}
         if Spoiled.INCOMING in spoiled:
@@ -478,19 +476,23 @@ class Compilation:
             rule_id: next((spoiled[each] for each in (*several, Spoiled.EVERY) if each in spoiled), None)
             for rule_id, several in kinds.items()
         }
-        return {rule_id: str(finding) for rule_id, finding in found.items() if finding} | led_away
+        return {rule_id: str(finding) for rule_id, finding in found.items() if finding}
 
-    def _tell_published(self, published: Sequence[Publication]) -> Iterator[tuple[int, str]]:
-        """The rules `to` own addresses of which something is led to other hosts, each with what it should say."""
+    def find_published(self, published: Publications) -> dict[int, Note]:
+        """What is to be said of rules `to` addresses of which something is led elsewhere before they are asked, by
+        their ids."""
+        return dict(self._tell_published(published)) if published else {}
+
+    def _tell_published(self, published: Publications) -> Iterator[tuple[int, Note]]:
         for rule_id, fragment in self.fragments.items():
             each = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
             allows = isinstance(each, VerdictGroup) and each.action is Action.ALLOW
-            if allows or each.direction is Direction.FROM:
+            if allows or each.direction is Direction.FROM or not fragment.keys:
                 continue
-            for key in self.facts.own.intersection(fragment.keys):
-                protocol, ports = each.selector.protocol.value, each.selector.ports
-                if led := [other for other in published if other.concerns(key, protocol, ports)]:
-                    yield rule_id, tell_published(led, key)
+            target = fragment.keys[0] if len(fragment.keys) == 1 else ANYWHERE[each.family == 6]
+            found, degraded = published.find(target, each.selector.protocol.value, each.selector.ports)
+            if found:
+                yield rule_id, Note(tell_published(found, target, degraded), degraded)
 
     def _list_ways(self) -> Iterator[_Way]:
         """What rules block, limit or shape, one for each part of a target."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from ipaddress import ip_network
 from typing import NamedTuple
 
+from netlimit.cases import Host
 from netlimit.detours import (
     ANY,
     EXTENSION,
@@ -23,7 +24,9 @@ from netlimit.detours import (
     find_translations,
     find_untracked_early,
 )
-from netlimit.published import Publication, find_publications, say_published
+from netlimit.publications import Publications, say_published
+from netlimit.published import find_publications
+from netlimit.spans import join, read_address
 from netlimit.state import PEER_PREFIX
 from netlimit.tree import Diversion
 
@@ -94,15 +97,13 @@ class Spoiled(StrEnum):
     HANDED = "rules that name the device by which packets come in"
     MIRRORED = "rates of what comes in by some devices, and rules that name these"
     MASKED = "rules to those whom this host knows by another address"
-    PUBLISHED = "rules to addresses of this host"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was found: a short name, what it is, what to do about it, and which rules it spoils; where there
     are `devices`, only for what comes in by one of them, where there are `places` (a protocol, and an address or the
-    first and the last of several), only for what is sent there. Of what
-    is `published` each tells which it concerns."""
+    first and the last of several), only for what is sent there."""
 
     name: str
     severity: Severity
@@ -111,7 +112,6 @@ class Finding:
     spoils: Spoiled | None = None
     devices: tuple[str, ...] = ()
     places: tuple[tuple[str, str], ...] = ()
-    published: tuple[Publication, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.advice}"
@@ -169,9 +169,10 @@ class HostReport:
     `programs` are names of running processes. `flushing` are files that flush all nftables rules when they are loaded,
     `enabled` the systemd units that load rules at boot, `saved` files of saved rules that hold chains of ours.
     `nftables` is what `nft list ruleset` prints, `legacy` the rules of others in the legacy tables, `nat` those in nat
-    tables of both kinds of iptables, table by table, `mangle` those in the legacy mangle tables. `rerouting` are rules
-    that give what this host sends a mark by which it is routed once more. `own` are the addresses of the host,
-    `listening` those with the TCP ports where something listens at one address, not at all of them.
+    tables of both kinds of iptables, table by table (`nat6`: of IPv6), `mangle` those in the legacy mangle tables.
+    `rerouting` are rules that give what this host sends a mark by which it is routed once more. `own` are the addresses
+    of the host, `firsts` by device those that a REDIRECT gives to what comes by it, `listening` those with the TCP
+    ports where something listens at one address, not at all of them.
     `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
     it, `bridged` by bridge the address families of which what it forwards passes iptables (None: unknown).
     `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them,
@@ -197,9 +198,11 @@ class HostReport:
     nftables: str = ""
     legacy: tuple[str, ...] = ()
     nat: tuple[tuple[str, ...], ...] = ()
+    nat6: tuple[tuple[str, ...], ...] = ()
     mangle: tuple[tuple[str, ...], ...] = ()
     rerouting: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
+    firsts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     listening: frozenset[tuple[str, int]] = frozenset()
     connections: Fill = field(default_factory=lambda: Fill(0, 0))
     sets: Mapping[str, Fill] = field(default_factory=dict)
@@ -232,6 +235,11 @@ class HostReport:
     synchronized: bool = True
     groups: frozenset[tuple[str, str]] = frozenset()
     unknown: tuple[str, ...] = ()
+
+    @property
+    def translating(self) -> tuple[tuple[str, ...], ...]:
+        """The rules in nat tables of both families."""
+        return (*self.nat, *self.nat6)
 
 
 def find_conflicts(report: HostReport) -> list[Finding]:
@@ -698,7 +706,7 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
     """Who gives what this host sends another destination, once rules `to` have been asked in mangle OUTPUT."""
     found: dict[str, Translation] = {}
     places = dict[tuple[str, str], None]()
-    for each in find_translations(report.nftables, report.nat, report.own):
+    for each in find_translations(report.nftables, report.translating, report.own):
         found.setdefault(str(each), each)
         places[each.protocol, str(each)] = None
     if found:
@@ -738,7 +746,7 @@ def _find_rerouted(report: HostReport) -> Iterator[Finding]:
 def _find_taken(report: HostReport) -> Iterator[Finding]:
     """Who leads packets to sockets of this host that our program on the ingress has seen before, and let go: it looks
     for a socket where the packet says it is for, and a port that is translated has none."""
-    found = [*dict.fromkeys(find_taking(report.nftables, report.nat, report.own))]
+    found = [*dict.fromkeys(find_taking(report.nftables, report.translating, report.own))]
     if found:
         more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
         yield Finding(
@@ -747,24 +755,28 @@ def _find_taken(report: HostReport) -> Iterator[Finding]:
             "What comes in is given another port, or an address of this gateway, in nat PREROUTING "
             f"(`{found[0][:_SHOWN]}`{more}): where that leads to a socket here, it is not shaped. What is sent to that "
             "port and address itself is, and what is forwarded.",
-            "Limit it instead (`action: drop`), or let the program listen at the port that is asked for.",
+            "Limit it instead (`action: drop`), in a rule `to` the address and port that it is given, or let the "
+            "program listen at the port that is asked for.",
             Spoiled.TAKEN,
         )
 
 
+def read_publications(report: HostReport) -> Publications:
+    """What is published on a host."""
+    firsts = tuple((device, join(map(read_address, some))) for device, some in report.firsts)
+    host = Host(join(map(read_address, report.own)), firsts)
+    return find_publications(report.nftables, report.nat, report.nat6, host)
+
+
 def _find_published(report: HostReport) -> Iterator[Finding]:
-    """Who leads to another host what comes for this one, before INPUT, where rules `to` it are asked."""
-    found = find_publications(report.nftables, report.nat, report.own)
+    """Who gives what comes in another destination, before rules `to` the first one are asked."""
+    found = read_publications(report)
     if found:
-        rules, ways = say_published(found)
         yield Finding(
             "published ports",
             Severity.WARNING,
-            f"What comes for addresses of this gateway is led to other hosts in nat PREROUTING ({rules}), and does not "
-            f"meet blocks and limits `to` those addresses: {ways}.",
+            f"{say_published(found)} Blocks and limits `to` the address and port that it was sent to do not meet it.",
             "Name in rules `to` where that leads, with the port there.",
-            Spoiled.PUBLISHED,
-            published=found,
         )
 
 
@@ -797,7 +809,7 @@ def _find_labelled(report: HostReport) -> Iterator[Finding]:
 
 def _find_masked(report: HostReport) -> Iterator[Finding]:
     """Who has this host answer to another address than to that from which somebody comes."""
-    found = [*find_masked(report.nftables, report.nat)]
+    found = [*find_masked(report.nftables, report.translating)]
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         yield Finding(

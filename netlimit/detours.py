@@ -308,11 +308,11 @@ class Areas:
         for place in places:
             first, _, last = place.partition("-")
             ends[ip_address(first).version].append((int(ip_address(first)), int(ip_address(last or first))))
-        self._ends = {family: list(_merge(sorted(each))) for family, each in ends.items()}
+        self._ends = {family: list(merge(sorted(each))) for family, each in ends.items()}
 
     def meet(self, target: str) -> bool:
         """Whether some address of a target, as sets have it, is among them."""
-        family, first, last = _read_ends(target)
+        family, first, last = read_ends(target)
         ends = self._ends[family]
         before = bisect_right(ends, (last, 1 << _LONGEST[6]))
         return before > 0 and ends[before - 1][1] >= first
@@ -325,7 +325,7 @@ def read_areas(places: tuple[tuple[str, str], ...], protocol: str) -> Areas:
     return Areas(place for other, place in places if ANY in (protocol, other) or protocol == other)
 
 
-def _read_ends(target: str) -> tuple[int, int, int]:
+def read_ends(target: str) -> tuple[int, int, int]:
     """The family of a network, and its first and last address as numbers. By hand, for targets are many."""
     address, _, length = target.partition("/")
     family, kind = (6, AF_INET6) if ":" in address else (4, AF_INET)
@@ -333,7 +333,7 @@ def _read_ends(target: str) -> tuple[int, int, int]:
     return family, first, first | (1 << _LONGEST[family] - int(length or _LONGEST[family])) - 1
 
 
-def _merge(ends: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def merge(ends: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The same without what overlaps: who ends last is behind all others, then."""
     held: tuple[int, int] | None = None
     for first, last in ends:

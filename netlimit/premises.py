@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from netlimit.addresses import read_plain
-from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_told
+from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_told, read_publications
 from netlimit.dying import list_led
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
@@ -19,7 +19,7 @@ from netlimit.limits import Facts, own_addresses, parse_safe
 from netlimit.marks import USUAL
 from netlimit.neighbours import Neighbours
 from netlimit.numbers import PurposeKey
-from netlimit.published import find_led, find_publications
+from netlimit.publications import Publications, find_led
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.rules import Target
 from netlimit.safety import SafeSet, is_needed
@@ -66,6 +66,7 @@ class Premises:
         self._barred: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
+        self.published = Publications()
         self._led: frozenset[tuple[str, int]] = frozenset()
         self.led: Mapping[str, tuple[str, ...]] = {}
         """Where programs listen at what may lead to others, as sets have it; nothing before the first look."""
@@ -304,10 +305,11 @@ class Premises:
         try:
             report = self._kernel.survey(thorough=False)
             found = find_conflicts(report)
+            self.published = read_publications(report)
             self._find_led(report)
         except Exception as error:
             log.debug("The survey failed.", exc_info=True)
-            self.spoiled = {}
+            self.spoiled, self.published = {}, Publications()
             self._conflicts = (f"What gets in the way of limits on this host is not known: {say_fault(error)}.",)
         else:
             self.spoiled = {each.spoils: each for each in reversed(found) if each.spoils}
@@ -318,7 +320,7 @@ class Premises:
 
     def _find_led(self, report: HostReport) -> None:
         """What led to others, and has one that listens, leads there still while not everything can be read."""
-        led = find_led(report.listening, find_publications(report.nftables, report.nat, report.own))
+        led = find_led(report.listening, self.published)
         if report.unknown:
             led |= self._led & (report.listening or self._led)
         self._led = led

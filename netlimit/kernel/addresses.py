@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from ipaddress import ip_address
 
 from netlimit.kernel import rtnetlink
+from netlimit.kernel.names import read_names
 from netlimit.tree import INGRESS_DEVICE
 
 _GET_ADDRESS = 22
@@ -18,13 +20,30 @@ _FAR, _OWN = 1, 2
 
 def read_own() -> tuple[str, ...]:
     """The addresses of every device but ours, by netlink. Raises OSError."""
+    return tuple(sorted({address for _, address in _read_each()}))
+
+
+def read_firsts() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """By device the address that a REDIRECT gives to what comes by it: the first of each family, as the kernel has
+    them in order; of IPv6, no link-local one. Raises OSError."""
+    found: dict[int, dict[int, str]] = {}
+    for index, address in _read_each():
+        read = ip_address(address)
+        if not read.is_loopback and not (read.version == 6 and read.is_link_local):
+            found.setdefault(index, {}).setdefault(read.version, address)
+    names = read_names()
+    # What comes by loopback has been translated as it was sent.
+    return tuple(
+        (names[index], tuple(each.values())) for index, each in found.items() if names.get(index, "lo") != "lo"
+    )
+
+
+def _read_each() -> Iterator[tuple[int, str]]:
     ours = _find_ours()
-    found = set()
     for body in rtnetlink.read_whole(_GET_ADDRESS, bytes(_ADDRESS.size)):
-        if _ADDRESS.unpack_from(body)[0] != ours:
+        if (index := _ADDRESS.unpack_from(body)[0]) != ours:
             told = rtnetlink.decode(body, _ADDRESS.size)
-            found.add(str(ip_address(told.get(_OWN) or told[_FAR])))
-    return tuple(sorted(found))
+            yield index, str(ip_address(told.get(_OWN) or told[_FAR]))
 
 
 def _find_ours() -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from netlimit.conflicts import Fill, HostReport
 from netlimit.errors import KernelError
 from netlimit.kernel import ipset, iptables
-from netlimit.kernel.addresses import read_own
+from netlimit.kernel.addresses import read_firsts, read_own
 from netlimit.kernel.ingress import (
     find_ahead,
     find_diverting,
@@ -59,8 +59,8 @@ _BROUTE = Path("/sys/module/ebtable_broute")
 _NO_DEVICES = frozenset(("all", "default", "lo"))
 """What stands among devices in /proc/sys/net/ipv6/conf, and loopback."""
 _NOTHING: tuple[str, ...] = ()
-_NO_RULES: tuple[tuple[str, tuple[str, ...]], ...] = ()
-_NO_TABLES: tuple[tuple[str, ...], ...] = ()
+_NO_RULES: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
+_NO_TABLES: tuple[tuple[int, tuple[str, ...]], ...] = ()
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ def look_round(
         lambda: tuple(_read_twins(nftables, ask_twin, "nat", "PREROUTING|OUTPUT|INPUT")),
         _NO_TABLES,
     )
-    mangle = tuple(printed for table, printed in rules if table == "mangle")
+    mangle = tuple(printed for _, table, printed in rules if table == "mangle")
+    nat = (*((family, printed) for family, table, printed in rules if table == "nat"), *twins)
     return HostReport(
         hz=hz,
         programs=look.at("the programs that run", lambda: frozenset(_find_programs()), frozenset()),
@@ -110,13 +111,15 @@ def look_round(
         enabled=look.at("units that load rules", lambda: tuple(_find_units(root)), ()),
         saved=tuple(look.through("saved rules", root, _SAVED_FILES, _OURS)),
         nftables=nftables,
-        legacy=tuple(rule for _, printed in rules for rule in printed),
-        nat=(*(printed for table, printed in rules if table == "nat"), *twins),
+        legacy=tuple(rule for *_, printed in rules for rule in printed),
+        nat=tuple(printed for family, printed in nat if family == 4),
+        nat6=tuple(printed for family, printed in nat if family == 6),
         mangle=mangle,
         rerouting=look.at(
             "what is routed once more", lambda: tuple(_find_rerouting(nftables, mangle, ask_twin)), _NOTHING
         ),
         own=look.at("the addresses of this host", lambda: frozenset(read_own()), frozenset()),
+        firsts=look.at("which address comes first on devices", read_firsts, ()),
         listening=look.at("at which addresses programs listen", lambda: frozenset(_find_listening()), frozenset()),
         connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
@@ -241,20 +244,21 @@ def _find_units(root: Path) -> Iterator[str]:
             yield f"{unit}.service"
 
 
-def _read_foreign_rules() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The rules of others in the legacy tables: each table's name with them."""
+def _read_foreign_rules() -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """The rules of others in the legacy tables: each table's family and name with them."""
     for family in (4, 6):
         for table, rules in iptables.foreign_rules(family).items():
-            yield table, tuple(rules)
+            yield family, table, tuple(rules)
 
 
 def _read_twins(
     nftables: str, ask_twin: Callable[[str], str], table: str, chains: str = "OUTPUT"
-) -> Iterator[tuple[str, ...]]:
-    """The rules of a table of iptables-nft, of each family, where it has one of these chains."""
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The rules of a table of iptables-nft, by family, where it has one of these chains."""
     for name in (name for name in TWINS if name.endswith(f" {table}")):
         if re.search(rf"^table {name} \{{\n(?:\t.*\n|\n)*?\tchain (?:{chains}) \{{", nftables, re.MULTILINE):
-            yield tuple(line for line in ask_twin(name).splitlines() if line.startswith("-A "))
+            rules = tuple(line for line in ask_twin(name).splitlines() if line.startswith("-A "))
+            yield 6 if name.startswith("ip6 ") else 4, rules
 
 
 def _find_rerouting(
@@ -263,7 +267,8 @@ def _find_rerouting(
     """The rules by which what this host sends is routed once more; nothing is asked where no routing rule goes by
     marks."""
     if asked := frozenset(read_routing_marks()):
-        yield from find_rerouting(nftables, (*mangle, *_read_twins(nftables, ask_twin, "mangle")), asked)
+        twins = (rules for _, rules in _read_twins(nftables, ask_twin, "mangle"))
+        yield from find_rerouting(nftables, (*mangle, *twins), asked)
 
 
 def _find_above() -> Iterator[tuple[str, tuple[str, ...]]]:

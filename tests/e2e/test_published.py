@@ -12,7 +12,7 @@ import pytest
 
 from netlimit.records import State
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, CLIENT6, WAN, WAN6, Lab, close_pipes
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, WAN, WAN6, Lab, close_pipes
 from tests.e2e.gateway import Gateway
 from tests.ports import free_port
 
@@ -25,10 +25,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 class Server(http.server.HTTPServer):
     address_family = int(sys.argv[2])
-server = Server((sys.argv[1], 80), Answer)
+server = Server((sys.argv[1], int(sys.argv[3])), Answer)
 print("ready", flush=True)
 server.serve_forever()
 """
+VIP, VIP6 = "10.2.0.9", "fd00:2::9"
+ROUTED, ROUTED6 = "203.0.113.0/29", "fd00:9::/64"
+PUBLIC, PUBLIC6 = "203.0.113.5", "fd00:9::5"
 LOCAL = ("-m", "addrtype", "--dst-type", "LOCAL")
 LISTED = f"""table ip published {{
 	chain docker {{
@@ -45,9 +48,13 @@ LISTED = f"""table ip published {{
 
 @pytest.fixture(scope="module", autouse=True)
 def site(lab: Lab) -> Iterator[None]:
-    """A site behind the gateway, by both families."""
-    places = ((CLIENT, "2"), (CLIENT6, "10"))
-    sites = [lab.client.popen(sys.executable, "-c", SERVE, *place, stdout=PIPE) for place in places]
+    """A site behind the gateway, and one of its own, by both families."""
+    places = ((lab.client, CLIENT, "2", "80"), (lab.client, CLIENT6, "10", "80"), (lab.gateway, "::", "10", "8088"))
+    sites = [host.popen(sys.executable, "-c", SERVE, *place, stdout=PIPE) for host, *place in places]
+    for vip, network, way in ((VIP, ROUTED, WAN), (VIP6, ROUTED6, WAN6)):
+        lab.gateway.run("ip", "address", "add", f"{vip}/{64 if ':' in vip else 16}", "dev", "wan")
+        lab.server.run("ip", "route", "add", network, "via", way)
+    lab.gateway.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
     for each in sites:
         assert each.stdout is not None
         assert each.stdout.readline() == "ready\n"
@@ -82,9 +89,9 @@ def published(lab: Lab, program: str) -> Iterator[None]:
             lab.gateway.run(program, "-t", "nat", "-X")
 
 
-def ask(lab: Lab, address: str) -> str:
-    """What the site answers to somebody outside; "000": nothing."""
-    url = f"http://[{address}]:8080/" if ":" in address else f"http://{address}:8080/"
+def ask(lab: Lab, address: str, port: int = 8080) -> str:
+    """What a site answers to somebody outside; "000": nothing."""
+    url = f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
     said = lab.server.run("curl", "-s", "-o", "/dev/null", "-m", "2", "-w", "%{http_code}", url, check=False)
     return said.stdout
 
@@ -137,17 +144,145 @@ def test_a_rule_to_the_gateway_tells_where_a_published_port_leads(gateway: Gatew
     gateway.wait_for_state(closed, State.APPLIED)
 
 
-def test_explain_says_where_a_packet_may_be_led(gateway: Gateway, lab: Lab) -> None:
-    (closed,) = gateway.put({"target": WAN, "direction": "to", "protocol": "tcp", "ports": [8080], "action": "block"})
+TAKEN = ("-p", "tcp", "--dport", "8080", "-j")
+TRANSLATIONS: dict[str, tuple[tuple[str, ...], str, str, str, int]] = {
+    "REDIRECT of a second address": (
+        ("iptables-legacy", "-d", VIP, *TAKEN, "REDIRECT", "--to-ports", "8088"),
+        *(VIP, "--dport 8080 -j REDIRECT", WAN, 8088),
+    ),
+    "REDIRECT of any address": (
+        ("iptables-nft", *TAKEN, "REDIRECT", "--to-ports", "8088"),
+        *(VIP, f"{WAN}:8088", WAN, 8088),
+    ),
+    "REDIRECT of IPv6": (  # the address that came last is the first
+        ("ip6tables-legacy", "-i", "wan", *TAKEN, "REDIRECT", "--to-ports", "8088"),
+        *(WAN6, f"[{VIP6}]:8088", VIP6, 8088),
+    ),
+    "redirect": (
+        ("nft", "iifname wan tcp dport 8080 redirect to :8088"),
+        VIP,
+        f"tcp port 8080 to {WAN}:8088",
+        WAN,
+        8088,
+    ),
+    "DNAT to another own address": (
+        ("iptables-legacy", "-d", WAN, *TAKEN, "DNAT", "--to-destination", f"{LAN}:8088"),
+        *(WAN, f"tcp port 8080 to {LAN}:8088", LAN, 8088),
+    ),
+    "DNAT to loopback": (
+        ("iptables-legacy", "-d", WAN, *TAKEN, "DNAT", "--to-destination", "127.0.0.1:8088"),
+        *(WAN, "tcp port 8080 to 127.0.0.1:8088", "127.0.0.1", 8088),
+    ),
+    "DNAT of a routed address": (
+        ("iptables-legacy", "-d", PUBLIC, *TAKEN, "DNAT", "--to-destination", f"{CLIENT}:80"),
+        *(PUBLIC, f"tcp port 8080 to {CLIENT}:80", CLIENT, 80),
+    ),
+    "DNAT of a routed address of IPv6": (
+        ("ip6tables-nft", "-d", PUBLIC6, *TAKEN, "DNAT", "--to-destination", f"[{CLIENT6}]:80"),
+        *(PUBLIC6, f"tcp port 8080 to [{CLIENT6}]:80", CLIENT6, 80),
+    ),
+    "DNAT of a routed address to the gateway": (
+        ("iptables-legacy", "-d", PUBLIC, *TAKEN, "DNAT", "--to-destination", f"{WAN}:8088"),
+        *(PUBLIC, f"tcp port 8080 to {WAN}:8088", WAN, 8088),
+    ),
+    "a map of routed addresses": (
+        ("nft", f"dnat to ip daddr . tcp dport map {{ {PUBLIC} . 8080 : {CLIENT} . 80 }}"),
+        *(PUBLIC, f"tcp port 8080 to {CLIENT}:80", CLIENT, 80),
+    ),
+}
+SAME: dict[str, tuple[tuple[str, ...], str]] = {
+    "REDIRECT of the first address": (("iptables-legacy", "-i", "wan", *TAKEN, "REDIRECT", "--to-ports", "8088"), WAN),
+    "DNAT to another port": (("iptables-legacy", "-d", VIP, *TAKEN, "DNAT", "--to-destination", ":8088"), VIP),
+    "redirect of IPv6": (("nft", "iifname wan tcp dport 8080 redirect to :8088"), VIP6),
+}
+
+
+@contextmanager
+def translated(lab: Lab, program: str, *rule: str) -> Iterator[None]:
+    chain = "chain p { type nat hook prerouting priority dstnat;"
+    family = "ip" if "ip daddr" in rule[0] else "inet"
+    if program == "nft":
+        lab.gateway.run("nft", "-f", "-", input=f"table {family} led {{\n{chain}\n{rule[0]}\n}}\n}}\n")
+    else:
+        lab.gateway.run(program, "-t", "nat", "-A", "PREROUTING", *rule)
+    try:
+        yield
+    finally:
+        delete, flush = ("nft", "delete", "table", family, "led"), (program, "-t", "nat", "-F")
+        lab.gateway.run(*(delete if program == "nft" else flush))
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_a_rule_to_what_is_translated_tells_what_to_name_instead(gateway: Gateway, lab: Lab, name: str) -> None:
+    rule, target, told, place, port = TRANSLATIONS[name]
+    about = {"direction": "to", "protocol": "tcp", "action": "block"}
+    closed, other = gateway.put(
+        {"target": target, "ports": [8080, 8088]} | about, {"target": target} | about | {"protocol": "udp"}
+    )
+    with translated(lab, *rule):
+        assert ask(lab, target) == "204", "the rule does not see it"
+        look_again(gateway)
+        assert told in gateway.wait_for_state(closed, State.DEGRADED)
+        assert gateway.state(other) == (State.APPLIED, "")
+        said = gateway.attempt("doctor").stdout
+        assert "WARNING: published ports" in said
+        assert told in said
+        gateway.add({"target": place, "ports": [port]} | about)
+        assert ask(lab, target) == "000", "what it tells to name holds it"
+    look_again(gateway)
+    gateway.wait_for_state(closed, State.APPLIED)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_rule_that_is_met_at_the_port_behind_is_applied(gateway: Gateway, lab: Lab, name: str) -> None:
+    rule, target = SAME[name]
+    about = {"target": target, "direction": "to", "protocol": "tcp", "action": "block"}
+    both, before = gateway.put(about | {"ports": [8080, 8088]}, about | {"ports": [8080]})
+    with translated(lab, *rule):
+        assert ask(lab, target) == "000"
+        look_again(gateway)
+        assert ":8088" in gateway.wait_for_state(before, State.DEGRADED)
+        assert gateway.state(both) == (State.APPLIED, "")
+        gateway.erase(both)
+        gateway.wait_until_taken_in()
+        assert ask(lab, target) == "204", "the port that was sent is not the one that rules see"
+    look_again(gateway)
+    gateway.wait_for_state(before, State.APPLIED)
+
+
+def test_a_network_with_a_small_part_that_is_led_elsewhere_is_applied_with_a_note(gateway: Gateway, lab: Lab) -> None:
+    about = {"direction": "to", "action": "block"}
+    narrow, wide, every = gateway.put(
+        *({"target": target} | about for target in (ROUTED, "203.0.113.0/24", "198.51.100.0/24"))
+    )
+    with translated(lab, "iptables-legacy", "-d", PUBLIC, "-j", "NETMAP", "--to", f"{CLIENT}/32"):
+        assert ask(lab, PUBLIC, 80) == "204"
+        look_again(gateway)
+        gateway.wait_for_state(narrow, State.DEGRADED)
+        state, said = gateway.state(wide)
+        assert state is State.APPLIED
+        assert said.startswith("Some of what comes for 203.0.113.0/24 ")
+        assert f"all to {CLIENT}/32" in said
+        assert gateway.state(every) == (State.APPLIED, "")
+    look_again(gateway)
+    gateway.wait_for_state(narrow, State.APPLIED)
+
+
+@pytest.mark.parametrize("name", ["REDIRECT of any address", "DNAT of a routed address", "a published port"])
+def test_explain_says_where_a_packet_may_be_led(gateway: Gateway, lab: Lab, name: str) -> None:
+    rule, target = TRANSLATIONS[name][:2] if name in TRANSLATIONS else ((), WAN)
+    about = {"target": target, "direction": "to", "protocol": "tcp", "ports": [8080]}
+    (closed,) = gateway.put(about | {"action": "block"})
     port = free_port()
-    url = f"http://127.0.0.1:{port}/api/v1/explain?src=10.2.0.9&dst={WAN}&protocol=tcp&port=8080&in=wan"
+    url = f"http://127.0.0.1:{port}/api/v1/explain?src=10.2.0.2&dst={target}&protocol=tcp&port=8080&in=wan"
 
     def explain() -> dict[str, str]:
         header = f"Authorization: Bearer {TOKEN}"
         found: dict[str, str] = json.loads(lab.gateway.run("curl", "-s", "-m", "30", "-H", header, url).stdout)
         return found
 
-    with published(lab, "iptables-legacy"), gateway.serving(f"127.0.0.1:{port}", TOKEN):
+    leads = translated(lab, *rule) if rule else published(lab, "iptables-legacy")
+    with leads, gateway.serving(f"127.0.0.1:{port}", TOKEN):
         assert explain()["text"].startswith("The packet is blocked.\n")
         look_again(gateway)
         said = gateway.wait_for_state(closed, State.DEGRADED)

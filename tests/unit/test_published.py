@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
+from netlimit.cases import Host
 from netlimit.compile import Compilation
-from netlimit.conflicts import Finding, HostReport, Severity, Spoiled, find_conflicts
+from netlimit.conflicts import Finding, HostReport, Severity, find_conflicts, read_publications
 from netlimit.limits import Facts, own_addresses
-from netlimit.published import find_led, find_publications
+from netlimit.publications import Publications, find_led
+from netlimit.published import find_publications
 from netlimit.rules import parse_rule
+from netlimit.shaping import Note
+from netlimit.spans import Span, join, name, read_address
 from tests.unit.shapes import HOME
 from tests.unit.strategies import NOW
 
 OWN = frozenset(("10.1.0.1", "10.2.0.1", "fd00:2::1"))
+FIRSTS = ("lan", ("10.1.0.1",)), ("wan", ("10.2.0.1", "fd00:2::1"))
+HOST = Host(
+    join(map(read_address, OWN)), tuple((device, tuple(sorted(map(read_address, some)))) for device, some in FIRSTS)
+)
 DOCKER = (
     "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
     "-A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER",
@@ -54,11 +64,19 @@ LISTED = """table inet nat {
 """
 
 
+def read(listed: str, *rules: str, host: Host = HOST) -> Publications:
+    six = any("fd00:" in rule for rule in rules)
+    return find_publications(listed, () if six else (rules,), (rules,) if six else (), host)
+
+
 def find(rule: str) -> list[str]:
-    """What a rule leads away, each as "own address: what to where"."""
-    listed, table = ("", [rule]) if rule.startswith("-A") else (only(rule), [])
-    found = find_publications(listed, (tuple(table),), OWN)
-    return sorted(f"{','.join(sorted(each.own))}: {each}" for each in found)
+    """What a rule leads away, each as "places: what to where"."""
+    found = read("", rule) if rule.startswith("-A") else read(only(rule))
+    return sorted(f"{','.join(map(show, each.places))}: {each}" for each in found.found)
+
+
+def show(place: Span) -> str:
+    return name(place[0]) if place[0] == place[1] else f"{name(place[0])}-{name(place[1])}"
 
 
 def only(rule: str) -> str:
@@ -82,7 +100,9 @@ SAVED = {
     "-A PREROUTING -p sctp -j DNAT --to-destination 10.1.0.2-10.1.0.9": [
         "10.1.0.1,10.2.0.1: other to 10.1.0.2-10.1.0.9"
     ],
-    "-A PREROUTING -d 10.2.0.0/24 -j NETMAP --to 10.9.0.0/24": ["10.2.0.1: all to 10.9.0.0/24"],
+    "-A PREROUTING -d 10.2.0.0/24 -j NETMAP --to 10.9.0.0/24": [
+        "10.2.0.0,10.2.0.1,10.2.0.2-10.2.0.255: all to 10.9.0.0/24"
+    ],
     "-A PREROUTING -m set --match-set x dst -j DNAT --to-destination 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
     "-A PREROUTING ! -d 10.1.0.1 -m comment --comment -d -p tcp -j DNAT --to-destination 10.1.0.2": [
         "10.2.0.1: tcp to 10.1.0.2"
@@ -94,23 +114,32 @@ SAVED = {
         "10.1.0.1,10.2.0.1: all to 10.1.0.2"
     ],
     "-A PREROUTING -j DNAT --to-destination what": [
-        "10.1.0.1,10.2.0.1,fd00:2::1: all to where cannot be read",
+        "10.1.0.1,10.2.0.1: all to where cannot be read",
     ],
-    "-A PREROUTING -d 198.51.100.7/32 -j DNAT --to-destination 10.1.0.2": [],
+    "-A PREROUTING -d 198.51.100.7/32 -j DNAT --to-destination 10.1.0.2": ["198.51.100.7: all to 10.1.0.2"],
+    "-A PREROUTING -d fd00:9::7/128 -j DNAT --to-destination fd00:1::2": ["fd00:9::7: all to fd00:1::2"],
+    "-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29": ["203.0.113.0-203.0.113.7: all to 10.3.0.0/29"],
+    "-A PREROUTING -i wan -p tcp -j REDIRECT --to-ports 9": ["10.1.0.1,10.2.0.1: tcp to 10.2.0.1:9"],
+    "-A PREROUTING -i wan -j REDIRECT": ["10.1.0.1,10.2.0.1: all to 10.2.0.1"],
+    "-A PREROUTING ! -i w+ -p tcp -j REDIRECT --to-ports 9-10": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.1:9-10"],
+    "-A PREROUTING -d fd00:9::7/128 -j REDIRECT --to-ports 9": ["fd00:9::7: all to [fd00:2::1]:9"],
     "-A PREROUTING -m addrtype ! --dst-type LOCAL -j DNAT --to-destination 10.1.0.2": [],
     "-A PREROUTING -m addrtype --dst-type MULTICAST -j DNAT --to-destination 10.1.0.2": [],
     "-A PREROUTING -i lo -j DNAT --to-destination 10.1.0.2": [],
-    "-A PREROUTING -p tcp -j REDIRECT --to-ports 9": [],
-    "-A PREROUTING -p tcp -j DNAT --to-destination :9": [],
-    "-A PREROUTING -p tcp -j DNAT --to-destination 10.1.0.1:9": [],
-    "-A PREROUTING -p tcp -j DNAT --to-destination 127.0.0.1:9": [],
+    "-A PREROUTING -p tcp -j REDIRECT --to-ports 9": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.1:9 or 10.2.0.1:9"],
+    "-A PREROUTING -p tcp -j DNAT --to-destination :9": ["10.1.0.1,10.2.0.1: tcp to :9"],
+    "-A PREROUTING -p tcp -j DNAT --to-destination 10.1.0.1:9": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.1:9"],
+    "-A PREROUTING -d 10.1.0.1/32 -j DNAT --to-destination 10.1.0.1": [],
+    "-A PREROUTING -p tcp -j DNAT --to-destination 127.0.0.1:9": ["10.1.0.1,10.2.0.1: tcp to 127.0.0.1:9"],
     "-A OUTPUT -j DNAT --to-destination 10.1.0.2": [],
     "-A OTHER -j DNAT --to-destination 10.1.0.2": [],
     '-A PREROUTING -m comment --comment "-j DNAT --to-destination 10.1.0.2" -j ACCEPT': [],
 }
 RECEIVED = {
     "ip daddr 10.2.0.1 tcp dport 80 dnat to 10.1.0.2:8080": ["10.2.0.1: tcp port 80 to 10.1.0.2:8080"],
-    "ip daddr { 10.2.0.1, 10.3.0.0/16 } udp dport 53-60 dnat to 10.1.0.2": ["10.2.0.1: udp ports 53-60 to 10.1.0.2"],
+    "ip daddr { 10.2.0.1, 10.3.0.0/16 } udp dport 53-60 dnat to 10.1.0.2": [
+        "10.2.0.1,10.3.0.0-10.3.255.255: udp ports 53-60 to 10.1.0.2"
+    ],
     "ip daddr != 10.2.0.0-10.2.0.9 tcp dport != { 22, 80 } dnat to 10.1.0.2": [
         "10.1.0.1: tcp ports 0-21, 23-79, 81-65535 to 10.1.0.2"
     ],
@@ -118,10 +147,11 @@ RECEIVED = {
     "meta l4proto { tcp, udp } th dport 53 dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: tcp and udp port 53 to 10.1.0.2"],
     "ip protocol icmp dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: icmp to 10.1.0.2"],
     "dnat to tcp dport map { 80 : 10.1.0.2, 443 : 10.1.0.1, 90-99 : 10.1.0.3 }": [
+        "10.1.0.1,10.2.0.1: tcp port 443 to 10.1.0.1",
         "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2",
         "10.1.0.1,10.2.0.1: tcp ports 90-99 to 10.1.0.3",
     ],
-    "dnat to ip daddr . tcp dport map { 10.2.0.1 . 80 : 10.1.0.2 . 8080 }": ["10.1.0.1,10.2.0.1: tcp to 10.1.0.2:8080"],
+    "dnat to ip daddr . tcp dport map { 10.2.0.1 . 80 : 10.1.0.2 . 8080 }": ["10.2.0.1: tcp port 80 to 10.1.0.2:8080"],
     "tcp dport 80 dnat to numgen inc mod 2 map { 0 : 10.1.0.2, 1 : 10.1.0.3 }": [
         "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2",
         "10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.3",
@@ -136,11 +166,22 @@ RECEIVED = {
     "fib daddr . iif type local dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
     "fib daddr type != local dnat to 10.1.0.2": [],
     "fib daddr type { broadcast, multicast } dnat to 10.1.0.2": [],
-    "ip daddr 198.51.100.7 dnat to 10.1.0.2": [],
+    "ip daddr 198.51.100.7 dnat to 10.1.0.2": ["198.51.100.7: all to 10.1.0.2"],
+    "dnat to ip daddr map { 198.51.100.7 : 10.1.0.2, 10.2.0.1 : 10.1.0.3 }": [
+        "10.2.0.1: all to 10.1.0.3",
+        "198.51.100.7: all to 10.1.0.2",
+    ],
+    "dnat prefix to ip daddr map { 203.0.113.0/29 : 10.3.0.0/29 }": ["203.0.113.0-203.0.113.7: all to 10.3.0.0/29"],
+    "dnat to 10.1.0.2:tcp dport map { 80 : 8080 }": ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2:8080"],
+    'iifname "wan" tcp dport 80 redirect to :9': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.2.0.1:9"],
+    'iifname { "wan", "l*" } tcp dport 80 redirect': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1 or 10.2.0.1"],
+    'iifname != "wan" redirect to :tcp dport map { 80 : 9 }': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1:9"],
+    'log prefix "iifname wan" redirect to :9': ["10.1.0.1,10.2.0.1: all to 10.1.0.1:9 or 10.2.0.1:9"],
+    "jump redirect": [],
     'iifname "lo" dnat to 10.1.0.2': [],
-    "tcp dport 80 redirect to :9": [],
-    "tcp dport 80 dnat to :9": [],
-    "tcp dport 80 dnat to 10.1.0.1": [],
+    "tcp dport 80 redirect to :9": ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1:9 or 10.2.0.1:9"],
+    "tcp dport 80 dnat to :9": ["10.1.0.1,10.2.0.1: tcp port 80 to :9"],
+    "tcp dport 80 dnat to 10.1.0.1": ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1"],
     'accept comment "dnat to 10.1.0.2"': [],
     'log prefix "dnat to 10.1.0.2" accept': [],
     'xt match "multiport" counter packets 0 bytes 0 dnat to 10.1.0.2': [],  # iptables-nft says which
@@ -153,50 +194,59 @@ def test_what_a_rule_leads_away_is_read_as_far_as_it_says_it(rule: str) -> None:
 
 
 def test_it_is_read_where_docker_leads() -> None:
-    found = find_publications("", (DOCKER,), OWN)
-    assert [(each.rule, {*each.own}, str(each)) for each in found] == [
-        (DOCKER[4], {"10.1.0.1", "10.2.0.1"}, "tcp port 8080 to 172.17.0.2:80"),
-        (DOCKER[5], {"10.2.0.1"}, "udp port 53 to 172.17.0.3:5353"),
+    found = read("", *DOCKER).found
+    assert [(each.rule, [*map(show, each.places)], str(each)) for each in found] == [
+        (DOCKER[4], ["10.1.0.1", "10.2.0.1"], "tcp port 8080 to 172.17.0.2:80"),
+        (DOCKER[5], ["10.2.0.1"], "udp port 53 to 172.17.0.3:5353"),
     ]
 
 
 def test_who_leads_to_a_chain_says_of_what() -> None:
-    (found,) = find_publications("", (KUBE,), OWN)
-    assert ({*found.own}, str(found)) == ({"10.1.0.1", "10.2.0.1"}, "tcp port 30080 to 10.0.0.6:80")
+    found = read("", *KUBE).found
+    assert [([*map(show, each.places)], str(each)) for each in found] == [
+        (["10.1.0.1", "10.2.0.1"], "tcp port 30080 to 10.0.0.6:80"),
+        (["10.96.0.1"], "tcp port 443 to 10.0.0.5:6443"),
+    ]
 
 
 def test_it_is_read_where_chains_of_nftables_lead() -> None:
-    def read(rule: str) -> list[str]:
-        return sorted(map(str, find_publications(LISTED.replace("RULE", rule), (), OWN)))
+    def tell(rule: str) -> list[str]:
+        return sorted(map(str, read(LISTED.replace("RULE", rule)).found))
 
     ways = "tcp ports 80, 443 to 172.17.0.2"
-    assert read("accept") == [ways]
-    assert read("udp dport vmap { 53 : jump unused }") == [ways, "udp to 172.17.0.9"]
-    assert read("udp dport 9 udp dport vmap @m") == [ways, "udp port 9 to 172.17.0.8", "udp port 9 to 172.17.0.9"]
-    assert read("fib daddr type vmap { local : goto unused }") == ["all to 172.17.0.9", ways]
+    assert tell("accept") == [ways]
+    assert tell("udp dport vmap { 53 : jump unused }") == [ways, "udp to 172.17.0.9"]
+    assert tell("udp dport 9 udp dport vmap @m") == [ways, "udp port 9 to 172.17.0.8", "udp port 9 to 172.17.0.9"]
+    assert tell("fib daddr type vmap { local : goto unused }") == ["all to 172.17.0.9", ways]
 
 
 def test_what_both_kinds_of_lists_tell_is_told_once() -> None:
     table = "-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080"
     listed = only("ip daddr 10.2.0.1 tcp dport 80 counter packets 0 bytes 0 dnat to 10.1.0.2:8080")
-    assert [each.rule for each in find_publications(listed, ((table,),), OWN)] == [table]
+    assert [each.rule for each in read(listed, table).found] == [table]
 
 
 LED = "-A PREROUTING -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80"
 
 
-def publish(*rules: str) -> Finding:
-    found = find_conflicts(HostReport(nat=(rules,), own=OWN))
-    (finding,) = (each for each in found if each.spoils is Spoiled.PUBLISHED)
-    return finding
+class Published(NamedTuple):
+    finding: Finding
+    published: Publications
 
 
-def judge(finding: Finding, fields: dict[str, object]) -> dict[int, str]:
+def publish(*rules: str) -> Published:
+    six = any("fd00:" in rule for rule in rules)
+    nat, nat6 = ((), (rules,)) if six else ((rules,), ())
+    report = HostReport(nat=nat, nat6=nat6, own=OWN, firsts=FIRSTS)
+    (finding,) = (each for each in find_conflicts(report) if each.name == "published ports")
+    return Published(finding, read_publications(report))
+
+
+def judge(led: Published, fields: dict[str, object]) -> dict[int, Note]:
     compilation = Compilation(Facts(own=own_addresses(tuple(OWN)), topology=HOME))
     rule = parse_rule({"target": "10.2.0.1", "direction": "to"} | fields, NOW)
     assert compilation.put(replace(rule, id=1, forced_by=fields.get("forced_by"))) is None  # type: ignore[arg-type]
-    assert finding.spoils is not None
-    return compilation.find_spoiled({finding.spoils: finding})
+    return compilation.find_published(led.published)
 
 
 BLOCK, LIMIT = {"action": "block"}, {"rate": "10 packets/s"}
@@ -225,19 +275,69 @@ CONCERNED: dict[str, tuple[bool, dict[str, object]]] = {
 def test_rules_to_own_addresses_are_concerned_of_which_something_is_led_away(name: str) -> None:
     concerned, fields = CONCERNED[name]
     told = judge(publish(LED), fields)
-    assert bool(told) == concerned
-    assert all(f"`{LED}`" in text and "tcp port 8080 to 10.1.0.2:80" in text for text in told.values())
+    assert [note.degraded for note in told.values()] == [True] * concerned
+    assert all(f"`{LED}`" in note.text and "tcp port 8080 to 10.1.0.2:80" in note.text for note in told.values())
+
+
+VIP = "-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport 80"
+ROUTED = "-A PREROUTING -d 203.0.113.5/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination"
+HELD, DEGRADED, NOTED = "held", "degraded", "noted"
+WEB = BLOCK | {"protocol": "tcp", "ports": [80, 8080]}
+OUTSIDE = BLOCK | {"target": "203.0.113.5"}
+MET: list[tuple[str, dict[str, object], str]] = [
+    (f"{VIP} -i wan -j REDIRECT --to-ports 8080", WEB, HELD),
+    (f"{VIP} -i wan -j REDIRECT --to-ports 8080", WEB | {"ports": [80]}, DEGRADED),
+    (f"{VIP} -i wan -j REDIRECT --to-ports 8080", WEB | {"ports": [8080]}, HELD),
+    (f"{VIP} -i wan -j REDIRECT --to-ports 8080", BLOCK, HELD),
+    (f"{VIP} -i lan -j REDIRECT --to-ports 8080", WEB, DEGRADED),
+    (f"{VIP} -j REDIRECT --to-ports 8080", WEB, DEGRADED),
+    (f"{VIP} -j REDIRECT --to-ports 8080", WEB | {"target": "10.1.0.1"}, HELD),
+    ("-A PREROUTING -i wan -p tcp -j REDIRECT --to-ports 9", OUTSIDE, HELD),
+    (f"{VIP} -j DNAT --to-destination 10.1.0.1:8080", WEB, DEGRADED),
+    (f"{VIP} -j DNAT --to-destination 127.0.0.1:8080", WEB, DEGRADED),
+    (f"{VIP} -j DNAT --to-destination 10.2.0.1:8080", WEB, HELD),
+    (f"{VIP} -j DNAT --to-destination :8080-8090", WEB | {"ports": [80, "8080-8090"]}, HELD),
+    (f"{VIP} -j DNAT --to-destination :8080-8090", WEB, DEGRADED),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE, DEGRADED),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"protocol": "udp"}, HELD),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | PORT, HELD),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"direction": "from"}, HELD),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"target": "10.3.0.2"}, HELD),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"action": "allow"}, HELD),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"target": "203.0.113.0/29"}, DEGRADED),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"target": "203.0.113.0/24"}, NOTED),
+    (f"{ROUTED} 10.3.0.2", OUTSIDE | {"target": "0.0.0.0/0"}, HELD),
+    (f"{ROUTED} 203.0.113.9", OUTSIDE | {"target": "203.0.113.0/28"}, HELD),
+    (f"{ROUTED} 203.0.113.9:8080", OUTSIDE | {"target": "203.0.113.0/28"} | WEB, HELD),
+    (f"{ROUTED} 203.0.113.9:81", OUTSIDE | {"target": "203.0.113.0/28"} | WEB, DEGRADED),
+    ("-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29", OUTSIDE, DEGRADED),
+    ("-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29", OUTSIDE | {"target": "203.0.113.0/25"}, DEGRADED),
+    ("-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29", OUTSIDE | {"target": "203.0.113.9"}, HELD),
+    ("-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29", OUTSIDE | {"target": "203.0.112.0/30"}, HELD),
+    ("-A PREROUTING -d fd00:9::5/128 -j DNAT --to-destination fd00:1::2", BLOCK | {"target": "fd00:9::5"}, DEGRADED),
+    ("-A PREROUTING -d fd00:9::5/128 -j DNAT --to-destination fd00:1::2", BLOCK | {"target": "fd00:9::6"}, HELD),
+    ("-A PREROUTING -d fd00:9::5/128 -j DNAT --to-destination fd00:1::2", BLOCK | {"target": "fd00:9::/64"}, NOTED),
+]
+
+
+@pytest.mark.parametrize(("published", "fields", "expected"), MET)
+def test_what_meets_a_rule_behind_a_translation_all_the_same_is_not_told(
+    published: str, fields: dict[str, object], expected: str
+) -> None:
+    (note,) = (*judge(publish(published), fields).values(), None)[:1]
+    assert (HELD if note is None else DEGRADED if note.degraded else NOTED) == expected
+    assert note is None or note.text.startswith(("What", "Some of what")[not note.degraded])
 
 
 def test_each_rule_tells_what_concerns_it() -> None:
     other = "-A PREROUTING -p udp -j DNAT --to-destination 10.1.0.3"
-    finding = publish(LED, other)
-    assert finding.severity is Severity.WARNING
-    assert "and 1 more such rules" in finding.what
-    assert judge(finding, BLOCK | PORT) == {1: judge(publish(LED), BLOCK | PORT)[1]}
-    (text,) = judge(finding, BLOCK | {"protocol": "udp", "ports": [9]}).values()
-    assert "udp to 10.1.0.3" in text
-    assert "8080" not in text
+    led = publish(LED, other)
+    assert led.finding.severity is Severity.WARNING
+    assert "and 1 more such rules" in led.finding.what
+    assert judge(led, BLOCK | PORT) == {1: judge(publish(LED), BLOCK | PORT)[1]}
+    (note,) = judge(led, BLOCK | {"protocol": "udp", "ports": [9]}).values()
+    assert "udp to 10.1.0.3" in note.text
+    assert "8080" not in note.text
 
 
 LISTENING = [("10.1.0.1", 8080), ("10.2.0.1", 8080), ("10.2.0.1", 53), ("10.2.0.1", 22), ("fd00:2::1", 8080)]
@@ -255,13 +355,17 @@ LISTENING = [("10.1.0.1", 8080), ("10.2.0.1", 8080), ("10.2.0.1", 53), ("10.2.0.
         (("-A PREROUTING -d 10.2.0.1/32 -p udp -j DNAT --to-destination 10.1.0.2",), []),
         (("-A PREROUTING -p tcp -m set --match-set x dst,dst -j DNAT --to-destination 10.1.0.2",), LISTENING[:4]),
         (("-A PREROUTING -p tcp -j DNAT --to-destination fd00:1::2",), LISTENING[4:]),
+        (("-A PREROUTING -p tcp -j REDIRECT --to-ports 9",), []),
+        (("-A PREROUTING -p tcp -j DNAT --to-destination 10.1.0.1:9",), []),
+        (("-A PREROUTING -p tcp -j DNAT --to-destination 127.0.0.53:9",), []),
+        (("-A PREROUTING -p tcp -j DNAT --to-destination :9",), []),
         ((), []),
     ],
 )
 def test_of_those_who_listen_are_found_whose_ports_may_be_led_away(
     rules: tuple[str, ...], led: list[tuple[str, int]]
 ) -> None:
-    assert find_led(LISTENING, find_publications("", (rules,), OWN)) == {*led}
+    assert find_led(LISTENING, read("", *rules)) == {*led}
 
 
 def test_many_published_ports_with_one_who_listens_at_each_take_no_time_that_anybody_waits_for() -> None:
@@ -269,15 +373,70 @@ def test_many_published_ports_with_one_who_listens_at_each_take_no_time_that_any
         f"-A PREROUTING -d 10.2.0.1/32 -p tcp -m tcp --dport {port} -j DNAT --to-destination 10.1.0.2:80"
         for port in range(1, 10_000)
     ]
-    found = find_publications("", (tuple(rules),), OWN)
+    found = read("", *rules)
     began = time.process_time()
     assert len(find_led([("10.2.0.1", port) for port in range(1, 20_000)], found)) == 9_999
     assert time.process_time() - began < 1
 
 
-def test_without_any_nothing_is_told() -> None:
-    report = HostReport(nat=(("-A PREROUTING -j REDIRECT --to-ports 9",),), own=OWN)
-    assert Spoiled.PUBLISHED not in {each.spoils for each in find_conflicts(report)}
+@pytest.mark.parametrize("rule", ["-j REDIRECT", "-i wan -j ACCEPT", "-d 10.2.0.1 -j DNAT --to-destination 10.2.0.1"])
+def test_without_any_nothing_is_told(rule: str) -> None:
+    firsts = (("wan", ("10.2.0.1",)),)
+    report = HostReport(nat=((f"-A PREROUTING {rule}",),), own=frozenset(("10.2.0.1",)), firsts=firsts)
+    assert "published ports" not in {each.name for each in find_conflicts(report)}
+
+
+def test_a_service_is_told_with_where_it_leads() -> None:
+    (note,) = judge(publish(*KUBE), BLOCK | {"target": "10.96.0.1", "protocol": "tcp", "ports": [443]}).values()
+    assert note.degraded
+    assert "tcp port 443 to 10.0.0.5:6443" in note.text
+    assert "10.0.0.6" not in note.text
+
+
+def list_services(count: int) -> Iterator[str]:
+    """As kube-proxy has them, each with three hosts."""
+    yield from KUBE[:1]
+    for number in range(count):
+        place = f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}"
+        yield f"-A KUBE-SERVICES -d {place}/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-{number}"
+        yield f"-A KUBE-SVC-{number} ! -s 10.244.0.0/16 -d {place}/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ"
+        for host in range(3):
+            yield f"-A KUBE-SVC-{number} -m statistic --mode random --probability 0.5 -j KUBE-SEP-{number}-{host}"
+            yield f"-A KUBE-SEP-{number}-{host} -s 10.244.9.{host}/32 -j KUBE-MARK-MASQ"
+            yield f"-A KUBE-SEP-{number}-{host} -p tcp -m tcp -j DNAT --to-destination 10.244.9.{host}:{number}"
+    yield from KUBE[2:4]
+    yield KUBE[5]
+    yield KUBE[7]
+    yield "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"
+
+
+def test_thousands_of_services_are_told() -> None:
+    led = publish(*list_services(1000))
+    assert judge(led, BLOCK | {"target": "10.96.3.7"})[1].degraded
+    assert not judge(led, BLOCK | {"target": "10.96.0.0/12"})[1].degraded
+    assert "more than are looked through" not in led.finding.what
+
+
+def test_more_services_than_are_looked_through_are_told_as_such() -> None:
+    services = tuple(list_services(5000))
+    began = time.process_time()
+    found = read("", *services)
+    assert time.process_time() - began < 6
+    assert "30080" in str(found.found[0]), "what is for own addresses is told all the same"
+    led = publish(*services)
+    assert "more than are looked through" in led.finding.what
+    assert not judge(led, BLOCK | PORT)
+
+
+def test_many_rules_are_judged_in_no_time_that_anybody_waits_for() -> None:
+    nets = [f"-A PREROUTING -d 203.{n // 256}.{n % 256}.0/28 -j NETMAP --to 10.3.0.0/28" for n in range(2000)]
+    published = publish(*list_services(1000), *nets).published
+    began = time.process_time()
+    for number in range(20_000):
+        target = f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"
+        assert published.find(target, "any", ()) == ([], False)
+    assert len(published.find("128.0.0.0/1", "tcp", ())[0]) > 0
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("rule", ["tcp dport vmap @m", "tcp dport PORT jump cNEXT"])
@@ -289,5 +448,5 @@ def test_many_chains_take_no_time_that_anybody_waits_for(rule: str) -> None:
         chains.append("\n".join([f"\tchain c{number} {{", *(f"\t\t{each}" for each in (text, *others)), "\t}"]))
     listed = LISTED.replace("RULE", "jump c0").replace("\tchain unused", "\n".join([*chains, "\tchain unused"]))
     began = time.process_time()
-    assert "172.17.0.2" in " ".join(map(str, find_publications(listed, (), OWN)))
+    assert "172.17.0.2" in " ".join(map(str, read(listed).found))
     assert time.process_time() - began < 6

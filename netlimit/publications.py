@@ -1,0 +1,152 @@
+"""What is led elsewhere before rules `to` it are asked, and which rules that concerns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from netlimit.cases import EVERY
+from netlimit.detours import ANY, read_ends
+from netlimit.spans import EVERYWHERE, FAMILIES, PORTS, Span, Spans, count, cut, join, lie_in, name, read_address
+
+_MOST_MET = 1000
+"""Of so many places at most it is asked whether a rule for the network around them misses them."""
+_SMALL = 16
+"""A network of which less than this part is led elsewhere is held all but for that."""
+_SHOWN, _NAMED = 120, 3
+
+
+class Publication(NamedTuple):
+    """A rule that may give what comes for some places, of these protocols ("other": of no other name) and to these
+    ports, another destination: it `leads` there (None: to the same address), to the ports `after` (None: the same); in
+    words to `place` ("": that cannot be read). `away`: that may be another host."""
+
+    rule: str
+    places: Spans
+    protocols: frozenset[str]
+    ports: Spans
+    place: str
+    leads: Spans | None = None
+    after: Spans | None = None
+    away: bool = False
+
+    def concerns(self, target: Span, protocol: str, ports: Spans) -> bool:
+        """Whether it may lead away what a rule `to` a target is about, of a protocol ("any": all) and to ports (none:
+        all), so that it does not meet that rule behind it either."""
+        met = cut(self.ports, ports or PORTS)
+        if not met or protocol not in (ANY, *self.protocols):
+            return False
+        family = tuple(each for each in EVERYWHERE if each[0] <= target[0] <= each[1])
+        stays = self.leads is None or lie_in(cut(self.leads, family), (target,))
+        return not stays or not lie_in(self.after or met, ports or PORTS)
+
+    def __str__(self) -> str:
+        several = self.ports[1:] or self.ports[0][0] != self.ports[0][1]
+        ports = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in self.ports[:_NAMED])
+        more = ", …" * (len(self.ports) > _NAMED)
+        of = "all" if self.protocols == EVERY else " and ".join(sorted(self.protocols))
+        what = of if self.ports == PORTS else f"{of} port{'s' if several else ''} {ports}{more}"
+        return f"{what} to {self.place}" if self.place else f"{what} to where cannot be read"
+
+
+class Publications:
+    """What is published on a host with some `own` addresses, to be asked of the target of one rule after the other.
+    `whole`: nothing that was printed has been left out."""
+
+    def __init__(self, found: Iterable[Publication] = (), own: Spans = (), whole: bool = True) -> None:
+        self.found, self.whole = tuple(found), whole
+        self._own = {low for low, _ in own}
+        self._single: dict[str, list[Publication]] = {}
+        self._wide: list[tuple[Span, Publication]] = []
+        places = set[int]()
+        for each in self.found:
+            for low, high in each.places:
+                if low == high:
+                    self._single.setdefault(name(low), []).append(each)
+                    places.add(low)
+                else:
+                    self._wide.append(((low, high), each))
+        self._places, self._areas = sorted(places), join(place for place, _ in self._wide)
+
+    def __bool__(self) -> bool:
+        return bool(self.found) or not self.whole
+
+    def find(self, target: str, protocol: str, ports: Spans) -> tuple[list[Publication], bool]:
+        """Those that concern a rule `to` a target as sets have it, and whether that is a good part of what it is about.
+        A network is not asked about the host's own addresses in it: rules for it are not about these."""
+        single = "/" not in target
+        if single and target not in self._single and not self._areas:  # with many rules the rest takes much longer
+            return [], False
+        family, first, last = read_ends(target)
+        place = FAMILIES[family][0] + first, FAMILIES[family][0] + last
+        near = [(place, each) for each in self._single.get(target, ())] if single else [*self._list_inside(place)]
+        met = {}
+        for part, each in (*near, *self._list_around(place)):
+            if each.concerns(place, protocol, ports):
+                met[part, each.place] = each
+        parts = join(part for part, _ in met)
+        return [*met.values()], count(parts) * _SMALL > last - first
+
+    def _list_inside(self, place: Span) -> Iterator[tuple[Span, Publication]]:
+        begin = bisect_left(self._places, place[0])
+        end = min(bisect_right(self._places, place[1]), begin + _MOST_MET)
+        for inside in self._places[begin:end]:
+            if inside not in self._own:
+                yield from (((inside, inside), each) for each in self._single[name(inside)])
+
+    def _list_around(self, place: Span) -> Iterator[tuple[Span, Publication]]:
+        """Networks that have some of it."""
+        near = bisect_right(self._areas, (place[1], place[1] << 1))
+        if near and self._areas[near - 1][1] >= place[0]:
+            for around, each in self._wide[:_MOST_MET]:
+                yield from ((part, each) for part in cut((around,), (place,)))
+
+
+def find_led(listening: Iterable[tuple[str, int]], published: Publications) -> frozenset[tuple[str, int]]:
+    """Of the addresses and TCP ports at which something listens those from which something may be led to others."""
+    ports: dict[int, list[int]] = {}
+    known = {}
+    for address, port in sorted(listening):
+        low, _ = read_address(address)
+        known[low] = address
+        ports.setdefault(low, []).append(port)
+    places = sorted(ports)
+    away = (each for each in published.found if each.away and "tcp" in each.protocols)
+    ways = {(around, span) for each in away for around in each.places for span in each.ports}
+    return frozenset(
+        (known[place], port)
+        for around, (low, high) in ways
+        for place in places[bisect_left(places, around[0]) : bisect_right(places, around[1])]
+        for port in ports[place][bisect_left(ports[place], low) : bisect_right(ports[place], high)]
+    )
+
+
+def say_published(published: Publications) -> str:
+    """What of what comes in is led where, in a few words."""
+    said = ""
+    if published.found:
+        rules, ways = _say(published.found)
+        said = f"What comes in is given another destination in nat PREROUTING ({rules}): {ways}."
+    if not published.whole:
+        said += (
+            f"{' ' * bool(said)}Its rules are more than are looked through: of addresses that are not the gateway's "
+            "own it is not known of all whether they are led elsewhere."
+        )
+    return said
+
+
+def tell_published(found: Sequence[Publication], target: str, degraded: bool) -> str:
+    """What an operator should know of a rule `to` a target that they concern; not `degraded`: a small part of it."""
+    rules, ways = _say(found)
+    some = f"What comes for {target}" if degraded else f"Some of what comes for {target}"
+    return (
+        f"{some} may be given another destination in nat PREROUTING ({rules}), and does not meet this rule then: "
+        f"{ways}. Name in a rule `to` where that leads, with the port there."
+    )
+
+
+def _say(found: Sequence[Publication]) -> tuple[str, str]:
+    more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+    ways = "; ".join(map(str, found[:_NAMED])) + ("; …" if len(found) > _NAMED else "")
+    return f"`{found[0].rule[:_SHOWN]}`{more}", ways
