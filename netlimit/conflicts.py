@@ -27,7 +27,7 @@ from netlimit.detours import (
 from netlimit.publications import Publications, say_published
 from netlimit.published import find_publications
 from netlimit.spans import join, read_address
-from netlimit.state import PEER_PREFIX
+from netlimit.state import PEER_PREFIX, Ended
 from netlimit.tree import Diversion
 
 UNKNOWN = "unknown"
@@ -175,7 +175,8 @@ class HostReport:
     ports where something listens at one address, not at all of them.
     `bridges` are devices, `joining` those of them that have ports, `brouting` the broute table as ebtables lists
     it, `bridged` by bridge the address families of which what it forwards passes iptables (None: unknown).
-    `source_routed`: IPv4 packets may name their way. `foreign` are root qdiscs of others by device, as tc says them,
+    `source_routed`: IPv4 packets may name their way. `closing` are the seconds for which connection tracking remembers
+    a connection that was reset (0: it tracks none). `foreign` are root qdiscs of others by device, as tc says them,
     `ahead` the filters of others before ours on the ingress of devices, `redirecting` those that lead what comes in out
     by another device, `rewriting` those that translate its addresses, `editing` those that write something into it,
     `handing` those that hand it to another device, `looping` those that do so to loopback, `mirroring` those that hand
@@ -226,6 +227,7 @@ class HostReport:
     brouting: str = ""
     bridged: Mapping[str, frozenset[int]] | None = None
     source_routed: bool = False
+    closing: int = 0
     segments: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
     waypoints: tuple[str, ...] = ()
@@ -920,6 +922,17 @@ def _find_uncounted(report: HostReport) -> Iterator[Finding]:
             "limited, a FIN or RST that has a hop limit of 1 before that is thrown away, whoever sends it: connections "
             "of all hosts behind here stay open.",
             "Limit packets or new connections (a rate with a period) instead, or take that rule away.",
+            Spoiled.OPEN,
+        )
+    if report.closing > Ended.SECONDS:
+        yield Finding(
+            "reset connections",
+            Severity.WARNING,
+            f"Connection tracking remembers a connection that was reset for {report.closing} s "
+            f"(net.netfilter.nf_conntrack_tcp_timeout_close). Limits of connections at once know such a one only for "
+            f"its last {Ended.SECONDS} s: many SYNs at once within connections that the server has reset just before "
+            "pass, and more are open than these limits say.",
+            f"sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close={Ended.SECONDS}",
             Spoiled.OPEN,
         )
 

@@ -318,7 +318,8 @@ class Ended:
     has no word for that state, but no other lives so short unless somebody has set it so. A SYN does not change it."""
 
     SECONDS: ClassVar[int] = 10
-    """net.netfilter.nf_conntrack_tcp_timeout_close, as the kernel has it."""
+    """net.netfilter.nf_conntrack_tcp_timeout_close, as the kernel has it. Where it is longer, that is told: connections
+    that are being opened live for 60 s, and to ask for so much would take their repeated SYNs for over."""
 
     def args(self) -> tuple[str, ...]:
         """As iptables prints it."""

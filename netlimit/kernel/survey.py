@@ -122,6 +122,9 @@ def look_round(
         firsts=look.at("which address comes first on devices", read_firsts, ()),
         listening=look.at("at which addresses programs listen", lambda: frozenset(_find_listening()), frozenset()),
         connections=look.at("the connections that are tracked", _read_connections, Fill(0, 0)),
+        closing=look.at(
+            "how long reset connections are remembered", lambda: _read_number("nf_conntrack_tcp_timeout_close"), 0
+        ),
         sets=look.at("how full sets are", lambda: dict(_read_sets()), {}),
         buckets=look.at("how full tables of hashlimit are", lambda: dict(_read_buckets()), {}) if thorough else {},
         foreign=foreign,

@@ -207,3 +207,22 @@ def test_each_bridge_that_a_packet_crosses_counts_it_and_that_is_told(
     assert "WARNING: several bridges. Each of the bridges br0, br1 hands" in told
     lab.gateway.run("sysctl", "-qw", *HANDED["off"])
     assert "several bridges" not in gateway.attempt("doctor").stdout
+
+
+def test_reset_connections_that_are_remembered_for_longer_are_told(gateway: Gateway, lab: Lab) -> None:
+    """The kernel says of a connection how long it lives yet, and not that it was reset."""
+    at_once, rate = gateway.put({"target": CLIENT, "rate": "2 connections"}, {"target": CLIENT, **RATE})
+    timeout = "net.netfilter.nf_conntrack_tcp_timeout_close"
+    lab.gateway.run("sysctl", "-qw", f"{timeout}=11")
+    try:
+        with looked_again(gateway):
+            assert timeout in gateway.wait_for_state(at_once, State.DEGRADED)
+        assert gateway.state(rate)[0] is State.APPLIED
+        told = gateway.attempt("doctor")
+        assert "WARNING: reset connections" in told.stdout
+        assert told.returncode == 0, told.stdout
+    finally:
+        lab.gateway.run("sysctl", "-qw", f"{timeout}=10")
+    with looked_again(gateway):
+        gateway.wait_for_state(at_once, State.APPLIED)
+    assert "reset connections" not in gateway.attempt("doctor").stdout

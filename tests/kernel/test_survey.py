@@ -53,6 +53,10 @@ MADE: dict[str, tuple[list[str], list[str]]] = {
         ["iptables-legacy -A FORWARD -i near -p tcp -m conntrack --ctstate UNTRACKED -j SYNPROXY --mss 1460"],
         ["iptables-legacy -F FORWARD"],
     ),
+    "reset connections": (
+        ["sysctl -q -w net.netfilter.nf_conntrack_tcp_timeout_close=60"],
+        ["sysctl -q -w net.netfilter.nf_conntrack_tcp_timeout_close=10"],
+    ),
     "bridge": (["ip link add name br0 type bridge"], ["ip link del br0"]),
 }
 

@@ -92,6 +92,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         Severity.SERIOUS,
         "--ttl-set 64",
     ),
+    (HostReport(closing=11), "reset connections", Severity.WARNING, "nf_conntrack_tcp_timeout_close=10"),
     (HostReport(nftables="\tcounter xt target CT\n"), "connection zones", Severity.SERIOUS, "target CT"),
     (
         HostReport(legacy=("-A PREROUTING -j TEE --gateway 10.66.0.9",)),
@@ -189,6 +190,7 @@ QUIET = [
         mangle=(("-A ips -j NFQUEUE", "-A POSTROUTING -j NFQUEUE", '-A INPUT -m comment --comment "-j NFQUEUE"'),)
     ),
     HostReport(joining=("br0", "br1")),
+    HostReport(closing=10),
     HostReport(bridged={}, hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
