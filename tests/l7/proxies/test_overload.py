@@ -45,6 +45,8 @@ OPEN = {"nginx", "haproxy", "envoy"}
 BURSTS = {"nginx": 3000, "haproxy": 5000, "envoy": 3000, "caddy": 3000}
 LONG = {"nginx": 7_000, "haproxy": 14_000, "envoy": 58_000, "caddy": 58_000}
 """As long a path as each takes, nearly."""
+AT_ONCE = 250
+"""Questions that nginx has room for."""
 WAIT = 8.0
 """Seconds in which each is answered while the limiter hangs: it takes about one, and 35 or 45 before."""
 
@@ -186,7 +188,7 @@ def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) ->
         nginx = int((directory / "proxy/pid").read_text())
 
         async def knock() -> Counter[str]:
-            asking = asyncio.create_task(site.ask_all(500, "late"))
+            asking = asyncio.create_task(site.ask_all(AT_ONCE, "late"))
             for _ in range(3):
                 await asyncio.sleep(0.1)
                 os.kill(nginx, signal.SIGSTOP)
@@ -195,7 +197,7 @@ def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) ->
             return await asking
 
         statuses = asyncio.run(knock())
-        assert (statuses, site.count("late")) == ({"429": 500}, 0)
+        assert (statuses, site.count("late")) == ({"429": AT_ONCE}, 0)
 
 
 def test_who_waits_in_a_line_passes_nginx_by_no_delay_of_the_limiter(directory: Path) -> None:
@@ -223,7 +225,7 @@ def test_who_waits_in_a_line_passes_nginx_by_no_delay_of_the_limiter(directory: 
 
 def test_nginx_refuses_what_it_has_no_room_to_ask_about(directory: Path) -> None:
     """More questions at once than `max_conns`: that is no reason to pass, not for those within their limit either."""
-    with running_site("nginx", directory, lambda text: text.replace("max_conns=2000", "max_conns=1")) as site:
+    with running_site("nginx", directory, lambda text: text.replace(f"max_conns={AT_ONCE}", "max_conns=1")) as site:
         process = site.limiter.server.process
         asyncio.run(site.ask_all(3, "first", OTHER))
         process.send_signal(signal.SIGSTOP)
