@@ -221,7 +221,7 @@ def check_window(connection: Connection) -> None:
     """Raise NoRoom where what has been changed in an open window of confirmation takes twice what is kept otherwise:
     nothing of that is forgotten until the window ends, and its end goes through all of it."""
     is_open = select(windows.c.base).where(windows.c.outcome.is_(None)).exists()
-    if _find_size(connection) > 2 * MOST_BYTES and connection.execute(select(is_open)).scalar_one():
+    if connection.execute(select(is_open)).scalar_one() and _find_size(connection) > 2 * MOST_BYTES:
         said = (
             f"What can be undone since a window of confirmation was opened takes more than {2 * MOST_BYTES >> 20} MiB, "
             "and is kept until it ends: this change was not made. Confirm or end the window first, or have an admin "
