@@ -10,12 +10,14 @@ A plan is data that prints; the text is the dry run.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from netlimit.ingress import Ingress
 from netlimit.state import (
+    CHAIN_PREFIX,
     SAFE_PREFIX,
+    ChainId,
     ChainRule,
     Chains,
     Entries,
@@ -474,12 +476,38 @@ def _begins_to_reject(family: int, found: Structure, wanted: Structure) -> bool:
 
 def _find_rejecting(family: int, structure: Structure) -> set[str]:
     """The hooks' rules of filter by which it looks for whom to reject."""
-    hooks = (rules for at, rules in structure.hooks.items() if (at.family, at.table) == (family, "filter"))
-    return {rule.text for rules in hooks for rule in rules if rule.text.startswith("-m mark")}
+    return {rule for at, rules in structure.hooks.items() for rule in _find_marked(family, at, rules)}
+
+
+def _find_marked(family: int, at: ChainId, rules: Iterable[ChainRule]) -> set[str]:
+    here = (at.family, at.table) == (family, "filter")
+    return {rule.text for rule in rules if here and rule.text.startswith("-m mark")}
+
+
+def _clear(family: int, wanted: Structure, found: Structure) -> SwitchTable | None:
+    """Have mangle clear our bits wherever filter comes to look for them: they may be somebody else's. Where it has a
+    chain already that does not, the hook does for the moment."""
+    chains: dict[str, tuple[ChainRule, ...]] = {}
+    hooks: dict[str, tuple[ChainRule, ...]] = {}
+    for at, rules in wanted.hooks.items() if _find_rejecting(family, found) else ():
+        if not _find_marked(family, at, rules) - _find_marked(family, at, found.hooks.get(at, ())):
+            continue
+        base = ChainId(family, "mangle", CHAIN_PREFIX + at.name)
+        clearing, jumps = wanted.chains[base][:1], wanted.hooks[ChainId(family, "mangle", at.name)]
+        if base not in found.chains:
+            chains[base.name], hooks[at.name] = clearing, jumps
+        elif found.chains[base][:1] != clearing:
+            hooks[at.name] = clearing + jumps
+    before = _contents(family, "mangle", found.chains) | _contents(family, "mangle", found.hooks)
+    return SwitchTable(family, "mangle", chains, (), hooks, before) if hooks else None
 
 
 def _switch(wanted: Structure, found: Structure, orders: Mapping[int, tuple[Table, ...]]) -> Iterator[SwitchTable]:
     for family, tables in orders.items():
+        cleared = _clear(family, wanted, found)
+        if cleared is not None:
+            yield cleared
+            found = _after(cleared, found)
         for table in tables:
             chains = {
                 chain.name: rules
@@ -496,6 +524,13 @@ def _switch(wanted: Structure, found: Structure, orders: Mapping[int, tuple[Tabl
             if chains or gone or hooks:
                 before = _contents(family, table, found.chains) | _contents(family, table, found.hooks)
                 yield SwitchTable(family, table, chains, gone, hooks, before)
+
+
+def _after(step: SwitchTable, found: Structure) -> Structure:
+    def place(contents: Chains, come: Mapping[str, tuple[ChainRule, ...]]) -> Chains:
+        return {**contents, **{ChainId(step.family, step.table, name): rules for name, rules in come.items()}}
+
+    return replace(found, chains=place(found.chains, step.chains), hooks=place(found.hooks, step.hooks))
 
 
 def _names(family: int, table: Table, found: Chains, wanted: Chains) -> tuple[str, ...]:

@@ -89,6 +89,15 @@ def test_who_is_over_a_limit_does_not_pass_while_one_that_rejects_comes(known: t
     check(Change(rules(*there), rules(*there, rejecting)), [packet])
 
 
+@pytest.mark.parametrize("held", [(), ({"id": 3, "target": "10.9.0.8", "direction": "to", "action": "block"},)])
+def test_a_mark_like_ours_is_not_refused_where_filter_looks_for_the_first_time(held: tuple[dict[str, object]]) -> None:
+    """At a hook in which mangle has cleared nothing so far, while it rejects elsewhere already."""
+    known = {"id": 1, "target": "10.9.0.9", "rate": "1 packets/min", "action": "reject"}
+    wide = {"id": 2, "target": "10.7.7.7", "direction": "to", "rate": "1000 packets/s", "action": "reject"}
+    first = Packet(ip_address(min(facts.own)), ip_address("10.7.7.7"), "udp", 53, 1024, None, "wan", 1500)
+    check(Change(rules(known, *held), rules(known, *held, wide)), [replace(first, mark=facts.mark_mask)])
+
+
 @settings(max_examples=80)
 @given(journeys(), st.sets(st.sampled_from(("10.1.0.2/32", "10.1.0.0/24", "10.2.0.9/32", "fd00:1::2/128"))))
 def test_nor_when_others_become_safe(journey: tuple[Change, list[Packet]], safe: set[str]) -> None:
@@ -165,7 +174,7 @@ def test_nor_when_the_bits_of_the_mark_change(journey: tuple[Change, list[Packet
     compilation, kernel = settled(change.before, replace(facts, mark_mask=before))
     moved = Compilation(replace(facts, mark_mask=after), compilation.numbers.kept)
     bring(moved, change.before)
-    marks = (0, before & 0x77777777, 0x40)
+    marks = (0, before & 0x77777777, after, 0x40)
     follow(moved, kernel, [replace(packet, mark=mark) for packet in seen for mark in marks])
     assert observe(kernel) == moved.state
 
@@ -288,7 +297,7 @@ def test_whatever_shape_chains_have_their_bits_change_without_a_gap(shape: str, 
     compilation, kernel = settled(rules(*SHAPES[shape]), here)
     moved = Compilation(replace(here, mark_mask=after), compilation.numbers.kept)
     bring(moved, rules(*SHAPES[shape]))
-    marks = (0, before & 0x11111111, after & 0x11111111, EVERY & ~(before | after), EVERY & ~after)
+    marks = (0, before & 0x11111111, after & 0x11111111, after, EVERY & ~(before | after), EVERY & ~after)
     named = [replace(FLOWED, mark=mark, in_interface=device) for mark in marks for device in ("lan", "red")]
     others = [replace(packet, src=ip_address("10.7.7.7")) for packet in named]
     follow(moved, kernel, named + others)
