@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -14,8 +15,9 @@ POLL_SECONDS = 0.02
 """Half of it is what a change waits on average; asking a hundred times a second took one in a hundred of a core."""
 QUIET_POLL_SECONDS = 0.05
 GRAIN_SECONDS = 0.5
-"""What was written to the log of a SQLite file is a change when the disk has it too: for so long the file is asked, and
-then the file system, which costs less, and less often."""
+"""From so long after the last write on, the log of a SQLite file is looked at less often."""
+LONGEST_REST_SECONDS = 1.0
+"""How long a SQLite file is not asked while its log stays as it is."""
 
 
 class Watch(ABC):
@@ -43,13 +45,17 @@ def watch(database: Database) -> Watch:
 
 
 class SqliteWatch(Watch):
-    """Polls `PRAGMA data_version`, which changes when another connection than this one has committed."""
+    """Asks for `PRAGMA data_version`, which changes when another connection than this one has committed.
+
+    What was written to the log is a change when the disk has it too, and nobody knows when that will be: the file is
+    asked at once, and then again after as long as it has been already. In between the file system is asked whether the
+    log has changed again, which costs less.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: Any = None
         self._seen = 0
-        self._log_seen: tuple[int, int] | None = None
         self._open()
 
     def wait(self, timeout: float) -> bool:
@@ -59,16 +65,12 @@ class SqliteWatch(Watch):
             self._open()
             return True
         end = time.monotonic() + timeout
-        while (version := self._version()) == self._seen:
-            quiet = self._is_quiet()
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, left))
-                quiet = self._is_quiet()
-                if not quiet:
-                    break
-            else:
+        while not self._has_changed():
+            now = time.monotonic()
+            if now >= end:
                 return False
-        self._seen = version
+            pause = QUIET_POLL_SECONDS if now - self._written > GRAIN_SECONDS else POLL_SECONDS
+            time.sleep(max(0.0, min(pause, self._due - now, end - now)))
         return True
 
     def close(self) -> None:
@@ -80,17 +82,24 @@ class SqliteWatch(Watch):
     def _open(self) -> None:
         self._place = self._database.find_place()
         self._log = f"{self._database.path}-wal"
+        self._log_seen: tuple[int, int] | None = None
+        self._written = self._due = -math.inf
         self._connection = self._database.pin()
         self._seen = self._version()
 
-    def _is_quiet(self) -> bool:
-        """Whether nobody has written since the version was asked. A clock that was set may say so wrongly; the next
-        `wait` asks anyway."""
-        log = self._look()
-        return log is not None and log == self._log_seen and time.time() - log[0] / 1e9 > GRAIN_SECONDS
+    def _has_changed(self) -> bool:
+        """Whether another version is there than was seen, as far as it is time to ask."""
+        log, now = self._look(), time.monotonic()
+        if log is None or log != self._log_seen:
+            self._log_seen, self._written, self._due = log, now, now
+        if now < self._due:
+            return False
+        self._due = now + min(max(now - self._written, POLL_SECONDS), LONGEST_REST_SECONDS)
+        seen, self._seen = self._seen, self._version()
+        return self._seen != seen
 
     def _look(self) -> tuple[int, int] | None:
-        """When the log was written last (Unix time in ns), and its length; None if there is none yet."""
+        """When the log was written last (Unix time in ns), and its length; None if there is none."""
         try:
             found = os.stat(self._log)
         except OSError:
@@ -98,7 +107,6 @@ class SqliteWatch(Watch):
         return found.st_mtime_ns, found.st_size
 
     def _version(self) -> int:
-        self._log_seen = self._look()
         try:
             cursor = self._connection.cursor()
             return int(cursor.execute("PRAGMA data_version").fetchone()[0])

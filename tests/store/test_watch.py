@@ -9,6 +9,7 @@ import pytest
 from netlimit.errors import StoreError
 from netlimit.records import HostStatus
 from netlimit.store import Store, Watch
+from netlimit.store.watch import SqliteWatch
 from tests.databases import Postgres
 from tests.store.examples import NOW, keep
 
@@ -115,4 +116,29 @@ def test_watching_costs_little(sqlite_store: Store) -> None:
     for _ in range(1000):
         watch.changed()
     assert time.thread_time() - began < 0.5
+    watch.close()
+
+
+class Counted(SqliteWatch):
+    """Counts how often the file is asked."""
+
+    asked = 0
+
+    def _version(self) -> int:
+        self.asked += 1
+        return super()._version()
+
+
+def test_a_file_that_nobody_writes_is_seldom_asked(sqlite_store: Store) -> None:
+    keep(sqlite_store)
+    watch = Counted(sqlite_store._database)
+    drain(watch)
+    time.sleep(2)
+    watch.changed()
+    before, began = watch.asked, time.monotonic()
+    while time.monotonic() - began < 2:
+        assert not watch.wait(0.1)
+    assert 1 <= watch.asked - before <= 3
+    sqlite_store.pause("gw1", True)
+    assert watch.changed()  # at once, however long it was not asked
     watch.close()
