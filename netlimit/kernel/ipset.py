@@ -107,7 +107,7 @@ def _read_together(names: list[str]) -> dict[str, dict[str, Reading]]:
         elif words[0] == "add" and words[1] in printed:
             printed[words[1]].append(line)
     now = int(time.time())
-    return {name: dict(_parse_entries(name, printed[name], now)) for name in names if name in printed}
+    return {name: _parse_entries(name, "\n".join(printed[name]), now) for name in names if name in printed}
 
 
 def _read_one_by_one(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
@@ -115,7 +115,7 @@ def _read_one_by_one(names: Iterable[str]) -> dict[str, dict[str, Reading]]:
     for name in names:
         done = run("ipset", "save", name)
         if not done.status:
-            found[name] = dict(_parse_entries(name, done.output.split("\n"), int(time.time())))
+            found[name] = _parse_entries(name, done.output, int(time.time()))
         elif _MISSING not in done.errors:
             raise KernelError(f"ipset save {name}", _explain(done.errors.strip()))
     return found
@@ -247,32 +247,35 @@ def _describe(header: SetHeader) -> IpSet:
     )
 
 
-def _parse_entries(name: str, lines: Iterable[str], now: int) -> Iterator[tuple[str, Reading]]:
-    """What is no entry as we write them is passed over: in a set that somebody else has made under our name, comments
-    can hold anything, ends of lines too."""
-    alike = dict[tuple[str, ...], Entry]()
-    for line in lines:
-        if line.startswith(f"add {name} "):
-            with suppress(ValueError, IndexError):
-                yield _parse_entry(line.split(), now, alike)
+def _parse_entries(name: str, output: str, now: int) -> dict[str, Reading]:
+    """Of `add NAME KEY timeout 0 packets 0 bytes 0 [skbmark 0x1/0xff] [skbprio 1:2]`, line by line; a foreign set of
+    our name may lack any of it, or have more. What is no entry as we write them is passed over: comments can hold
+    anything there, ends of lines too.
 
-
-def _parse_entry(words: list[str], now: int, alike: dict[tuple[str, ...], Entry]) -> tuple[str, Reading]:
-    """`add NAME KEY timeout 0 packets 0 bytes 0 [skbmark 0x1/0xff] [skbprio 1:2]`; a foreign set of our name may lack
-    any of it.
-
-    Of 100,000 entries few differ: those that do not end share one object.
+    Of 100,000 entries few differ: those that do not end share one object, and those that never counted one reading.
     """
-    if words[3:4] == ["timeout"] and words[5:6] == ["packets"] and words[7:8] == ["bytes"]:
-        kind = (words[4], *words[9:])
-        entry = alike.get(kind)
-        if entry is None:
-            entry = _read_entry(dict(zip(words[3::2], words[4::2], strict=False)), now)
-            alike[kind] = entry
-        return words[2], Reading(entry, int(words[6]), int(words[8]))
-    options = dict(zip(words[3::2], words[4::2], strict=False))
+    line = rf"^add {re.escape(name)} (\S+)(?: (timeout \d+) packets (\d+) bytes (\d+))?(.*)$"
+    found: dict[str, Reading] = {}
+    alike: dict[tuple[str, str], Reading] = {}
+    for match in re.finditer(line, output, re.MULTILINE):
+        key, ends, packets, size, rest = match.groups("")
+        same = alike.get((ends, rest))
+        if same is None:
+            with suppress(ValueError, IndexError):
+                found[key] = _read_reading(f"{ends} {rest}".split(), packets, size, now)
+                if packets:
+                    alike[ends, rest] = Reading(found[key].entry, 0, 0)
+        elif packets == size == "0":
+            found[key] = same
+        else:
+            found[key] = Reading(same.entry, int(packets), int(size))
+    return found
+
+
+def _read_reading(words: list[str], packets: str, size: str, now: int) -> Reading:
+    options = dict(zip(words[::2], words[1::2], strict=False))
     entry = _read_entry(options, now)
-    return words[2], Reading(entry, int(options.get("packets", 0)), int(options.get("bytes", 0)))
+    return Reading(entry, int(packets or options.get("packets", "0")), int(size or options.get("bytes", "0")))
 
 
 def _read_entry(options: dict[str, str], now: int) -> Entry:
