@@ -999,8 +999,8 @@ def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
         yield Finding(
             "bridge",
             Severity.WARNING if families else Severity.NOTE,
-            f"What {bridges} forwards between ports ({beside}) does not pass iptables, and so no limit of ours but "
-            "those of queues.",
+            f"What {bridges} forwards between ports ({beside}) passes neither iptables nor the queues of the bridge, "
+            "and so no limit of ours but the cap of a port.",
             "If it shall be limited: modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 "
             "net.bridge.bridge-nf-call-ip6tables=1.",
         )
@@ -1009,8 +1009,9 @@ def _find_bridges(bridges: str, families: frozenset[int]) -> Iterator[Finding]:
             "bridge",
             Severity.WARNING,
             f"What {bridges} forwards between ports passes iptables too (br_netfilter), and limits count it, what it "
-            "floods (broadcast, multicast) once for each port; but not frames with a VLAN tag or of PPPoE: a host on "
-            "the bridge that is blocked reaches others on it by tagging its frames with VLAN 0, once or twice.",
+            "floods (broadcast, multicast) once for each port; but it does not pass the queues of the bridge, and "
+            "frames with a VLAN tag or of PPPoE pass no limit: a host on the bridge that is blocked reaches others on "
+            "it by tagging its frames with VLAN 0, once or twice.",
             "Where no VLAN passes the bridge, drop them: nft add table bridge tags; nft 'add chain bridge tags bare "
             "{ type filter hook prerouting priority -300; }'; nft 'add rule bridge tags bare ether type "
             "{ 8021q, 8021ad } drop'. If it shall not be limited: " + _advise_keeping((4, 6)),

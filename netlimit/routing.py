@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netlimit.limits import MOST_ENDING, Facts
 from netlimit.misses import say_ending
@@ -33,6 +33,9 @@ def find_way(rule: Rule, facts: Facts) -> Way:
     can be written for are left out, and told.
     """
     way = _find_way(rule, facts)
+    bridges = [device for device in way.devices if device in facts.topology.joining]
+    if bridges:
+        way = replace(way, note=" ".join(filter(None, (way.note, _say_bridged(bridges)))))
     return _leave_out_unspeakable(way, facts.topology) if facts.topology.unspeakable and way.devices else way
 
 
@@ -80,6 +83,13 @@ NAMELESS = (
     "an odd letter). Rename the device."
 )
 _MOST_NAMED = 3
+
+
+def _say_bridged(bridges: list[str]) -> str:
+    return (
+        f"What {_name_some(bridges)} forwards from one port to another leaves by the ports, and is not shaped; what is "
+        "routed there, or sent by this host, is."
+    )
 
 
 def _name_some(names: list[str]) -> str:

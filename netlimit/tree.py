@@ -21,8 +21,10 @@ caps has a handle of no device (6e00:), for it does so on each of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 FIRST_ROOT, LAST_ROOT = 0x6E01, 0x6EFF
@@ -243,6 +245,12 @@ class Topology:
     def every(self) -> Mapping[str, Device]:
         """All devices, those of which nothing can be written too."""
         return {**self.devices, **self.unspeakable}
+
+    @cached_property
+    def joining(self) -> frozenset[str]:
+        """The bridges of several ports, which forward from one to another."""
+        ports = Counter(device.master for device in self.every.values())
+        return frozenset(name for name, each in self.every.items() if each.kind == "bridge" and ports[name] > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,3 +337,15 @@ def test_what_comes_by_twice_is_known_by_its_device() -> None:
     kinds = {"lan": "", "veth": "veth", "br": "bridge", "vmac": "macvlan", "tag": "vlan", "ip": "ipvlan"}
     devices = {name: replace(CARD, kind=kind, index=number) for number, (name, kind) in enumerate(kinds.items(), 1)}
     assert find_stacked(Topology(devices, ())) == (6,)
+
+
+def test_what_a_bridge_forwards_between_its_ports_is_told_not_to_be_shaped() -> None:
+    one = replace(HOME, devices={"lan": Device(1, True, "bridge"), "p1": Device(3, True, master="lan"), "wan": CARD})
+    two = replace(one, unspeakable={"p+": Device(4, True, master="lan")})
+    assert way("10.1.0.2", one).note is None
+    assert way("192.0.2.7", two).note is None
+    for fields in ({}, {"interface": "lan"}):
+        found = way("10.1.0.2", two, **fields)
+        assert (found.devices, found.missing) == (("lan",), None)
+        assert str(found.note).startswith("What lan forwards from one port to another leaves by the ports")
+    assert "and is not shaped" in str(way("0.0.0.0/0", two, interface="lan").note)
