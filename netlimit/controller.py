@@ -94,8 +94,8 @@ QUEUE_SECONDS = 15.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 LOOK_SHARE = 20
 """A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment."""
-SWEEP_SHARE = 50
-"""A sweep that took t seconds is followed by that many times t of rest, or up to twice that if there is time."""
+SWEEP_SHARE, CALM = 50, 4
+"""A sweep that took t seconds is followed by that many times t of rest, or as many times that if there is time."""
 MOST_OFFENDERS = 100
 PROBE_SECONDS = 5.0
 """How often the host is probed again while there are rules that it cannot enforce."""
@@ -1407,8 +1407,8 @@ class Controller:
         """Seconds from one look at entries, which took `spent` of processor time, to the next."""
         self._round += spent
         pace = SWEEP_SECONDS / (1 + self._inspection.turns)
-        # Twice the rest, as long as all of them can still be looked at in time.
-        share = SWEEP_SHARE if self._round * 2 * SWEEP_SHARE > SWEEP_SECONDS else 2 * SWEEP_SHARE
+        # The longer rest, as long as all of them can still be looked at in time.
+        share = SWEEP_SHARE if self._round * CALM * SWEEP_SHARE > SWEEP_SECONDS else CALM * SWEEP_SHARE
         return max(min(STRUCTURE_SECONDS, pace), share * spent)
 
     def _repair(self, drift: Drift) -> None:
