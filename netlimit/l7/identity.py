@@ -32,8 +32,10 @@ BLOCK = 64
 _MOST_SEEN = 4096
 _LONGEST = 64
 """Letters of an address at most, and of what is remembered: a text may come with megabytes."""
-_FOR = re.compile(r"""\s*+for\s*+=\s*+(?:"([^"\\]*)"|([^\s";,]*))\s*+""", re.IGNORECASE)
-"""No blank is tried twice: a client may write very many."""
+_PAIR = re.compile(r"""\s*+(?:([\w!#$%&'*+.^`|~-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s";,]*+))\s*+)?(?:;|\Z)""")
+"""A parameter of `Forwarded`. Nothing is tried twice, here and below: a client may write very much."""
+_BACKWARDS = re.compile(r"""((?:[^",]++|"(?:[^"]|"(?=\\(?:\\\\)*+(?!\\)))*+")*+)(?:,|\Z)""")
+"""An element of it, read from its end to its beginning: a quote ends a text, and begins it where none escapes it."""
 _ADDRESS = re.compile(r"\[(?P<six>[^\]]*)\](?::\w*)?|(?P<four>[0-9.]+)(?::\w*)?|(?P<bare>[^\[\]]*)")
 
 
@@ -174,12 +176,29 @@ def _read_list(value: str) -> Sequence[str]:
 
 
 def _read_forwarded(value: str) -> Sequence[str]:
-    """The `for` of each element; an empty text where one has none. No address has a comma in it, quoted or not."""
-    chain = []
-    for element in _split(value):
-        pairs = [match for match in map(_FOR.fullmatch, element.split(";")) if match]
-        chain.append(_strip_port(pairs[0][1] or pairs[0][2] or "") if len(pairs) == 1 else "")
-    return chain
+    """The `for` of each element; an empty text where one has none, or is none as RFC 7239 (section 4) has it. Read from
+    the end, where the nearest proxy has written: no quote that a client has left open reaches there."""
+    chain: list[str] = []
+    backwards, at = value[::-1], 0
+    while at < len(backwards) and len(chain) < HOPS:
+        element = _BACKWARDS.match(backwards, at)
+        if element is None:
+            return ["", *reversed(chain)]
+        chain.append(_read_element(element[1][::-1]))
+        at = element.end()
+    return chain[::-1]
+
+
+def _read_element(element: str) -> str:
+    found, at = [], 0
+    while at < len(element):
+        pair = _PAIR.match(element, at)
+        if pair is None:
+            return ""
+        if (pair[1] or "").lower() == "for":
+            found.append(pair[2] or pair[3] or "")
+        at = pair.end()
+    return _strip_port(found[0]) if len(found) == 1 else ""
 
 
 def _split(value: str) -> Sequence[str]:
