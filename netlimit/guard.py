@@ -49,6 +49,10 @@ OVERSEE_SECONDS = 1.0
 _WINDOW = "window"
 """What the database is asked all the time."""
 _LIFTED = "Out of force: no controller has run here for too long, and `on_failure` is open. The next one puts it back."
+_FORGOTTEN = (
+    "The database knows nothing of the window of confirmation any more: it was restored, or a standby that lagged has "
+    "taken its place."
+)
 _UNSEEN = "Who hangs while he writes to the kernel is not found."
 PASS_SECONDS = 20.0
 """How long the controller's pass, or the guard's own, may take before it is taken that the database hangs in it."""
@@ -190,7 +194,7 @@ class Guard:
         log.info("%s has opened a window of confirmation: revision %d comes back in %.0f s unless it is confirmed.",
                  window.actor, window.base, end - _now())  # fmt: skip
         ended = self._wait_for_end(window, end)
-        if ended is None or ended.outcome is not Outcome.CONFIRMED:
+        if ended is None or ended.opened_at != window.opened_at or ended.outcome is not Outcome.CONFIRMED:
             with self._overseeing():
                 self._undo(window, snapshot and replace(snapshot, paused=self._pauses), end)
         self._done, self._copy_at = window.opened_at, 0.0
@@ -202,7 +206,8 @@ class Guard:
         return take_snapshot(self._store, self._host, window.base, self._pauses)
 
     def _wait_for_end(self, window: Window, end: float) -> Window | None:
-        """How the window has ended; None if nobody has ended it until the deadline."""
+        """How the window has ended, or which one has been opened since; None if nobody has ended it until the
+        deadline."""
         looking: Future[Window | None] | None = None
         while (left := end - _now()) > 0:
             looking = looking or self._try(lambda: self._database.submit(self._find_end, window))
@@ -224,8 +229,11 @@ class Guard:
         last = self._store.window()
         if last is None or last.opened_at != window.opened_at:
             self._refuse()
-        if last is None or last.outcome is not None or last.opened_at != window.opened_at:
-            return last  # None of a database that was restored, and knows nothing of it: then the deadline counts
+            if window.is_forgotten(last) and (last is None or last.outcome is not None):
+                return None  # the deadline counts; but one that is open has to be watched over now
+            return last
+        if last.outcome is not None:
+            return last
         self._pauses = self._find_pause(last)
         return None
 
@@ -243,14 +251,16 @@ class Guard:
         Whoever wakes up long after the `end` finds that the controller has done it, if there is one, and puts nothing
         into the kernel by himself: other changes may have come since."""
         restored = False
-        undoing: Future[int | None] | None = None
+        undoing: Future[Callable[[], None] | None] | None = None
         while True:
             try:
                 undoing = self._database.submit(self._expire, window)
-                revision = undoing.result(None if restored else RECORD_SECONDS)
-                settle = self._take_back if restored and revision is None else partial(self._settle, revision)
-                settling = self._database.submit(settle)
-                settling.result(None if restored else CONTROLLER_SECONDS + PASS_SECONDS)
+                settle = undoing.result(None if restored else RECORD_SECONDS)
+                if settle is None and restored:
+                    settle = self._take_back
+                if settle is not None:
+                    settling = self._database.submit(settle)
+                    settling.result(None if restored else CONTROLLER_SECONDS + PASS_SECONDS)
                 return
             except KernelError as error:
                 self._say("kernel", f"{error} Trying again.")
@@ -299,19 +309,34 @@ class Guard:
             self._complain(error, "overtaken")
             return True
 
-    def _expire(self, window: Window) -> int | None:
-        """Undo the window in the database, unless that is done; the revision that the kernel must hold now, None if
-        it may stay as it is. Raises StoreError."""
+    def _expire(self, window: Window) -> Callable[[], None] | None:
+        """Undo the window in the database, unless that is done; what puts the kernel right now, None if it may stay as
+        it is. Raises StoreError."""
         self._refuse()
         ended = self._store.expire(window, self._actor, self._store.now()) or self._store.window()
-        if ended is None or ended.opened_at != window.opened_at or ended.outcome is Outcome.CONFIRMED:
+        if ended is None or ended.opened_at != window.opened_at:
+            return partial(self._follow, window.is_forgotten(ended))
+        if ended.outcome is Outcome.CONFIRMED:
             return None
         if ended.base != window.base:
             log.info("The window of confirmation was given up before anything was written to the kernel.")
             return None
         came = f"Revision {ended.base} has come back as revision {ended.revision}"
         self._say("undone", f"{came}: the window of confirmation was {ended.outcome}.")
-        return ended.revision
+        return partial(self._settle, ended.revision)
+
+    def _follow(self, forgotten: bool) -> None:
+        """Bring the kernel to what the database says now, which does not tell how the window has ended: it has
+        `forgotten` it, or another one has been opened since. What any gateway tells that it holds is from before, too;
+        but one that was to be torn down again is. Raises StoreError, KernelError."""
+        if forgotten and self._pauses and not self._store.paused(self._host):
+            self._store.pause(self._host, True, self._actor, datetime.now(UTC))
+        why = _FORGOTTEN if forgotten else "Another window of confirmation has been opened since."
+        self._say("undone", f"{why} What the database says now is put into the kernel.")
+        if self._is_torn_down():
+            restore_nothing(self._store, self._make_kernel(), self._host, self._is_torn_down)
+        else:
+            self._make_controller(self._store, self._make_kernel()).sync()
 
     def _settle(self, revision: int | None) -> None:
         """See to it that the kernel holds a revision: wait for the controller, then do it here. Raises StoreError,
@@ -511,7 +536,7 @@ class Guard:
         self._said[about] = sentence
 
 
-def _is_unanswered(undoing: Future[int | None] | None) -> bool:
+def _is_unanswered(undoing: Future[Callable[[], None] | None] | None) -> bool:
     """Whether the database has not told yet that the kernel may stay as it is."""
     return undoing is None or not undoing.done() or undoing.exception() is not None or undoing.result() is not None
 

@@ -96,7 +96,9 @@ class Overdue:
 
         def is_unconfirmed() -> bool:
             heard = told()
-            return heard is None or heard == window or heard.outcome in (Outcome.EXPIRED, Outcome.ABANDONED)
+            if heard is None or window.is_forgotten(heard):
+                return True
+            return heard == window or heard.outcome in (Outcome.EXPIRED, Outcome.ABANDONED)
 
         if not is_unconfirmed():
             return False

@@ -261,6 +261,11 @@ class Window:
         of that."""
         return min(max((self.deadline - now).total_seconds(), 0.0), float(self.seconds))
 
+    def is_forgotten(self, last: Window | None) -> bool:
+        """Whether a database of which `last` is the last window knows nothing of this one any more: it was restored,
+        or a standby that lagged has taken its place. How `last` has ended says nothing of this one then."""
+        return last is None or last.opened_at < self.opened_at
+
     def warn(self, undone: str) -> str:
         """What somebody should know who does something while it is open."""
         return f"{self._introduce()}: unless it is confirmed, {undone} is undone."

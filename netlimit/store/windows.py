@@ -110,6 +110,12 @@ def get_open(connection: Connection, opened_at: datetime | None = None) -> Windo
     window = last(connection)
     if window is None:
         raise NoWindow("No window of confirmation is open, and none has been.")
+    if opened_at is not None and opened_at > window.opened_at:
+        raise NoWindow(
+            "The database knows nothing of the window of confirmation that is meant, nor of what was changed in it: it "
+            "was restored, or a standby that lagged has taken its place. The last one that it knows was opened by "
+            f"{window.actor} at {_clock_time(window.opened_at)}, and stays as it is."
+        )
     if opened_at is not None and opened_at != window.opened_at:
         raise NoWindow(
             f"The window of confirmation that is meant has ended. {window.actor} has opened another one since, at "

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, delete, text, update
 
 from netlimit import guard as guarding
 from netlimit import safety
@@ -23,7 +23,7 @@ from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import Step
 from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
-from netlimit.store import Replica, Store, open_replica, take_snapshot, windows
+from netlimit.store import Replica, Store, hosts, open_replica, tables, take_snapshot, windows
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
@@ -301,6 +301,79 @@ def test_what_the_database_tells_while_the_kernel_is_waited_for_is_not_taken_out
     wait(lambda: guarded.guard._done is not None)
     assert verdicts == ({"drop"} if confirmed else {"drop", "accept"})
     assert site.send(CLIENT) == ["drop" if confirmed else "accept"]
+
+
+EARLIER = Window(0, datetime(2020, 1, 1, tzinfo=UTC), LONG, "test")
+"""One that was open before."""
+EARLIER_ENDS = [
+    None,
+    *(replace(EARLIER, outcome=outcome, ended_at=EARLIER.deadline, revision=0) for outcome in Outcome),
+]
+
+
+def forget_window(store: Store, last: Window | None, paused: bool = False) -> None:
+    """Let the database be as it was before the window in which the client was cut off, its only rule: `last` was the
+    last one then."""
+    with store._database.writing() as connection:
+        windows.write(connection, EARLIER)
+        for table in (tables.rules, tables.undo, tables.revisions, *([] if last else [tables.windows])):
+            connection.execute(delete(table))
+        connection.execute(update(tables.clock).values(revision=0))
+        connection.execute(update(tables.hosts).values(applied_revision=0))
+        hosts.pause(connection, "gw", paused)
+        if last is not None:
+            windows.write(connection, last)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("last", EARLIER_ENDS, ids=lambda last: last.outcome.value if last else "none")
+def test_a_database_that_was_restored_confirms_nothing_and_the_deadline_counts(
+    guarded: Guarded, last: Window | None, hangs: bool
+) -> None:
+    guarded.cut()
+    forget_window(guarded.site.store, last)
+    time.sleep(0.5)
+    with locked(guarded.site.store) if hangs else nullcontext():
+        guarded.end_window()
+    wait(lambda: guarded.guard._done is not None)
+    assert guarded.site.send(CLIENT) == ["accept"]
+    assert guarded.site.store.window() == last
+
+
+def test_one_that_is_open_in_a_database_that_was_restored_is_watched_over_at_once(guarded: Guarded) -> None:
+    guarded.cut()
+    guarded.guard.watches = False
+    forget_window(guarded.site.store, replace(EARLIER, opened_at=datetime.now(UTC) - timedelta(seconds=60)))
+    guarded.wait_until_open()
+    wait(lambda: guarded.guard.watches)
+    guarded.elapsed.more += LONG
+    wait(lambda: guarded.outcome is Outcome.EXPIRED)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_what_was_not_ours_before_a_window_that_is_forgotten_is_taken_out(guarded: Guarded, paused: bool) -> None:
+    guarded.cut(paused=["gw"])
+    forget_window(guarded.site.store, None, paused)
+    guarded.end_window()
+    wait(lambda: not guarded.site.kernel.structure().sets)
+    assert guarded.site.store.paused("gw")
+
+
+@pytest.mark.parametrize("ends", [windows.confirm, windows.abandon, None])
+def test_another_window_since_confirms_nothing_of_the_one_before(
+    guarded: Guarded, ends: Callable[[Connection, Actor, datetime], Window] | None
+) -> None:
+    """The guard looks a few times a second, and the database may not answer for longer."""
+    guarded.cut()
+    actor, now = Actor("test"), datetime.now(UTC)
+    with guarded.site.store._database.writing() as connection:
+        windows.abandon(connection, actor, now)
+        windows.begin(connection, LONG, actor, now, None, (), False, None)
+        if ends is not None:
+            ends(connection, actor, now)
+    guarded.wait_until_open()
+    if ends is None:
+        guarded.site.store.confirm("test", datetime.now(UTC))
 
 
 def test_it_does_not_end_while_a_window_is_open(guarded: Guarded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,21 @@ class Site(Gateway):
         for each in away.iterdir():
             each.rename(self.directory / each.name)
         away.rmdir()
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Let the database be again, in the end, as it was in the beginning."""
+        older = self.directory / "older.db"
+        with (
+            closing(sqlite3.connect(self.directory / "netlimit.db")) as source,
+            closing(sqlite3.connect(older)) as copy,
+        ):
+            source.backup(copy)
+        yield
+        self.store.close()
+        older.rename(self.directory / "netlimit.db")
+        for end in ("-wal", "-shm"):
+            (self.directory / f"netlimit.db{end}").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -403,6 +419,24 @@ def test_a_guard_takes_out_what_another_gateways_has_undone(site: Site) -> None:
     site.start_guard()
     site.wait(lambda: site.reachable, "the operator")
     assert not observe(site.kernel).structure.sets
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_database_that_is_as_it_was_before_the_window_confirms_nothing(site: Site, earlier: bool) -> None:
+    """A standby that lagged has taken its place, or somebody has put back an older copy; no controller runs."""
+    site.write(HARMLESS)
+    site.do("apply")
+    if earlier:
+        site.do("apply", "--confirm", "60s")
+        site.do("confirm")
+        site.wait(lambda: not site.guarded, "the guard to end")
+    with site.put_back():
+        site.write(CUT)
+        site.do("apply", "--confirm", "30s")
+    assert not site.reachable
+    site.wait(lambda: not site.guarded, "the guard to end")
+    assert site.reachable
+    assert site.holds(HARMLESS)
 
 
 def test_killing_all_of_serve_does_not_kill_the_guard(site: Site) -> None:

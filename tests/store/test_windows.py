@@ -75,6 +75,15 @@ def test_only_the_window_that_is_meant_is_ended(store: Store) -> None:
     assert store.confirm("bob", SOON, other.opened_at).outcome is Outcome.CONFIRMED
 
 
+def test_who_means_a_window_that_was_opened_after_all_that_are_known_hears_so(store: Store) -> None:
+    """The database was put back to before it."""
+    earlier = store.open_window(60, "test", NOW)
+    for end in (store.confirm, store.abandon):
+        with pytest.raises(NoWindow, match="knows nothing of the window"):
+            end("test", NOW, opened_at=earlier.opened_at + timedelta(seconds=1))
+    assert store.window() == earlier
+
+
 def test_a_pause_ends_only_while_its_window_is_open(store: Store) -> None:
     store.pause("gw1", True)
     window = store.open_window(60, "test", NOW, paused=["gw1"])
