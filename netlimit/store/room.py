@@ -40,20 +40,22 @@ def find_share(actor: Actor) -> Leave:
     return Leave.HALF if is_admin and actor != LIMITER else Leave.ALL
 
 
-def check_room(connection: Connection, path: Path, leave: Leave) -> None:
-    """Raise NoRoom if too little is left when this transaction is kept."""
+def check_room(connection: Connection, path: Path, leave: Leave, due: int = 0) -> None:
+    """Raise NoRoom if too little is left when this transaction is kept, and the bytes are taken that are `due` when an
+    open window of confirmation ends."""
     found = _find_room(path, leave) if leave else None  # else the log may have room where the disk has none
     if found is None:
         return
-    size, pages, free = (_ask(connection, name) for name in ("page_size", "page_count", "freelist_count"))
+    size, pages, free = (read_pragma(connection, name) for name in ("page_size", "page_count", "freelist_count"))
     # What stands in the log only has yet to come into the file; its free pages are used before the disk.
     left = found.left - max(0, size * pages - found.kept) + size * free
-    if left < found.reserve:
+    if left - due < found.reserve:
+        kept = f"{found.reserve / 2**20:.1f} MiB are kept for who removes rules or revokes tokens"
         said = (
-            f"would have {max(0, left) / 2**20:.1f} MiB left after this change, which was not made: "
-            f"{found.reserve / 2**20:.1f} MiB are kept for who removes rules or revokes tokens. Make room on it, or "
-            "remove rules."
-        )
+            f"would have {max(0, left) / 2**20:.1f} MiB left after this change, which was not made: {kept}"
+            + (f", and {due / 2**20:.1f} MiB for the end of the window of confirmation that is open. Confirm or end "
+               "the window first, or make room on the disk." if due else ". Make room on it, or remove rules.")
+        )  # fmt: skip
         raise NoRoom(f"The disk of the database {path} {said}", f"The disk of the database {said}")
 
 
@@ -68,8 +70,14 @@ def bound_growth(connection: Connection, path: Path, leave: Leave) -> None:
     without a log of writes."""
     found = _find_room(path, leave)
     if found is not None:
-        most = _ask(connection, "page_count") + max(0, found.left - found.reserve) // _ask(connection, "page_size")
+        room = max(0, found.left - found.reserve)
+        most = read_pragma(connection, "page_count") + room // read_pragma(connection, "page_size")
         connection.execute(text(f"PRAGMA max_page_count = {most}"))
+
+
+def read_pragma(connection: Connection, pragma: str) -> int:
+    """A number that SQLite says of a file."""
+    return int(connection.execute(text(f"PRAGMA {pragma}")).scalar_one())
 
 
 class _Room(NamedTuple):
@@ -88,7 +96,3 @@ def _find_room(path: Path, leave: Leave) -> _Room | None:
         return _Room(disk.f_bavail * disk.f_frsize, reserve, path.stat().st_size)
     except OSError:
         return None
-
-
-def _ask(connection: Connection, pragma: str) -> int:
-    return int(connection.execute(text(f"PRAGMA {pragma}")).scalar_one())

@@ -922,8 +922,10 @@ class Store:
             left = min(leave, find_share(known))
             if left is Leave.ALL and known != LIMITER:
                 history.check_window(connection)
-            if self.path:
-                check_room(connection, self.path, left)
+            if self.path and left:
+                # What is changed in a window is undone by whoever ends it, and he leaves nothing.
+                due = history.find_due(connection)
+                check_room(connection, self.path, find_share(known) if due else left, due)
             if not ends_itself:
                 tokens.check(connection, known, until_kept=True)
 

@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from netlimit.errors import StoreError
 from netlimit.records import LIMITER, Actor
 from netlimit.store import Store
 from netlimit.store.replica import Replica
+from netlimit.store.room import NoRoom
 from netlimit.store.tokens import Token
 from tests.store.examples import NOW, keep, rule
 
@@ -111,6 +113,85 @@ def test_a_copy_that_has_no_room_takes_none(disk: Path, tmp_path_factory: pytest
     assert len(list(replica.load("gw1")[1])) == 1
     replica.close()
     source.close()
+
+
+def give_up(store: Store, actor: Actor) -> None:
+    store.abandon(actor, NOW)
+
+
+def let_end(store: Store, _actor: Actor) -> None:
+    window = store.window()
+    assert window is not None
+    assert store.expire(window, "guard of gw", NOW) is not None
+
+
+def change_in_window(store: Store, how: str, actor: Actor) -> str:
+    """Open a window and change so many rules as can be changed: how the next change was refused."""
+    kept = [each.rule for each in store.select(limit=1000)[0]]
+    for each in kept[:8]:  # room for a window
+        store.remove(each.id, actor, NOW)
+    store.open_window(600, actor, NOW)
+    try:
+        for each in kept[8:]:
+            if how == "remove":
+                store.remove(each.id, actor, NOW)
+            else:
+                store.replace(each.id, replace(each, comment="", labels=()), actor, NOW)
+        for number in range(200 if how == "add" else 0):
+            store.add([rule(f"10.200.{number}.{n}", **LARGE) for n in range(4)], actor, NOW)
+    except StoreError as refused:
+        return str(refused)
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("end", [give_up, let_end])
+@pytest.mark.parametrize("how", ["remove", "change", "add"])
+def test_what_an_operator_changes_in_a_window_leaves_room_when_it_is_undone(
+    small: Store, disk: Path, how: str, end: Callable[[Store, Actor], None]
+) -> None:
+    """Whoever ends the window, nobody refuses that for want of room."""
+    _, operator = issue(small, "operator")
+    _, admin = issue(small, "admin")
+    if how != "add":
+        fill(small, operator)
+    said = change_in_window(small, how, operator)
+    assert "Confirm or end the window first" in said, said
+    base = small.window().base  # type: ignore[union-attr]
+    end(small, operator)
+    assert small.difference(base, small.revision()) == []
+    assert shutil.disk_usage(disk).free > 3 << 20
+    keep(small)
+    small.add([rule("10.255.0.1")], admin, NOW)
+    small.remove(small.select()[0][0].rule.id, admin, NOW)
+
+
+def test_a_window_that_keeps_room_is_confirmed_and_keeps_none_then(small: Store) -> None:
+    _, operator = issue(small, "operator")
+    fill(small, operator)
+    assert "Confirm or end the window first" in change_in_window(small, "remove", operator)
+    last = small.select()[0][-1].rule.id
+    with pytest.raises(NoRoom, match="Confirm or end"):
+        small.remove(last, operator, NOW)
+    small.confirm(operator, NOW)
+    small.remove(last, operator, NOW)
+
+
+def test_an_admin_is_not_locked_out_by_what_an_operator_has_changed_in_a_window(small: Store) -> None:
+    """He has half of what is kept, and ends the window where that is not enough."""
+    token, operator = issue(small, "operator")
+    _, admin = issue(small, "admin")
+    fill(small, operator)
+    change_in_window(small, "remove", operator)
+    small.add([rule("10.255.0.1")], admin, NOW)
+    with suppress(NoRoom):
+        while kept := small.select(limit=100)[0]:
+            for each in kept:
+                small.remove(each.rule.id, admin, NOW)
+    small.abandon(admin, NOW)
+    assert small.revoke_token(token.id, NOW, admin)
+    while kept := small.select(limit=100)[0]:
+        for each in kept:
+            small.remove(each.rule.id, admin, NOW)
 
 
 def test_an_admin_who_fills_it_too_keeps_nobody_from_revoking(small: Store) -> None:
