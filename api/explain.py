@@ -84,7 +84,7 @@ def _explain_on(
     others = {address for host in every if host not in hosts for address in host.own}
     own = frozenset(address for host in hosts for address in host.own)
     rules = _find_rules(store, packet, host)
-    refused, moved, degraded = _find_exceptional(store, rules, hosts)
+    refused, moved, noted = _find_exceptional(store, rules, hosts)
     enforced = [rule for rule in rules if rule.id not in refused]
     management = {port for host in hosts for port in host.management}
     local = {network for host in hosts for network in host.local}
@@ -95,7 +95,8 @@ def _explain_on(
     misses = [Step(rule, False, f"not enforced: {refused[rule.id]}") for rule in rules if rule.id in refused]
     steps = (_say_layer(step) if step.rule and step.rule.id in moved else step for step in explanation.steps)
     steps = (_say_pending(step) if step.rule and not _is_held(step.rule, hosts) else step for step in steps)
-    told = tuple(_say_degraded(step, degraded.get(step.rule.id)) if step.rule else step for step in steps)
+    told = tuple(_say_note(step, noted.get(step.rule.id)) if step.rule else step for step in steps)
+    degraded = {rule_id for rule_id, each in noted.items() if each.state is State.DEGRADED}
     doubtful = any(step.hits and step.rule and step.rule.id in degraded for step in told)
     return replace(explanation, steps=(*told, *misses), doubtful=doubtful)
 
@@ -157,10 +158,11 @@ def _select(
 
 def _find_exceptional(
     store: Store, rules: list[Rule], hosts: list[HostStatus]
-) -> tuple[dict[int, str], set[int], dict[int, str]]:
+) -> tuple[dict[int, str], set[int], dict[int, Exceptional]]:
     """The rules that none of these gateways can enforce, with the sentence of one that should; those that the limiter
-    of one enforces; and those that the kernel of one does not enforce quite as they say, with its sentence."""
-    now, refused, moved, degraded = datetime.now(UTC), dict[int, str](), set[int](), dict[int, str]()
+    of one enforces; and those of which one says something, first that its kernel does not enforce them quite as they
+    say."""
+    now, refused, moved, noted = datetime.now(UTC), dict[int, str](), set[int](), dict[int, Exceptional]()
     exceptional = store.exceptional([rule.id for rule in rules])
     for rule in rules:
         there = [host for host in hosts if rule.in_force(now, host.host)]
@@ -170,10 +172,10 @@ def _find_exceptional(
             refused[rule.id] = sentences[0]
         if any(each is not None and each.layer == L7 for each in here):
             moved.add(rule.id)
-        doubts = (each.message for each in here if each and each.state is State.DEGRADED and each.layer != L7)
-        if (doubt := next(doubts, None)) is not None:
-            degraded[rule.id] = doubt
-    return refused, moved, degraded
+        notes = (each for each in here if each and each.message and each.state is not State.ERROR and each.layer != L7)
+        if (note := min(notes, key=lambda each: each.state is not State.DEGRADED, default=None)) is not None:
+            noted[rule.id] = note
+    return refused, moved, noted
 
 
 def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
@@ -183,9 +185,12 @@ def _say_refusal(host: HostStatus, found: Exceptional | None) -> str | None:
     return found.message if found is not None and found.state is State.ERROR else None
 
 
-def _say_degraded(step: Step, message: str | None) -> Step:
-    """What hits may miss the packet all the same."""
-    return replace(step, reason=f"{step.reason} (degraded: {message})") if step.hits and message else step
+def _say_note(step: Step, note: Exceptional | None) -> Step:
+    """What hits may miss the packet all the same, where it is degraded."""
+    if note is None or not step.hits:
+        return step
+    kind = "degraded" if note.state is State.DEGRADED else "note"
+    return replace(step, reason=f"{step.reason} ({kind}: {note.message})")
 
 
 def _say_layer(step: Step) -> Step:

@@ -1,15 +1,17 @@
 """Which packets meet a rule of a nat table, as nft and iptables print it.
 
-What is not understood of a rule narrows nothing: it is taken for one that more packets meet.
+What is not understood of a rule narrows nothing: it is taken for one that more packets meet. Where that may be what it
+says of a destination, the case is `unread`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from netlimit.detours import STRING
+from netlimit.elements import write_out
 from netlimit.spans import EVERYWHERE, PORTS, Span, Spans, cut, join, leave_out, read_addresses, read_ports
 
 EVERY = frozenset(("tcp", "udp", "icmp", "other"))
@@ -17,17 +19,30 @@ EVERY = frozenset(("tcp", "udp", "icmp", "other"))
 _NAMES = {"tcp": "tcp", "6": "tcp", "udp": "udp", "17": "udp"} | dict.fromkeys(
     ("icmp", "1", "icmpv6", "ipv6-icmp", "58"), "icmp"
 )
-_VALUE = r"(!= )?(\{[^}]*\}|\S+)"
-_DESTINATION = re.compile(rf"(?<!\S)ip6? daddr {_VALUE}")
-_TYPE = re.compile(rf"(?<!\S)fib daddr type {_VALUE}")
-_PROTOCOL = re.compile(rf"(?<!\S)(?:meta l4proto|ip protocol|ip6 nexthdr) {_VALUE}")
-_PORT = re.compile(rf"(?<!\S)(tcp|udp|udplite|dccp|sctp|th) dport {_VALUE}")
-_DEVICE = re.compile(rf"(?<!\S)iif(?:name)? {_VALUE}")
+_ASKS = re.compile(
+    r"(?<!\S)(iif(?:name)?|(?:ip6?|ct original) daddr|fib daddr(?: \. \w+)* type|meta l4proto|ip protocol|ip6 nexthdr"
+    r"|(?:tcp|udp|udplite|dccp|sctp|th) dport) (!= )?(?:vmap )?(\{[^}]*\}|\S+)"
+)
+"""A field that is read, and what it is to be."""
+_INSIDE = re.compile(
+    r"(?<!\S)(?<!protocol )(?<!nexthdr )(?<!l4proto )(?<!= )"
+    r"(reply|vxlan|geneve|gre|gretap) (ip6?|tcp|udp|udplite|dccp|sctp|th) "
+)
+"""Fields that are not the packet's own."""
+_MAY_CHOOSE = re.compile(r"\bdaddr\b|@(?:ll|nh|ih),|\b(?:mark|label)\b(?! set)")
+"""What may go by the destination, where it is not read: marks may have been written for some alone."""
 _OF_IPTABLES = re.compile(r"(?<!\S)xt (?:match|target) ")
 _QUOTED = re.compile(r'"(\d+)"')
-_NAME = re.compile(r"[a-z0-9-]+")
-_NO_NAMES = frozenset(("all", "map", "vmap"))
-_OPTIONS = frozenset(("-d", "-p", "-i", "--dst-type", "--dport", "--dports"))
+_NAME = re.compile(r"[a-z0-9]+|ipv6-icmp")
+"""Of a protocol or a type; with another hyphen it is a range."""
+_PLACES = frozenset(("-d", "--dst-range", "--ctorigdst"))
+_OPTIONS = _PLACES | {"-p", "-i", "--dst-type", "--dport", "--dports"}
+_BLIND = re.compile(
+    r"addrtype|ah|comment|connbytes|connlimit|conntrack|cpu|dccp|devgroup|dscp|ecn|esp|hashlimit|helper|hl|icmp|"
+    r"icmp6|iprange|length|limit|mac|multiport|nfacct|osf|owner|physdev|pkttype|policy|quota|recent|sctp|set|"
+    r"socket|state|statistic|tcp|tcpmss|time|tos|ttl|udp|udplite"
+)
+"""Matches of iptables that go by no destination, but for options that are read."""
 
 
 class Host(NamedTuple):
@@ -39,14 +54,15 @@ class Host(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The packets that meet a rule: their destinations, which it may have `named`, protocols, ports, and the devices
-    by which they come (None: any)."""
+    """The packets that meet a rule: their destinations, which it may have `named`, or chosen in a way that is `unread`,
+    protocols, ports, and the devices by which they come (None: any)."""
 
     places: Spans = EVERYWHERE
     protocols: frozenset[str] = EVERY
     ports: Spans = PORTS
     named: bool = False
     devices: frozenset[str] | None = None
+    unread: bool = False
 
     def narrow(self, other: Case) -> Case:
         """Those that meet both."""
@@ -57,6 +73,7 @@ class Case(NamedTuple):
             cut(self.ports, other.ports),
             self.named or other.named,
             frozenset.intersection(*both) if both else None,
+            self.unread or other.unread,
         )
 
     def __bool__(self) -> bool:
@@ -75,19 +92,25 @@ def read_saved(rule: str, host: Host) -> Case:
     limited = " --limit-iface-" in rule  # then the type is that on one device
     for word in words:
         if word in _OPTIONS:
-            value = next(words, "")
-            case = case if limited and word == "--dst-type" else case.narrow(_read_option(word, value, negated, host))
+            case = case.narrow(_read_option(word, next(words, ""), negated, limited, host))
+        elif word == "-m":
+            case = case.narrow(Case(unread=not _BLIND.fullmatch(next(words, ""))))
+        elif word == "--match-set":
+            _, fields = next(words, ""), next(words, "")
+            case = case.narrow(Case(unread=not negated and "dst" in fields.split(",")))
+        elif word == "--rdest":
+            case = case.narrow(Case(unread=True))
         negated = word == "!"
     return case
 
 
-def _read_option(option: str, value: str, negated: bool, host: Host) -> Case:
-    if option == "-d":
+def _read_option(option: str, value: str, negated: bool, limited: bool, host: Host) -> Case:
+    if option in _PLACES:
         return _read_places([value], negated)
     if option == "-i":
         return _read_devices([re.sub(r"\+$", "*", value)], negated, host)
     if option == "--dst-type":
-        return _read_types(value.lower().split(","), negated, host)
+        return _read_types(value.lower().split(","), negated, limited, host)
     if option == "-p":
         return Case(protocols=_read_protocols([value], negated))
     return Case(ports=_read_ports(value.replace(":", "-").split(","), negated))
@@ -96,50 +119,39 @@ def _read_option(option: str, value: str, negated: bool, host: Host) -> Case:
 # -- what nft lists
 
 
-def read_listed(rule: str, host: Host) -> Case:
-    """What a rule of nftables asks for. Of one that iptables-nft has made, iptables says it."""
+def read_listed(rule: str, host: Host) -> Iterator[tuple[str, Case]]:
+    """The rules that one of nftables is, written out, but for what is quoted; each with what it asks for. Of one that
+    iptables-nft has made, iptables says it."""
     if _OF_IPTABLES.search(rule):
-        return NOTHING
-    quoted = [each[0] for each in STRING.finditer(rule)]
+        return
+    quoted = [each[0].strip('"') for each in STRING.finditer(rule)]
     numbers = iter(range(len(quoted)))
-    bare, case = STRING.sub(lambda _: f'"{next(numbers)}"', rule), Case()
-    for negated, value in _DEVICE.findall(bare):
-        placed = [_QUOTED.fullmatch(each) for each in _split(value)]
-        names = [quoted[int(each[1])].strip('"') for each in placed if each]
-        if len(names) == len(placed):
-            case = case.narrow(_read_devices(names, bool(negated), host))
-    for negated, value in _DESTINATION.findall(bare):
-        case = case.narrow(_read_places(_split(value), bool(negated)))
-    for negated, value in _TYPE.findall(bare):
-        kinds = _split(value)
-        if _are_names(kinds):
-            case = case.narrow(_read_types(kinds, bool(negated), host))
-    for negated, value in _PROTOCOL.findall(bare):
-        case = case.narrow(Case(protocols=_read_protocols(_split(value), bool(negated))))
-    for protocol, negated, value in _PORT.findall(bare):
-        case = case.narrow(_read_port(protocol, _split(value), bool(negated)))
+    for each in write_out(STRING.sub(lambda _: f'"{next(numbers)}"', rule)):
+        yield each, _read_plain(_INSIDE.sub(r"\1-\2-", each), quoted, host)
+
+
+def _read_plain(rule: str, quoted: Sequence[str], host: Host) -> Case:
+    case = Case(unread=_MAY_CHOOSE.search(_ASKS.sub(" ", rule)) is not None)
+    for field, negated, value in _ASKS.findall(rule):
+        values = [each.strip() for each in value.strip("{ }").split(",")]
+        if not field.startswith("iif"):
+            case = case.narrow(_read_field(field, values, bool(negated), host))
+        elif all(names := [_QUOTED.fullmatch(each) for each in values]):
+            devices = [quoted[int(each[1])] for each in names if each]
+            case = case.narrow(_read_devices(devices, bool(negated), host))
     return case
 
 
-def read_key(fields: Sequence[str], values: Sequence[str]) -> Case:
-    """What a key of a map asks for, by the fields that it is made of."""
-    case = Case()
-    for field, value in zip(fields, values, strict=False):
-        kind, _, what = field.partition(" ")
-        if what == "dport":
-            case = case.narrow(_read_port(kind, [value], False))
-        elif what == "daddr":
-            case = case.narrow(_read_places([value], False))
-    return case
-
-
-def _read_port(protocol: str, values: Collection[str], negated: bool) -> Case:
-    protocols = EVERY - {"icmp"} if protocol == "th" else _read_protocols([protocol], False)
-    return Case(protocols=protocols, ports=_read_ports(values, negated))
-
-
-def _split(value: str) -> list[str]:
-    return [each.strip() for each in value.strip("{ }").split(",")]
+def _read_field(field: str, values: Sequence[str], negated: bool, host: Host) -> Case:
+    kind, _, what = field.partition(" ")
+    if what == "dport":
+        protocols = EVERY - {"icmp"} if kind == "th" else _read_protocols([kind], False)
+        return Case(protocols=protocols, ports=_read_ports(values, negated))
+    if field.endswith("daddr"):
+        return _read_places(values, negated)
+    if kind == "fib":
+        return _read_types(values, negated, " . " in what, host)
+    return Case(protocols=_read_protocols(values, negated))
 
 
 # -- values: one that is not understood narrows nothing
@@ -148,14 +160,17 @@ def _split(value: str) -> list[str]:
 def _read_places(values: Iterable[str], negated: bool) -> Case:
     spans = _read_each(values, read_addresses)
     if spans is None:
-        return Case()
+        return Case(unread=not negated)
     return Case(leave_out(join(spans), EVERYWHERE)) if negated else Case(join(spans), named=True)
 
 
-def _read_types(kinds: Collection[str], negated: bool, host: Host) -> Case:
-    if "local" not in kinds and negated:
+def _read_types(kinds: Sequence[str], negated: bool, limited: bool, host: Host) -> Case:
+    """`limited`: it is the type that a destination has on one device."""
+    if [*kinds] == ["local"] and not negated:
+        return Case(host.own)
+    if limited or ("local" in kinds) != negated or not _are_names(kinds):
         return Case()
-    return Case(leave_out(host.own, EVERYWHERE) if negated or "local" not in kinds else host.own)
+    return Case(leave_out(host.own, EVERYWHERE))
 
 
 def _read_devices(patterns: Collection[str], negated: bool, host: Host) -> Case:
@@ -179,7 +194,7 @@ def _read_protocols(values: Collection[str], negated: bool) -> frozenset[str]:
 
 
 def _are_names(values: Iterable[str]) -> bool:
-    return all(_NAME.fullmatch(each) and each not in _NO_NAMES for each in values)
+    return all(_NAME.fullmatch(each) and each != "all" for each in values)
 
 
 def _read_ports(values: Iterable[str], negated: bool) -> Spans:

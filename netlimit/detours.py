@@ -61,7 +61,7 @@ _QUEUED = re.compile(r"(?<!\S)-j NFQUEUE(?!\S)")
 _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 """The chains of the kernel's that lead to rates."""
 _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
-TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:prefix )?to (.+)")
+TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:addr \. port |interval |prefix )?to (.+)")
 _MASKS = re.compile(r"(?<!\S)(?:snat (?:ip6? )?(?:prefix )?to|-j SNAT|-j NETMAP)(?!\S)")
 _OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
 _FOR = re.compile(r"(?<!\S)(?:(?<!! )-d|ip6? daddr) (\S+)")

@@ -20,7 +20,8 @@ _SHOWN, _NAMED = 120, 3
 class Publication(NamedTuple):
     """A rule that may give what comes for some places, of these protocols ("other": of no other name) and to these
     ports, another destination: it `leads` there (None: to the same address), to the ports `after` (None: the same); in
-    words to `place` ("": that cannot be read). `away`: that may be another host."""
+    words to `place` ("": that cannot be read). `away`: that may be another host; `unread`: for which of the places it
+    is cannot be read."""
 
     rule: str
     places: Spans
@@ -30,6 +31,7 @@ class Publication(NamedTuple):
     leads: Spans | None = None
     after: Spans | None = None
     away: bool = False
+    unread: bool = False
 
     def concerns(self, target: Span, protocol: str, ports: Spans) -> bool:
         """Whether it may lead away what a rule `to` a target is about, of a protocol ("any": all) and to ports (none:
@@ -37,9 +39,15 @@ class Publication(NamedTuple):
         met = cut(self.ports, ports or PORTS)
         if not met or protocol not in (ANY, *self.protocols):
             return False
-        family = tuple(each for each in EVERYWHERE if each[0] <= target[0] <= each[1])
-        stays = self.leads is None or lie_in(cut(self.leads, family), (target,))
-        return not stays or not lie_in(self.after or met, ports or PORTS)
+        return not self._stays_in(target) or not lie_in(self.after or met, ports or PORTS)
+
+    def _stays_in(self, target: Span) -> bool:
+        """Whether all that it leads to, of the target's family, is in the target. By the ends, for they may be many."""
+        if self.leads is None:
+            return True
+        low, high = next(each for each in EVERYWHERE if each[0] <= target[0] <= each[1])
+        leads = self.leads[bisect_left(self.leads, (low, low)) : bisect_right(self.leads, (high, high))]
+        return not leads or (target[0] <= leads[0][0] and leads[-1][1] <= target[1])
 
     def __str__(self) -> str:
         several = self.ports[1:] or self.ports[0][0] != self.ports[0][1]
@@ -52,10 +60,16 @@ class Publication(NamedTuple):
 
 class Publications:
     """What is published on a host with some `own` addresses, to be asked of the target of one rule after the other.
-    `whole`: nothing that was printed has been left out."""
+    `whole`: nothing that was printed has been left out; `unread`: those of which it is not known for whom they are."""
 
-    def __init__(self, found: Iterable[Publication] = (), own: Spans = (), whole: bool = True) -> None:
-        self.found, self.whole = tuple(found), whole
+    def __init__(
+        self,
+        found: Iterable[Publication] = (),
+        own: Spans = (),
+        whole: bool = True,
+        unread: Iterable[Publication] = (),
+    ) -> None:
+        self.found, self.whole, self.unread = tuple(found), whole, tuple(unread)
         self._own = {low for low, _ in own}
         self._single: dict[str, list[Publication]] = {}
         self._wide: list[tuple[Span, Publication]] = []
@@ -70,23 +84,27 @@ class Publications:
         self._places, self._areas = sorted(places), join(place for place, _ in self._wide)
 
     def __bool__(self) -> bool:
-        return bool(self.found) or not self.whole
+        return bool(self.found or self.unread) or not self.whole
 
     def find(self, target: str, protocol: str, ports: Spans) -> tuple[list[Publication], bool]:
-        """Those that concern a rule `to` a target as sets have it, and whether that is a good part of what it is about.
-        A network is not asked about the host's own addresses in it: rules for it are not about these."""
+        """Those that concern a rule `to` a target as sets have it, and whether that is a good part of what it is about;
+        if there is none, those of which it cannot be read. A network is not asked about the host's own addresses in it:
+        rules for it are not about these."""
         single = "/" not in target
-        if single and target not in self._single and not self._areas:  # with many rules the rest takes much longer
+        read = not single or target in self._single or bool(self._areas)
+        if not read and not self.unread:  # with many rules the rest takes much longer
             return [], False
         family, first, last = read_ends(target)
         place = FAMILIES[family][0] + first, FAMILIES[family][0] + last
         near = [(place, each) for each in self._single.get(target, ())] if single else [*self._list_inside(place)]
         met = {}
-        for part, each in (*near, *self._list_around(place)):
+        for part, each in (*near, *self._list_around(place)) if read else ():
             if each.concerns(place, protocol, ports):
                 met[part, each.place] = each
-        parts = join(part for part, _ in met)
-        return [*met.values()], count(parts) * _SMALL > last - first
+        if met:
+            return [*met.values()], count(join(part for part, _ in met)) * _SMALL > last - first
+        around = (each for each in self.unread if cut(each.places, (place,)))
+        return [each for each in around if each.concerns(place, protocol, ports)], False
 
     def _list_inside(self, place: Span) -> Iterator[tuple[Span, Publication]]:
         begin = bisect_left(self._places, place[0])
@@ -124,26 +142,36 @@ def find_led(listening: Iterable[tuple[str, int]], published: Publications) -> f
 
 def say_published(published: Publications) -> str:
     """What of what comes in is led where, in a few words."""
-    said = ""
+    said = []
     if published.found:
         rules, ways = _say(published.found)
-        said = f"What comes in is given another destination in nat PREROUTING ({rules}): {ways}."
-    if not published.whole:
-        said += (
-            f"{' ' * bool(said)}Its rules are more than are looked through: of addresses that are not the gateway's "
-            "own it is not known of all whether they are led elsewhere."
+        said.append(f"What comes in is given another destination in nat PREROUTING ({rules}): {ways}.")
+    if published.unread:
+        rules, ways = _say(published.unread)
+        said.append(
+            "Of addresses that are not the gateway's own it cannot be read which are given another destination in nat "
+            f"PREROUTING, by a set, a map, a mark or the like ({rules}): {ways}."
         )
-    return said
+    if not published.whole:
+        said.append(
+            "The rules of nat PREROUTING are more than are looked through: of addresses that are not the gateway's own "
+            "it is not known of all whether they are led elsewhere."
+        )
+    return " ".join(said)
 
 
 def tell_published(found: Sequence[Publication], target: str, degraded: bool) -> str:
-    """What an operator should know of a rule `to` a target that they concern; not `degraded`: a small part of it."""
+    """What an operator should know of a rule `to` a target that they concern; not `degraded`: a small part of it, or
+    nobody can read whether it is."""
     rules, ways = _say(found)
     some = f"What comes for {target}" if degraded else f"Some of what comes for {target}"
-    return (
-        f"{some} may be given another destination in nat PREROUTING ({rules}), and does not meet this rule then: "
-        f"{ways}. Name in a rule `to` where that leads, with the port there."
-    )
+    given = f"{some} may be given another destination in nat PREROUTING ({rules}), and does not meet this rule then"
+    if found[0].unread:
+        given = (
+            f"Whether what comes for {target} is given another destination in nat PREROUTING cannot be read "
+            f"({rules}): a set, a map, a mark or the like says so there. If it is, it does not meet this rule"
+        )
+    return f"{given}: {ways}. Name in a rule `to` where that leads, with the port there."
 
 
 def _say(found: Sequence[Publication]) -> tuple[str, str]:

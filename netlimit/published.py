@@ -2,17 +2,17 @@
 gateway's own addresses, and for others that it names.
 
 Read from what nft and iptables print. What is not understood of a rule narrows nothing: it is taken for one that may
-lead anything away.
+lead anything away. Of addresses that are not the host's own that is so where something may choose by destination.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from netlimit.cases import Case, Host, read_key, read_listed, read_saved
+from netlimit.cases import Case, Host, read_listed, read_saved
 from netlimit.detours import (
     ANY,
     BY_MAP,
@@ -20,7 +20,6 @@ from netlimit.detours import (
     LEADS,
     PORT_ALONE,
     RECEIVED,
-    STRING,
     TARGET,
     TRANSLATES,
     Rules,
@@ -46,10 +45,7 @@ from netlimit.spans import (
 )
 
 _REDIRECTED = re.compile(r"(?<!\S)-j REDIRECT(?!\S)(?:.* --to-ports (\S+))?")
-_REDIRECTS = re.compile(r"(?<!\S)(?<!jump )(?<!goto )redirect(?!\S)(?: to (:.+))?")
-_PAIR = re.compile(r"([^,{}]+?) : ([^,}]+)")
-_PORTS_OF = re.compile(r"(\S*:)([a-z].*)")
-"""Where a map tells the ports alone: `10.1.0.2:tcp dport map`."""
+_REDIRECTS = re.compile(r"(?<!\S)(?<!jump )(?<!goto )redirect(?!\S)(?: to (:\S+))?")
 _AFTER = re.compile(r"(?:^|\]|\.\d+):([^/\s]+)")
 _FAMILIES = {"ip": (4,), "ip6": (6,)}
 _LINK_LOCAL: Spans = (read_addresses("fe80::/10"),)
@@ -61,11 +57,9 @@ _MOST_NAMED = 20_000
 
 
 class _Goal(NamedTuple):
-    """Where a rule leads, as it says it, of what it meets in a `case`; `redirects`: to the own address of the device by
-    which that comes."""
+    """Where a rule leads, as it says it; `redirects`: to the own address of the device by which that comes."""
 
     place: str
-    case: Case = Case()
     redirects: bool = False
 
 
@@ -80,16 +74,31 @@ def find_publications(
     for table in (*_list_saved(nat, 4), *_list_saved(nat6, 6), *_list_listed(ruleset)):
         walk, every = _Walk(table, host), tuple(FAMILIES[each] for each in table.families)
         own, others = Case(cut(every, host.own)), Case(cut(leave_out(host.own, EVERYWHERE), every))
-        for rule, case in (*walk.follow(own, _MOST_LOOKS), *walk.follow(others, _MOST_NAMED, gives_up=True)):
-            for goal in table.read_goals(rule):
-                if each := _publish(rule, case.narrow(goal.case), goal, host):
-                    met.setdefault((rule, *each[2:]), (each, []))[1].extend(each.places)
+        for rule, case, goal in (*walk.follow(own, _MOST_LOOKS), *walk.follow(others, _MOST_NAMED, gives_up=True)):
+            if each := _publish(rule, case, goal, host):
+                met.setdefault((rule, *each[2:]), (each, []))[1].extend(each.places)
         whole &= walk.whole
     found: dict[tuple[object, ...], Publication] = {}
     for each, places in met.values():
         every_place = each._replace(places=join(places))
         found.setdefault(every_place[1:], every_place)
-    return Publications(found.values(), host.own, whole)
+    known = [each for each in found.values() if not each.unread]
+    return Publications(known, host.own, whole, _put_together(each for each in found.values() if each.unread))
+
+
+def _put_together(several: Iterable[Publication]) -> Iterator[Publication]:
+    """One for all that may be for the same: where destinations are not read, there may be thousands."""
+    alike: dict[tuple[object, ...], list[Publication]] = {}
+    for each in several:
+        alike.setdefault((each.places, each.protocols, each.leads is None), []).append(each)
+    for first, *others in alike.values():
+        every = (first, *others)
+        yield first._replace(
+            place=first.place and first.place + " or elsewhere" * any(each.place != first.place for each in others),
+            ports=join(span for each in every for span in each.ports),
+            leads=first.leads and join(span for each in every for span in each.leads or ()),
+            after=first.after if all(each.after == first.after for each in others) else PORTS,
+        )
 
 
 # -- where a rule leads
@@ -97,7 +106,8 @@ def find_publications(
 
 def _publish(rule: str, case: Case, goal: _Goal, host: Host) -> Publication | None:
     """What becomes of what meets a rule, if it may be something else."""
-    places = case.places if case.named else cut(case.places, host.own)
+    places = case.places if case.named or case.unread else cut(case.places, host.own)
+    unread = not case.named and not lie_in(places, host.own)
     text, leads = goal.place, None
     if goal.redirects:
         places = cut(places, leave_out(_LINK_LOCAL, EVERYWHERE))
@@ -111,7 +121,7 @@ def _publish(rule: str, case: Case, goal: _Goal, host: Host) -> Publication | No
     if not case._replace(places=places):
         return None
     away = leads is not None and not lie_in(leads, join((*host.own, *_LOOPBACK)))
-    found = Publication(rule, places, case.protocols, case.ports, text, leads, _read_after(goal.place), away)
+    found = Publication(rule, places, case.protocols, case.ports, text, leads, _read_after(goal.place), away, unread)
     return found if found.after or any(found.concerns(each, ANY, ()) for each in places) else None
 
 
@@ -141,40 +151,30 @@ def _read_after(place: str) -> Spans | None:
         return PORTS
 
 
-def _read_saved_goals(rule: str) -> Iterator[_Goal]:
+def _read_saved_goal(rule: str) -> _Goal | None:
     if (target := TARGET.search(rule)) is not None:
-        yield _Goal(target[1])
-    elif (redirected := _REDIRECTED.search(rule)) is not None:
-        yield _Goal(f":{redirected[1]}" if redirected[1] else "", redirects=True)
+        return _Goal(target[1])
+    redirected = _REDIRECTED.search(rule)
+    return redirected and _Goal(f":{redirected[1]}" if redirected[1] else "", redirects=True)
 
 
-def _read_listed_goals(rule: str) -> Iterator[_Goal]:
-    bare = STRING.sub('""', rule)
-    if (match := TRANSLATES.search(bare)) is not None:
-        about = Case(tuple(FAMILIES[each] for each in _FAMILIES.get(match[1] or "", (4, 6))))
-        yield from (_Goal(place, about.narrow(case)) for case, place in _read_map(match[2]))
-    elif (match := _REDIRECTS.search(bare)) is not None:
-        yield from (_Goal(place, case, redirects=True) for case, place in _read_map(match[1] or ""))
-
-
-def _read_map(text: str) -> Iterator[tuple[Case, str]]:
-    """Where `dnat to` leads, or `redirect to`, and of what."""
-    key, found, _ = f" {text}".partition(" map ")
-    if not found:
-        yield Case(), text.split(" ")[0]
-        return
-    of_ports = _PORTS_OF.fullmatch(key.strip())
-    before, key = (of_ports[1], of_ports[2]) if of_ports else ("", key.strip())
-    pairs = _PAIR.findall(text.partition(" map ")[2])
-    for each, value in pairs:
-        address, _, port = value.strip().partition(" . ")
-        place = f"[{address}]:{port}" if port and ":" in address else f"{address}:{port}" if port else address
-        yield read_key(key.split(" . "), each.strip().split(" . ")), f"{before}{place}"
-    if not pairs:
-        yield read_key(key.split(" . "), ()), before and f"{before}?"
+def _read_listed_goal(rule: str) -> _Goal | None:
+    if (match := TRANSLATES.search(rule)) is not None:
+        return _Goal(match[2].split(" ")[0])
+    redirected = _REDIRECTS.search(rule)
+    return redirected and _Goal(redirected[1] or "", redirects=True)
 
 
 # -- which packets come to a rule
+
+
+class _Step(NamedTuple):
+    """What a rule asks for, to which chains it leads (`by_map`: to any), and what it translates to."""
+
+    case: Case
+    chains: frozenset[str]
+    by_map: bool = False
+    goal: _Goal | None = None
 
 
 class _Table(NamedTuple):
@@ -183,29 +183,30 @@ class _Table(NamedTuple):
     families: tuple[int, ...]
     chains: Rules
     entries: Sequence[str]
-    jump: re.Pattern[str]
-    read_case: Callable[[str, Host], Case]
-    read_goals: Callable[[str], Iterator[_Goal]]
+    read: Callable[[str, Host], Iterator[_Step]]
 
 
 def _list_saved(tables: Sequence[Sequence[str]], family: int) -> Iterator[_Table]:
     for lines in tables:
-        yield _Table((family,), read_chains(lines), ["PREROUTING"], LEADS, read_saved, _read_saved_goals)
+        yield _Table((family,), read_chains(lines), ["PREROUTING"], _read_saved)
+
+
+def _read_saved(rule: str, host: Host) -> Iterator[_Step]:
+    yield _Step(read_saved(rule, host), frozenset(LEADS.findall(rule)), goal=_read_saved_goal(rule))
 
 
 def _list_listed(ruleset: str) -> Iterator[_Table]:
     for family, chains in list_tables(ruleset, RECEIVED):
         entries = [name for name, rules in chains.items() if any(map(RECEIVED.match, rules))]
-        yield _Table(_FAMILIES.get(family, (4, 6)), chains, entries, JUMP, read_listed, _read_listed_goals)
+        yield _Table(_FAMILIES.get(family, (4, 6)), chains, entries, _read_listed)
 
 
-class _Step(NamedTuple):
-    """What a rule asks for, and where it leads."""
-
-    case: Case
-    chains: frozenset[str]
-    by_map: bool
-    translates: bool
+def _read_listed(rule: str, host: Host) -> Iterator[_Step]:
+    for plain, case in read_listed(rule, host):
+        goal, chains = _read_listed_goal(plain), frozenset(JUMP.findall(plain))
+        family = match[1] if (match := TRANSLATES.search(plain)) else None
+        about = Case(tuple(FAMILIES[each] for each in _FAMILIES.get(family or "", (4, 6))))
+        yield _Step(case.narrow(about), chains, BY_MAP.search(plain) is not None, goal)
 
 
 class _Walk:
@@ -213,11 +214,11 @@ class _Walk:
 
     def __init__(self, table: _Table, host: Host) -> None:
         self._table, self._host, self.whole = table, host, True
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, list[_Step]] = {}
 
-    def follow(self, everything: Case, most: int, gives_up: bool = False) -> Iterator[tuple[str, Case]]:
-        """The rules that translate and that some packet meets, with the packets that do: once for each way that
-        differs. From so many rules on it looks at what every packet may meet, or gives up."""
+    def follow(self, everything: Case, most: int, gives_up: bool = False) -> Iterator[tuple[str, Case, _Goal]]:
+        """The rules that translate and that some packet meets, with the packets that do and what to: once for each way
+        that differs. From so many rules on it looks at what every packet may meet, or gives up."""
         chains = self._table.chains
         waiting = [(name, everything) for name in self._table.entries] if everything else []
         seen, mapped, wide, looks = set(waiting), set[Case](), set[str](), 0
@@ -231,15 +232,14 @@ class _Walk:
                     continue
                 wide.add(name)
                 case = everything
-            for rule in chains.get(name, ()):
+            for rule, step in self._list_steps(name):
                 looks += 1
-                step = self._steps.get(rule) or self._read(rule)
                 met = case.narrow(step.case)
                 if not met:
                     continue
-                if step.translates:
-                    yield rule, met
-                leads = step.chains
+                if step.goal is not None:
+                    yield rule, met, step.goal
+                leads = step.chains & chains.keys()
                 if step.by_map and met not in mapped:
                     mapped.add(met)
                     leads = frozenset(chains)
@@ -248,10 +248,8 @@ class _Walk:
                 waiting += sorted(fresh, key=lambda way: way[0])
                 seen |= fresh
 
-    def _read(self, rule: str) -> _Step:
-        table = self._table
-        leads = frozenset(table.chains.keys() & {*table.jump.findall(rule)})
-        translates = next(table.read_goals(rule), None) is not None
-        step = _Step(table.read_case(rule, self._host), leads, BY_MAP.search(rule) is not None, translates)
-        self._steps[rule] = step
-        return step
+    def _list_steps(self, chain: str) -> Iterator[tuple[str, _Step]]:
+        for rule in self._table.chains.get(chain, ()):
+            if (steps := self._steps.get(rule)) is None:
+                steps = self._steps[rule] = [*self._table.read(rule, self._host)]
+            yield from ((rule, step) for step in steps)

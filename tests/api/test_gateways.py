@@ -510,6 +510,11 @@ def test_an_explanation_says_of_what_hits_that_it_is_degraded(client: httpx.Clie
     held = client.get("/explain", params={**query, "host": "gw1"}).json()
     assert held["text"].startswith("The packet is blocked.")
     assert "degraded" not in held["text"]
+    store.mark("gw1", [Exceptional(1, State.APPLIED, "Nobody knows.")], [])
+    held = client.get("/explain", params={**query, "host": "gw1"}).json()
+    assert held["text"].startswith("The packet is blocked.")
+    assert "(note: Nobody knows.)" in held["text"]
+    assert "(degraded: It is led away.)" in client.get("/explain", params=query).json()["text"]
 
 
 def test_limits_are_told_in_the_order_in_which_they_are_asked(client: httpx.Client, store: Store) -> None:

@@ -144,6 +144,7 @@ def test_a_rule_to_the_gateway_tells_where_a_published_port_leads(gateway: Gatew
     gateway.wait_for_state(closed, State.APPLIED)
 
 
+RANGE = ("-m", "iprange", "--dst-range", f"203.0.113.4-{PUBLIC}")
 TAKEN = ("-p", "tcp", "--dport", "8080", "-j")
 TRANSLATIONS: dict[str, tuple[tuple[str, ...], str, str, str, int]] = {
     "REDIRECT of a second address": (
@@ -184,6 +185,14 @@ TRANSLATIONS: dict[str, tuple[tuple[str, ...], str, str, str, int]] = {
     "DNAT of a routed address to the gateway": (
         ("iptables-legacy", "-d", PUBLIC, *TAKEN, "DNAT", "--to-destination", f"{WAN}:8088"),
         *(PUBLIC, f"tcp port 8080 to {WAN}:8088", WAN, 8088),
+    ),
+    "DNAT of a range": (
+        ("iptables-legacy", *RANGE, *TAKEN, "DNAT", "--to-destination", f"{CLIENT}:80"),
+        *(PUBLIC, f"tcp port 8080 to {CLIENT}:80", CLIENT, 80),
+    ),
+    "routed addresses with ports": (
+        ("nft", f"ip daddr . tcp dport {{ {PUBLIC} . 8080, 203.0.113.6 . 8081 }} dnat to {CLIENT}:80"),
+        *(PUBLIC, f"tcp port 8080 to {CLIENT}:80", CLIENT, 80),
     ),
     "a map of routed addresses": (
         ("nft", f"dnat to ip daddr . tcp dport map {{ {PUBLIC} . 8080 : {CLIENT} . 80 }}"),

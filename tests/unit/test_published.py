@@ -118,6 +118,18 @@ SAVED = {
     ],
     "-A PREROUTING -d 198.51.100.7/32 -j DNAT --to-destination 10.1.0.2": ["198.51.100.7: all to 10.1.0.2"],
     "-A PREROUTING -d fd00:9::7/128 -j DNAT --to-destination fd00:1::2": ["fd00:9::7: all to fd00:1::2"],
+    "-A PREROUTING -p tcp -m iprange --dst-range 203.0.113.4-203.0.113.9 -j DNAT --to-destination 10.1.0.2": [
+        "203.0.113.4-203.0.113.9: tcp to 10.1.0.2"
+    ],
+    "-A PREROUTING -m iprange ! --dst-range 10.1.0.0-10.1.0.9 -j DNAT --to-destination 10.1.0.2": [
+        "10.2.0.1: all to 10.1.0.2"
+    ],
+    "-A PREROUTING -m iprange --dst-range fd00:9::1-fd00:9::7 -j DNAT --to-destination fd00:1::2": [
+        "fd00:9::1-fd00:9::7: all to fd00:1::2"
+    ],
+    "-A PREROUTING -m conntrack --ctorigdst 203.0.113.5 -j DNAT --to-destination 10.1.0.2": [
+        "203.0.113.5: all to 10.1.0.2"
+    ],
     "-A PREROUTING -d 203.0.113.0/29 -j NETMAP --to 10.3.0.0/29": ["203.0.113.0-203.0.113.7: all to 10.3.0.0/29"],
     "-A PREROUTING -i wan -p tcp -j REDIRECT --to-ports 9": ["10.1.0.1,10.2.0.1: tcp to 10.2.0.1:9"],
     "-A PREROUTING -i wan -j REDIRECT": ["10.1.0.1,10.2.0.1: all to 10.2.0.1"],
@@ -173,6 +185,20 @@ RECEIVED = {
     ],
     "dnat prefix to ip daddr map { 203.0.113.0/29 : 10.3.0.0/29 }": ["203.0.113.0-203.0.113.7: all to 10.3.0.0/29"],
     "dnat to 10.1.0.2:tcp dport map { 80 : 8080 }": ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.2:8080"],
+    "ip daddr . tcp dport { 203.0.113.5 . 80, 10.2.0.1 . 90-99 } dnat to 10.1.0.2": [
+        "10.2.0.1: tcp ports 90-99 to 10.1.0.2",
+        "203.0.113.5: tcp port 80 to 10.1.0.2",
+    ],
+    'iifname . ip daddr { "w{n" . 203.0.113.5, "lan" . 10.2.0.1 } dnat to 10.1.0.2': [
+        "10.2.0.1,203.0.113.5: all to 10.1.0.2",
+    ],
+    "ct original ip daddr . tcp dport { 203.0.113.5 . 80 } dnat to 10.1.0.2": ["203.0.113.5: tcp port 80 to 10.1.0.2"],
+    "dnat addr . port to ip daddr map { 203.0.113.5 : 10.1.0.2 . 80 }": ["203.0.113.5: all to 10.1.0.2:80"],
+    "ip protocol gre ip daddr 203.0.113.5 dnat to 10.1.0.2": ["203.0.113.5: other to 10.1.0.2"],
+    "ct reply ip daddr 203.0.113.5 dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "udp dport 4789 vxlan tcp dport 80 dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: udp port 4789 to 10.1.0.2"],
+    "meta l4proto tcp-udp dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
+    "fib daddr type { local, unicast } dnat to 10.1.0.2": ["10.1.0.1,10.2.0.1: all to 10.1.0.2"],
     'iifname "wan" tcp dport 80 redirect to :9': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.2.0.1:9"],
     'iifname { "wan", "l*" } tcp dport 80 redirect': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1 or 10.2.0.1"],
     'iifname != "wan" redirect to :tcp dport map { 80 : 9 }': ["10.1.0.1,10.2.0.1: tcp port 80 to 10.1.0.1:9"],
@@ -215,8 +241,9 @@ def test_it_is_read_where_chains_of_nftables_lead() -> None:
 
     ways = "tcp ports 80, 443 to 172.17.0.2"
     assert tell("accept") == [ways]
-    assert tell("udp dport vmap { 53 : jump unused }") == [ways, "udp to 172.17.0.9"]
+    assert tell("udp dport vmap { 53 : jump unused }") == [ways, "udp port 53 to 172.17.0.9"]
     assert tell("udp dport 9 udp dport vmap @m") == [ways, "udp port 9 to 172.17.0.8", "udp port 9 to 172.17.0.9"]
+    assert tell("ip daddr vmap { 203.0.113.5 : jump unused, 203.0.113.6 : accept }") == ["all to 172.17.0.9", ways]
     assert tell("fib daddr type vmap { local : goto unused }") == ["all to 172.17.0.9", ways]
 
 
@@ -234,10 +261,10 @@ class Published(NamedTuple):
     published: Publications
 
 
-def publish(*rules: str) -> Published:
+def publish(*rules: str, listed: str = "") -> Published:
     six = any("fd00:" in rule for rule in rules)
     nat, nat6 = ((), (rules,)) if six else ((rules,), ())
-    report = HostReport(nat=nat, nat6=nat6, own=OWN, firsts=FIRSTS)
+    report = HostReport(nat=nat, nat6=nat6, nftables=listed, own=OWN, firsts=FIRSTS)
     (finding,) = (each for each in find_conflicts(report) if each.name == "published ports")
     return Published(finding, read_publications(report))
 
@@ -326,7 +353,80 @@ def test_what_meets_a_rule_behind_a_translation_all_the_same_is_not_told(
 ) -> None:
     (note,) = (*judge(publish(published), fields).values(), None)[:1]
     assert (HELD if note is None else DEGRADED if note.degraded else NOTED) == expected
-    assert note is None or note.text.startswith(("What", "Some of what")[not note.degraded])
+    assert note is None or note.text.startswith("What" if note.degraded else ("Some of what", "Whether what"))
+
+
+CHOSEN = "-A PREROUTING -p tcp -m set --match-set public"
+LEADS = "-j DNAT --to-destination 10.3.0.2"
+UNREAD: list[tuple[str, dict[str, object], str]] = [
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE, NOTED),
+    (f"{CHOSEN} src,dst {LEADS}", OUTSIDE, NOTED),
+    (f"{CHOSEN} dst --dport 80 {LEADS}", OUTSIDE | PORT, HELD),
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE | {"protocol": "udp"}, HELD),
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE | {"target": "10.3.0.2"}, HELD),
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE | {"target": "0.0.0.0/0"}, HELD),
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE | {"target": "fd00:9::5"}, HELD),
+    (f"{CHOSEN} dst {LEADS}", OUTSIDE | {"direction": "from"}, HELD),
+    (f"{CHOSEN} dst {LEADS}", dict(BLOCK), DEGRADED),
+    (f"{CHOSEN} dst -d 203.0.113.0/29 {LEADS}", OUTSIDE, DEGRADED),
+    (f"{CHOSEN} dst -d 203.0.114.0/29 {LEADS}", OUTSIDE, HELD),
+    (f"{CHOSEN} src {LEADS}", OUTSIDE, HELD),
+    (f"-A PREROUTING -m set ! --match-set public dst {LEADS}", OUTSIDE, HELD),
+    (f"-A PREROUTING -m mark --mark 0x7 {LEADS}", OUTSIDE, NOTED),
+    (f"-A PREROUTING -m of-tomorrow --in dst {LEADS}", OUTSIDE, NOTED),
+    (f"-A PREROUTING -m iprange ! --dst-range 10.1.0.0-10.1.0.9 {LEADS}", OUTSIDE, HELD),
+    (f"-A PREROUTING -m addrtype --dst-type LOCAL --limit-iface-in {LEADS}", OUTSIDE, HELD),
+    (f"-A PREROUTING -m mark --mark 0x7 {LEADS.replace('10.3.0.2', ':9')}", OUTSIDE, HELD),
+    (f"-A PREROUTING -p tcp -m mark --mark 0x7 {LEADS.replace('10.3.0.2', ':9')}", OUTSIDE | PORT, NOTED),
+    ("ip daddr @public dnat to 10.3.0.2", OUTSIDE, NOTED),
+    ("ip daddr . tcp dport @public dnat to 10.3.0.2", OUTSIDE, NOTED),
+    ("ip daddr . tcp dport @public dnat to 10.3.0.2", OUTSIDE | {"protocol": "udp"}, HELD),
+    ("ip daddr != @private dnat to 10.3.0.2", OUTSIDE, HELD),
+    ("ip daddr < 203.0.113.9 dnat to 10.3.0.2", OUTSIDE, NOTED),
+    ("ip daddr & 0.0.0.7 == 0.0.0.5 dnat to 10.3.0.2", OUTSIDE, NOTED),
+    ("dnat to ip daddr map @public", OUTSIDE, NOTED),
+    ("dnat to ip saddr map { 10.1.0.9 : 10.3.0.2 }", OUTSIDE, HELD),
+    ("meta mark 0x00000007 dnat to 10.3.0.2", OUTSIDE, NOTED),
+    ("tcp dport 80 meta mark set 0x00000007 dnat to 10.3.0.2", OUTSIDE, HELD),
+    ("ip saddr @private dnat to 10.3.0.2", OUTSIDE, HELD),
+]
+
+
+@pytest.mark.parametrize(("published", "fields", "expected"), UNREAD)
+def test_what_may_be_chosen_by_destination_is_told_of_any(
+    published: str, fields: dict[str, object], expected: str
+) -> None:
+    led = publish(published) if published.startswith("-A") else publish(listed=only(published))
+    (note,) = (*judge(led, fields).values(), None)[:1]
+    assert (HELD if note is None else DEGRADED if note.degraded else NOTED) == expected
+    if expected == NOTED:
+        assert note is not None
+        assert note.text.startswith("Whether what comes for 203.0.113.5 is given another destination ")
+        assert f"`{published}`" in note.text
+        assert "it cannot be read which are given another destination" in led.finding.what
+
+
+def test_thousands_that_are_chosen_so_are_told_as_one() -> None:
+    ends = (f"meta l4proto tcp dnat to 10.3.{n // 256}.{n % 256}:80" for n in range(2000))
+    chains = "\n\t}\n".join(f"\tchain e{n} {{\n\t\t{rule}" for n, rule in enumerate(ends))
+    listed = LISTED.replace("RULE", "ip daddr . meta l4proto . th dport vmap @services")
+    listed = listed.replace("\tchain unused", f"{chains}\n\t}}\n\tchain unused")
+    led = publish(listed=listed)
+    began = time.process_time()
+    for number in range(20_000):
+        found, degraded = led.published.find(f"10.9.{number // 256}.{number % 256}", "any", ())
+        assert (0 < len(found) < 9, degraded) == (True, False)
+    assert time.process_time() - began < 2
+    assert " or elsewhere" in led.finding.what
+
+
+def test_braces_that_would_be_millions_of_rules_take_no_time_that_anybody_waits_for() -> None:
+    many = ", ".join(f"203.{n // 256}.{n % 256}.1 . {n}" for n in range(1, 2000))
+    fields = " ".join(f"ip daddr . tcp dport {{ {many} }}" for _ in range(3))
+    began = time.process_time()
+    found = read(only(f"{fields} dnat to 10.3.0.2"))
+    assert time.process_time() - began < 6
+    assert found.find("203.0.9.1", "tcp", ((9, 9),))[0], "it is told, though it is not read"
 
 
 def test_each_rule_tells_what_concerns_it() -> None:
