@@ -16,8 +16,9 @@ from netlimit.addresses import explain_unused, read_network, unmap
 from netlimit.chains import asked_keys, assemble, find_displacing, find_former_bits, keep_rejecting, name_buckets
 from netlimit.conflicts import Finding, Spoiled
 from netlimit.crowding import Kinds
-from netlimit.detours import ANYWHERE, Areas, read_areas
+from netlimit.detours import ANY, ANYWHERE, Areas, read_areas
 from netlimit.fragments import find_leak
+from netlimit.given import tell_given
 from netlimit.hashlimit import TABLE_MAX, find_table_size
 from netlimit.ingress import Ingress, IngressLane
 from netlimit.lanes import OpenLane
@@ -478,18 +479,23 @@ class Compilation:
         }
         return {rule_id: str(finding) for rule_id, finding in found.items() if finding}
 
-    def find_published(self, published: Publications) -> dict[int, Note]:
-        """What is to be said of rules `to` addresses of which something is led elsewhere before they are asked, by
-        their ids."""
-        return dict(self._tell_published(published)) if published else {}
+    def find_published(self, published: Publications, given: Publications) -> dict[int, Note]:
+        """What is to be said of rules `to` addresses of which something is led elsewhere before they are asked, and of
+        rules `from` those that are given on the way out, by their ids."""
+        return dict(self._tell_published(published, given)) if published or given else {}
 
-    def _tell_published(self, published: Publications) -> Iterator[tuple[int, Note]]:
+    def _tell_published(self, published: Publications, given: Publications) -> Iterator[tuple[int, Note]]:
         for rule_id, fragment in self.fragments.items():
             each = fragment.purpose.group if isinstance(fragment.purpose, Limit) else fragment.purpose
             allows = isinstance(each, VerdictGroup) and each.action is Action.ALLOW
-            if allows or each.direction is Direction.FROM or not fragment.keys:
+            if allows or not fragment.keys:
                 continue
             target = fragment.keys[0] if len(fragment.keys) == 1 else ANYWHERE[each.family == 6]
+            if each.direction is Direction.FROM:
+                found, most = given.find(target, ANY, ())
+                if found and most:
+                    yield rule_id, Note(tell_given(found, target))
+                continue
             found, degraded = published.find(target, each.selector.protocol.value, each.selector.ports)
             if found:
                 yield rule_id, Note(tell_published(found, target, degraded), degraded)

@@ -24,6 +24,7 @@ from netlimit.detours import (
     find_translations,
     find_untracked_early,
 )
+from netlimit.given import find_given
 from netlimit.publications import Publications, say_published
 from netlimit.published import find_publications
 from netlimit.spans import join, read_address
@@ -761,6 +762,12 @@ def _find_taken(report: HostReport) -> Iterator[Finding]:
             "program listen at the port that is asked for.",
             Spoiled.TAKEN,
         )
+
+
+def read_given(report: HostReport, published: Publications) -> Publications:
+    """Which addresses NAT gives on the way out of a host on which that is published."""
+    own = join(map(read_address, report.own))
+    return find_given(report.nftables, (*report.nat, *report.nat6), published, own)
 
 
 def read_publications(report: HostReport) -> Publications:

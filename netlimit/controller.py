@@ -1317,7 +1317,7 @@ class Controller:
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._compiled.leaks.items()}
         spoiled = self._compiled.find_spoiled(self._premises.spoiled)
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in spoiled.items()}
-        for i, note in self._compiled.find_published(self._premises.published).items():
+        for i, note in self._compiled.find_published(self._premises.published, self._premises.given).items():
             if note.degraded or i not in said:
                 said[i] = Exceptional(i, State.DEGRADED if note.degraded else State.APPLIED, note.text)
         said |= {i: Exceptional(i, State.DEGRADED, text) for i, text in self._crowded.items() if i in self._compiled}

@@ -41,6 +41,7 @@ _PUT_TOGETHER = -400
 """NF_IP_PRI_CONNTRACK_DEFRAG (linux/netfilter_ipv4.h), that of IPv6 too."""
 _SENT = re.compile(r"type nat hook output\b")
 RECEIVED = re.compile(r"type nat hook prerouting\b")
+LEFT = re.compile(r"type nat hook postrouting\b")
 _ACCEPTED = re.compile(r"type nat hook input\b")
 _REROUTED = re.compile(r"type route hook output\b")
 _PASSED = re.compile(r"type (?:filter|route|nat) hook (?:ingress|prerouting|input|forward|output)\b")
@@ -63,7 +64,7 @@ _CHARGED = "PREROUTING", "INPUT", "FORWARD", "OUTPUT"
 _TAKES = re.compile(r"(?<!\S)(?:redirect|-j REDIRECT)(?!\S)")
 TRANSLATES = re.compile(r"\bdnat (?:(ip6?) )?(?:addr \. port |interval |prefix )?to (.+)")
 _MASKS = re.compile(r"(?<!\S)(?:snat (?:ip6? )?(?:prefix )?to|-j SNAT|-j NETMAP)(?!\S)")
-_OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
+OF_SOURCE = re.compile(r"(?<!\S)(?:(?<!! )-s|ip6? saddr) (\S+)")
 _FOR = re.compile(r"(?<!\S)(?:(?<!! )-d|ip6? daddr) (\S+)")
 PORT_ALONE = re.compile(r":(?!:)")
 _VALUE = re.compile(r" : ([^\s,}]+)")
@@ -109,7 +110,7 @@ def find_forwards(ruleset: str, harmless: Collection[str] = (), leaving: bool = 
 def find_brouting(ruleset: str, listed: str) -> Iterator[str]:
     """The rules by which a port of a bridge hands packets to IP in the bridge's place: in a ruleset of nftables, and in
     the broute table as ebtables lists it, where a chain whose policy does so counts, too."""
-    for family, rule in _follow_hooked(ruleset, _BRIDGED) if "meta broute set " in ruleset else ():
+    for family, rule in follow_hooked(ruleset, _BRIDGED) if "meta broute set " in ruleset else ():
         if family == "bridge" and _BROUTES.search(STRING.sub('""', rule)):
             yield rule
     for line in map(str.strip, listed.splitlines()):
@@ -164,7 +165,7 @@ def find_taking(ruleset: str, tables: Iterable[Sequence[str]], own: Collection[s
     """The rules that may lead what comes in to a socket of this host, whatever port or address it is for: those that
     redirect, and those that give it an address of its `own` or of loopback, or another port alone. Read from what
     `find_translations` reads."""
-    listed = (rule for _, rule in _follow_hooked(ruleset, RECEIVED))
+    listed = (rule for _, rule in follow_hooked(ruleset, RECEIVED))
     for rule in (*listed, *follow_tables(tables, "PREROUTING")):
         if _TAKES.search(rule) and _TAKES.search(STRING.sub('""', rule)):
             yield rule
@@ -179,13 +180,13 @@ def find_masked(ruleset: str, tables: Iterable[Sequence[str]]) -> Iterator[Trans
     """What gives those who come to this host another source behind its rules, so that it answers to that one: the rules
     of nat INPUT, each with the addresses that it is about. Read from what `find_translations` reads."""
     listed = (
-        (rule, {"ip": (4,), "ip6": (6,)}.get(family, (4, 6))) for family, rule in _follow_hooked(ruleset, _ACCEPTED)
+        (rule, {"ip": (4,), "ip6": (6,)}.get(family, (4, 6))) for family, rule in follow_hooked(ruleset, _ACCEPTED)
     )
     saved = ((rule, (4, 6)) for rule in follow_tables(tables, "INPUT"))
     for rule, families in (*listed, *saved):
         bare = STRING.sub('""', rule)
         if _MASKS.search(bare):
-            source = _OF_SOURCE.search(bare)
+            source = OF_SOURCE.search(bare)
             for first, last in read_places(source[1] if source else "", families):
                 yield Translation(rule, first, last, _read_protocol(rule))
 
@@ -200,7 +201,7 @@ def find_queued(tables: Sequence[Sequence[str]]) -> Iterator[str]:
 def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write other addresses or ports into packets by
     themselves before these have passed all hooks of ours."""
-    listed = (rule for _, rule in _follow_hooked(ruleset, _PASSED)) if _MAY_REWRITE.search(ruleset) else ()
+    listed = (rule for _, rule in follow_hooked(ruleset, _PASSED)) if _MAY_REWRITE.search(ruleset) else ()
     bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
     yield from filter(_REWRITES.search, bare)
 
@@ -208,14 +209,14 @@ def find_rewriting(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
 def find_raising(ruleset: str, rules: Iterable[str]) -> Iterator[str]:
     """The rules, of nftables and of the `rules` of iptables, that write another hop limit into what has come in before
     the kernel asks how far it goes."""
-    listed = (rule for _, rule in _follow_hooked(ruleset, _ARRIVED)) if _MAY_REWRITE.search(ruleset) else ()
+    listed = (rule for _, rule in follow_hooked(ruleset, _ARRIVED)) if _MAY_REWRITE.search(ruleset) else ()
     bare = (STRING.sub('""', EXTENSION.sub(r"xt target \1", rule)) for rule in (*listed, *rules))
     yield from (rule for rule in bare if _RAISES.search(rule) and not _BEHIND.match(rule))
 
 
 def follow_rerouted(ruleset: str) -> Iterator[str]:
     """The rules of nftables after which what this host sends may be routed once more."""
-    yield from (rule for _, rule in _follow_hooked(ruleset, _REROUTED))
+    yield from (rule for _, rule in follow_hooked(ruleset, _REROUTED))
 
 
 def _is_taking(first: Address, last: Address, own: Collection[Address]) -> bool:
@@ -229,14 +230,14 @@ def _is_taking(first: Address, last: Address, own: Collection[Address]) -> bool:
 
 def _list_translating(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """The rules of nftables with the families that they may be about, and where each leads ("" for anywhere)."""
-    for family, rule in _follow_hooked(ruleset, hook):
+    for family, rule in follow_hooked(ruleset, hook):
         if (match := TRANSLATES.search(rule)) is not None:
             families = {"ip": (4,), "ip6": (6,)}.get(match[1] or family, (4, 6))
             places = _VALUE.findall(match[2]) if " map " in f" {match[2]}" else [match[2].split(" ")[0]]
             yield from ((rule, families, place) for place in places or [""])
 
 
-def _follow_hooked(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+def follow_hooked(ruleset: str, hook: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """The rules of nftables that a packet may meet at a hook, each with the family of its table."""
     for family, chains in list_tables(ruleset, hook):
         for _, rules in _find_hooked(chains, hook):

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 _MOST = 1_000_000
 """A rule that would be more characters stays as it is: who reads it does not understand it then."""
 _BRACES = re.compile(r"(?<!!= )(?:(v?map) )?\{([^}]*)\}|(?<!\S)(map) (@\S+)")
-_TO = re.compile(r"(?<!\S)((?:dnat|redirect) (?:ip6? )?(?:addr \. port |prefix |interval )?to )(\S*:)?(?=[a-z@])")
-"""What stands before the fields of a map that tells where a DNAT leads; where it tells the port alone, with the address
+_TO = re.compile(r"(?<!\S)((?:[ds]nat|redirect) (?:ip6? )?(?:addr \. port |prefix |interval )?to )(\S*:)?(?=[a-z@])")
+"""What stands before the fields of a map that tells what NAT gives; where it tells the port alone, with the address
 (`dnat to 10.2.0.2:tcp dport map`)."""
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from netlimit.addresses import read_plain
-from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_told, read_publications
+from netlimit.conflicts import Finding, HostReport, Spoiled, find_conflicts, is_told, read_given, read_publications
 from netlimit.dying import list_led
 from netlimit.errors import say_fault
 from netlimit.kernel.base import QUEUEING, Addresses, Door, HostFacts, Kernel, Unanswered
@@ -66,7 +66,7 @@ class Premises:
         self._barred: Mapping[str, str] = {}
         self._conflicts: tuple[str, ...] = ()
         self.spoiled: Mapping[Spoiled, Finding] = {}
-        self.published = Publications()
+        self.published = self.given = Publications()
         self._led: frozenset[tuple[str, int]] = frozenset()
         self.led: Mapping[str, tuple[str, ...]] = {}
         """Where programs listen at what may lead to others, as sets have it; nothing before the first look."""
@@ -306,10 +306,11 @@ class Premises:
             report = self._kernel.survey(thorough=False)
             found = find_conflicts(report)
             self.published = read_publications(report)
+            self.given = read_given(report, self.published)
             self._find_led(report)
         except Exception as error:
             log.debug("The survey failed.", exc_info=True)
-            self.spoiled, self.published = {}, Publications()
+            self.spoiled, self.published, self.given = {}, Publications(), Publications()
             self._conflicts = (f"What gets in the way of limits on this host is not known: {say_fault(error)}.",)
         else:
             self.spoiled = {each.spoils: each for each in reversed(found) if each.spoils}

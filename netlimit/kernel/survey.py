@@ -99,7 +99,7 @@ def look_round(
     ask_twin = list_twin or (lambda table: ask(*TWINS[table], patience=_PATIENCE))
     twins = look.at(
         "the nat tables of iptables-nft",
-        lambda: tuple(_read_twins(nftables, ask_twin, "nat", "PREROUTING|OUTPUT|INPUT")),
+        lambda: tuple(_read_twins(nftables, ask_twin, "nat", "PREROUTING|INPUT|OUTPUT|POSTROUTING")),
         _NO_TABLES,
     )
     mangle = tuple(printed for _, table, printed in rules if table == "mangle")

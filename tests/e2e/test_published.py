@@ -12,7 +12,7 @@ import pytest
 
 from netlimit.records import State
 from scripts.testbed import streams
-from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, WAN, WAN6, Lab, close_pipes
+from scripts.testbed.namespaces import CLIENT, CLIENT6, LAN, SERVER, WAN, WAN6, Lab, close_pipes
 from tests.e2e.gateway import Gateway
 from tests.ports import free_port
 
@@ -275,6 +275,29 @@ def test_a_network_with_a_small_part_that_is_led_elsewhere_is_applied_with_a_not
         assert gateway.state(every) == (State.APPLIED, "")
     look_again(gateway)
     gateway.wait_for_state(narrow, State.APPLIED)
+
+
+@pytest.mark.parametrize("program", ["iptables-legacy", "iptables-nft"])
+def test_a_rule_from_what_is_given_on_the_way_out_says_whom_to_name(gateway: Gateway, lab: Lab, program: str) -> None:
+    def reach() -> bool:
+        return lab.client.run("ping", "-c", "1", "-W", "1", SERVER, check=False).returncode == 0
+
+    (outer,) = gateway.put({"target": PUBLIC, "action": "block"})
+    chain = (program, "-t", "nat", "-A", "POSTROUTING")
+    lab.gateway.run(*chain, "-s", CLIENT, "-o", "wan", "-j", "SNAT", "--to-source", PUBLIC)
+    try:
+        assert reach(), "the rule does not see it"
+        look_again(gateway)
+        gateway.wait(lambda: gateway.state(outer)[1] != "", "a note")
+        state, said = gateway.state(outer)
+        assert state is State.APPLIED
+        assert said.endswith(f"Name that one in a rule `from` ({CLIENT}).")
+        gateway.add({"target": CLIENT, "action": "block"})
+        assert not reach(), "what it tells to name holds it"
+    finally:
+        lab.gateway.run(program, "-t", "nat", "-F")
+    look_again(gateway)
+    gateway.wait(lambda: gateway.state(outer)[1] == "", "nothing to be said")
 
 
 @pytest.mark.parametrize("name", ["REDIRECT of any address", "DNAT of a routed address", "a published port"])

@@ -273,7 +273,7 @@ def judge(led: Published, fields: dict[str, object]) -> dict[int, Note]:
     compilation = Compilation(Facts(own=own_addresses(tuple(OWN)), topology=HOME))
     rule = parse_rule({"target": "10.2.0.1", "direction": "to"} | fields, NOW)
     assert compilation.put(replace(rule, id=1, forced_by=fields.get("forced_by"))) is None  # type: ignore[arg-type]
-    return compilation.find_published(led.published)
+    return compilation.find_published(led.published, Publications())
 
 
 BLOCK, LIMIT = {"action": "block"}, {"rate": "10 packets/s"}
