@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from netlimit.cases import EVERY
@@ -11,7 +12,7 @@ from netlimit.detours import ANY, read_ends
 from netlimit.spans import EVERYWHERE, FAMILIES, PORTS, Span, Spans, count, cut, join, lie_in, name, read_address
 
 _MOST_MET = 1000
-"""Of so many places at most it is asked whether a rule for the network around them misses them."""
+"""Of so many single addresses at most it is asked whether a rule for the network around them misses them."""
 _SMALL = 16
 """A network of which less than this part is led elsewhere is held all but for that."""
 _SHOWN, _NAMED = 120, 3
@@ -36,10 +37,14 @@ class Publication(NamedTuple):
     def concerns(self, target: Span, protocol: str, ports: Spans) -> bool:
         """Whether it may lead away what a rule `to` a target is about, of a protocol ("any": all) and to ports (none:
         all), so that it does not meet that rule behind it either."""
-        met = cut(self.ports, ports or PORTS)
-        if not met or protocol not in (ANY, *self.protocols):
+        if not self.meets(protocol, ports):
             return False
-        return not self._stays_in(target) or not lie_in(self.after or met, ports or PORTS)
+        after = self.after or cut(self.ports, ports or PORTS)
+        return not self._stays_in(target) or not lie_in(after, ports or PORTS)
+
+    def meets(self, protocol: str, ports: Spans) -> bool:
+        """Whether it is about some of that protocol and these ports."""
+        return protocol in (ANY, *self.protocols) and bool(cut(self.ports, ports or PORTS))
 
     def _stays_in(self, target: Span) -> bool:
         """Whether all that it leads to, of the target's family, is in the target. By the ends, for they may be many."""
@@ -72,7 +77,7 @@ class Publications:
         self.found, self.whole, self.unread = tuple(found), whole, tuple(unread)
         self._own = {low for low, _ in own}
         self._single: dict[str, list[Publication]] = {}
-        self._wide: list[tuple[Span, Publication]] = []
+        self._wide: dict[Span, list[Publication]] = {}
         places = set[int]()
         for each in self.found:
             for low, high in each.places:
@@ -80,8 +85,10 @@ class Publications:
                     self._single.setdefault(name(low), []).append(each)
                     places.add(low)
                 else:
-                    self._wide.append(((low, high), each))
-        self._places, self._areas = sorted(places), join(place for place, _ in self._wide)
+                    self._wide.setdefault((low, high), []).append(each)
+        self._places, self._areas = sorted(places), sorted(self._wide)
+        self._reach = [*accumulate((high for _, high in self._areas), max)]
+        self._meeting: dict[tuple[Span, str, Spans], list[Publication]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.found or self.unread) or not self.whole
@@ -96,29 +103,43 @@ class Publications:
             return [], False
         family, first, last = read_ends(target)
         place = FAMILIES[family][0] + first, FAMILIES[family][0] + last
-        near = [(place, each) for each in self._single.get(target, ())] if single else [*self._list_inside(place)]
+        inside = self._places[bisect_left(self._places, place[0]) : bisect_right(self._places, place[1])]
+        near = [(place, each) for each in self._single.get(target, ())] if single else [*self._list_those(inside)]
         met = {}
-        for part, each in (*near, *self._list_around(place)) if read else ():
+        for part, each in (*near, *self._list_around(place, protocol, ports)) if read else ():
             if each.concerns(place, protocol, ports):
                 met[part, each.place] = each
         if met:
-            return [*met.values()], count(join(part for part, _ in met)) * _SMALL > last - first
+            # Of single ones that are too many to be asked it is taken that they are like the first.
+            parts = count(join(part for part, _ in met)) + max(0, len(inside) - _MOST_MET)
+            return [*met.values()], parts * _SMALL > last - first
         around = (each for each in self.unread if cut(each.places, (place,)))
         return [each for each in around if each.concerns(place, protocol, ports)], False
 
-    def _list_inside(self, place: Span) -> Iterator[tuple[Span, Publication]]:
-        begin = bisect_left(self._places, place[0])
-        end = min(bisect_right(self._places, place[1]), begin + _MOST_MET)
-        for inside in self._places[begin:end]:
-            if inside not in self._own:
-                yield from (((inside, inside), each) for each in self._single[name(inside)])
+    def _list_those(self, inside: Sequence[int]) -> Iterator[tuple[Span, Publication]]:
+        for each in inside[:_MOST_MET]:
+            if each not in self._own:
+                yield from (((each, each), publication) for publication in self._single[name(each)])
 
-    def _list_around(self, place: Span) -> Iterator[tuple[Span, Publication]]:
-        """Networks that have some of it."""
-        near = bisect_right(self._areas, (place[1], place[1] << 1))
-        if near and self._areas[near - 1][1] >= place[0]:
-            for around, each in self._wide[:_MOST_MET]:
-                yield from ((part, each) for part in cut((around,), (place,)))
+    def _list_around(self, place: Span, protocol: str, ports: Spans) -> Iterator[tuple[Span, Publication]]:
+        """Some for each of the networks that have some of it."""
+        for index in range(bisect_right(self._areas, (place[1], place[1] << 1)) - 1, -1, -1):
+            if self._reach[index] < place[0]:
+                return
+            low, high = around = self._areas[index]
+            if high >= place[0]:
+                part = max(low, place[0]), min(high, place[1])
+                concerned = (each for each in self._list_meeting(around, protocol, ports)
+                             if each.concerns(place, protocol, ports))  # fmt: skip
+                yield from ((part, each) for each in islice(concerned, _NAMED + 1))
+
+    def _list_meeting(self, around: Span, protocol: str, ports: Spans) -> list[Publication]:
+        """Those of a network that are about a protocol and ports, found once for all rules that are: they may be
+        thousands."""
+        about = around, protocol, ports
+        if about not in self._meeting:
+            self._meeting[about] = [each for each in self._wide[around] if each.meets(protocol, ports)]
+        return self._meeting[about]
 
 
 def find_led(listening: Iterable[tuple[str, int]], published: Publications) -> frozenset[tuple[str, int]]:

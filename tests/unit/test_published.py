@@ -539,6 +539,33 @@ def test_many_rules_are_judged_in_no_time_that_anybody_waits_for() -> None:
     assert time.process_time() - began < 2
 
 
+def test_thousands_of_ports_of_one_network_are_told() -> None:
+    """And in no time that anybody waits for, of rules that they do not concern either."""
+    led = publish(*(
+        f"-A PREROUTING -d 203.0.113.{net}/29 -p tcp -m tcp --dport {port} -j DNAT --to-destination 10.1.{net}.2"
+        for net in (8, 16) for port in range(20_000, 21_500)
+    ))  # fmt: skip
+    for number in range(2):
+        for ports, concerned in (([20_000], True), ([21_499], True), ([21_500], False), ([], True)):
+            rule = BLOCK | {"target": f"203.0.113.{9 + 8 * number}", "protocol": "tcp", "ports": ports}
+            assert bool(judge(led, rule)) == concerned, (number, ports)
+    began = time.process_time()
+    for number in range(3_000):
+        assert led.published.find(f"203.0.113.{8 + number % 16}", "udp", ((number, number),)) == ([], False)
+        assert led.published.find(f"203.0.113.{8 + number % 16}", "tcp", ())[1]
+    assert time.process_time() - began < 4
+
+
+def test_a_network_of_which_half_is_led_away_one_by_one_is_degraded() -> None:
+    half = (
+        f"-A PREROUTING -d 10.96.{n // 128}.{n % 128}/32 -j DNAT --to-destination 10.1.{n // 256}.{n % 256}"
+        for n in range(8192)
+    )
+    led = publish(*half)
+    assert judge(led, BLOCK | {"target": "10.96.0.0/18"})[1].degraded
+    assert not judge(led, BLOCK | {"target": "10.96.0.0/12"})[1].degraded
+
+
 @pytest.mark.parametrize("rule", ["tcp dport vmap @m", "tcp dport PORT jump cNEXT"])
 def test_many_chains_take_no_time_that_anybody_waits_for(rule: str) -> None:
     chains = []
