@@ -25,7 +25,7 @@ from .lockout import LockoutOf
 from .openapi import body_of
 from .problems import Problem, responses
 from .representation import write_time
-from .turns import InTurn, run_in_turn
+from .turns import InTurn, ask_much, run_in_turn
 
 router = APIRouter(prefix="/confirmation", tags=["undo"], route_class=InTurn)
 SHORTEST, LONGEST = 10, 86400
@@ -126,6 +126,7 @@ async def abandon(
 ) -> Response:
     """End the open window, and undo what was changed in it now. It is judged as a rollback is, but that an admin, who
     may force, has all back as it was."""
+    ask_much()
     now = await run_in_turn(store.now)
     judge = None if caller.may(Act.FORCE) else await run_in_turn(lockout.judge, False)
     try:

@@ -29,6 +29,7 @@ from netlimit.store import (
     Stale,
     TokenEnded,
     TokenExists,
+    TooMuchAtOnce,
     WindowOpen,
 )
 
@@ -56,7 +57,7 @@ MEANINGS = {
     400: "The body is not JSON (nor YAML, where that is read), or is JSON in a way that readers disagree about (a key "
     "twice, NaN).",
     401: "No bearer token, or one that is not known, or has ended, be it while the request came: nothing was changed.",
-    403: "The token's role may not do this.",
+    403: "The token's role may not do this, or not so much of it at once.",
     404: "There is no such thing.",
     405: "The method does not exist here; `Allow` names those that do.",
     408: "The body came too slowly.",
@@ -149,6 +150,8 @@ def find_problem(error: NetlimitError) -> Problem:
             return Problem(409, sentence, field="target")
         case TokenEnded():
             return unauthorized(sentence)
+        case TooMuchAtOnce():
+            return Problem(403, sentence)
         case TokenExists():
             return Problem(409, sentence, field="name")
         case Stale() | DocumentChanged():

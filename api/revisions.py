@@ -20,7 +20,7 @@ from .headers import Wait, preference_applied
 from .lockout import ForceQuery, LockoutOf
 from .problems import responses
 from .representation import write_time
-from .turns import InTurn, run_in_turn
+from .turns import InTurn, ask_much, run_in_turn
 
 router = APIRouter(prefix="/revisions", tags=["undo"], route_class=InTurn)
 _LARGEST = 2**63 - 1
@@ -105,6 +105,7 @@ async def roll_back(
     """Bring back the rules of a revision under their ids, as one change, which can be undone like any other. When they
     are as they were, there is no new revision. Refused where a rule that comes back would hit who is safe
     by now, or was forced, or where rules would close a whole gateway."""
+    ask_much()
     now = await run_in_turn(store.now)
     judge = await run_in_turn(lockout.judge, query.force)
     after = await run_in_turn(store.rollback, revision, caller.actor, now, judge)

@@ -226,6 +226,13 @@ async def run_in_turn(function: Callable[P, T], *arguments: P.args, **options: P
     return await run_in_threadpool(function, *arguments, **options)
 
 
+def ask_much() -> None:
+    """Tell that the request changes much, though it has no body. Admins wait for nobody else's bulk: they undo."""
+    turn = TURN.get()
+    if turn is not None and turn.rank is not Rank.ADMIN and not turn.counted:
+        turn.kind = Kind.BULK
+
+
 def lay_down_turn() -> None:
     """Let others have the turn of this request, which is about to wait for something that costs nothing."""
     turn = TURN.get()

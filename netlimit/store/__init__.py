@@ -18,6 +18,7 @@ from netlimit.store.errors import (
     Stale,
     TokenEnded,
     TokenExists,
+    TooMuchAtOnce,
     WindowOpen,
 )
 from netlimit.store.faults import Damaged
@@ -63,6 +64,7 @@ __all__ = [
     "Token",
     "TokenEnded",
     "TokenExists",
+    "TooMuchAtOnce",
     "Watch",
     "WindowOpen",
     "changed_fields",

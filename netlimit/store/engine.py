@@ -55,6 +55,9 @@ _LONGEST_LOG = 4 * 2**20
 have left nothing of the disk, who revokes a token has that."""
 _LOG_SECONDS = 0.5
 """How long who brings the log into the file waits for others, and they for him; controllers wait for a second."""
+_LONG, _BREATH = 0.5, 0.2
+"""After a transaction of so many seconds the next one of this process waits so long: in that time each of another
+process comes, which SQLite has look again every tenth of a second."""
 _BEGIN = "netlimit_begin"
 _SERVER = "netlimit_server"
 """Under what is kept of a connection which of several servers it leads to."""
@@ -172,7 +175,7 @@ class Database:
         self._writer = self.engine.execution_options(**{_BEGIN: WRITE}, **waiting)
         self._checked = False
         self._place: files.Place | None = None
-        self._turn = threading.Lock()
+        self._turn, self._line = threading.Lock(), threading.Lock()
         self._journal = ("WAL" if wal else "DELETE") if self.path else "MEMORY"
         is_held_up = crowded and self._journal == "WAL"
         self._checkpoint = Checkpoint(self.path, self._begin_log_anew) if self.path and is_held_up else None
@@ -212,10 +215,12 @@ class Database:
             yield
 
     @contextmanager
-    def writing(self, wake: bool = True) -> Iterator[Connection]:
-        """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write)."""
+    def writing(self, wake: bool = True, behind: bool = False) -> Iterator[Connection]:
+        """A transaction that writes; `wake` tells those who watch (SQLite's watchers see every write). `behind`: those
+        of this process that are not wait for one such at most, besides the one that is under way."""
         self._check()
-        with self._taking_turns(), self._waiting_for_log(little=True):
+        with self._taking_turns(behind), self._waiting_for_log(little=True):
+            began = time.monotonic()
             try:
                 with self._in_words(), self._writer.connect() as connection, connection.begin():
                     place = self._place
@@ -223,6 +228,8 @@ class Database:
                     self._conclude(connection, place, wake)
             finally:
                 self._cut_log()
+                if self.path and time.monotonic() - began > _LONG:
+                    time.sleep(_BREATH)
 
     def _cut_log(self) -> None:
         """Give back what a large change has taken for the log of a SQLite file, and does not need, be it undone. That
@@ -441,17 +448,27 @@ class Database:
             )
 
     @contextmanager
-    def _taking_turns(self) -> Iterator[None]:
+    def _taking_turns(self, behind: bool) -> Iterator[None]:
         """Wait for the other threads that write to the same SQLite file; a server has locks of its own."""
         if not self.is_sqlite:
             yield
             return
-        if not self._turn.acquire(timeout=self._patience):
+        if not (self._wait_in_line() if behind else self._turn.acquire(timeout=self._patience)):
             raise Busy(f"The database {self} was busy for {self._patience:g} seconds; try again.", str(self))
         try:
             yield
         finally:
             self._turn.release()
+
+    def _wait_in_line(self) -> bool:
+        """Wait for the turn as the only one of all who are `behind`; whether it has come in time."""
+        end = time.monotonic() + self._patience
+        if not self._line.acquire(timeout=self._patience):
+            return False
+        try:
+            return self._turn.acquire(timeout=max(0.0, end - time.monotonic()))
+        finally:
+            self._line.release()
 
     def _doubt(self, error: BaseException) -> StoreError:
         """What an error means. After any but that of a slow server, the schema is looked at again."""

@@ -101,6 +101,10 @@ class NoSuchRevision(NetlimitError):
         self.revision = revision
 
 
+class TooMuchAtOnce(NetlimitError):
+    """An exchange of rules that only an admin may have made at once, for others can change nothing meanwhile."""
+
+
 class WindowOpen(NetlimitError):
     """A window of confirmation is open already."""
 

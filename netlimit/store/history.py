@@ -11,7 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    and_,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 
 from netlimit.records import LIMITER, Actor, Comparison, Difference, Revision
 from netlimit.rules import Rule
@@ -115,7 +127,7 @@ def past(connection: Connection, revision: int) -> dict[int, Kept | None]:
 
     Raises NoSuchRevision.
     """
-    return dict(_read_past(connection, revision, _list_past(connection, revision).items()))
+    return dict(_read_past(connection, revision, list_past(connection, revision).items()))
 
 
 def present(connection: Connection, rule_ids: Iterable[int]) -> dict[int, Kept]:
@@ -142,7 +154,7 @@ def rules_at(connection: Connection, revision: int) -> Iterator[Kept]:
 def differences(connection: Connection, one: int, other: int) -> Iterator[Difference]:
     """The rules that two revisions do not have in common, by id: before is what `one` has. What they were is read as
     it is asked for, some hundred rules at a time: all of a long history would be gigabytes. Raises NoSuchRevision."""
-    before, after = _list_past(connection, one), _list_past(connection, other)
+    before, after = list_past(connection, one), list_past(connection, other)
     touched = sorted(before.keys() | after.keys())
     for start in range(0, len(touched), _AT_ONCE):
         some = touched[start : start + _AT_ONCE]
@@ -309,11 +321,13 @@ def _forget_absent(connection: Connection, rule_ids: Iterable[int]) -> None:
         connection.execute(delete(undo).where(some))
 
 
-def _list_past(connection: Connection, revision: int) -> dict[int, int | None]:
+def list_past(connection: Connection, revision: int, made: Select[tuple[int]] | None = None) -> dict[int, int | None]:
     """The rules that have changed after a revision, and which change has kept what they were then; None for one that
-    was not there. Raises NoSuchRevision."""
+    was not there. With `made`, only by these changes. Raises NoSuchRevision."""
     check(connection, revision)
     kept = select(undo.c.revision, undo.c.first_rule, undo.c.last_rule, undo.c.before.is_(None))
+    if made is not None:
+        kept = kept.where(undo.c.revision.in_(made))
     found: dict[int, int | None] = {}
     changed = kept.where(undo.c.revision > revision).order_by(undo.c.revision.desc())
     for change, first, last, absent in connection.execute(changed):

@@ -12,7 +12,7 @@ from netlimit.judgement import Change, Judge, comes_forced
 from netlimit.lockout import HARMLESS
 from netlimit.records import Actor
 from netlimit.rules import Action, Rule
-from netlimit.store import audit, history, tombstones
+from netlimit.store import audit, history, tombstones, weight
 from netlimit.store.clock import lock, take_revision
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.conflicts import find_twins
@@ -24,9 +24,10 @@ from netlimit.store.standing import Standing, judged
 def roll_back(connection: Connection, revision: int, actor: Actor, now: datetime, judge: Judge | None = None) -> int:
     """Bring back the rules of a revision, under their ids; the new revision, or the present one if they are the same.
 
-    Raises NoSuchRevision, and what `judge` raises.
+    Raises NoSuchRevision, TooMuchAtOnce, and what `judge` raises.
     """
     lock(connection)
+    weight.check(connection, revision, actor)
     return bring_back(connection, revision, history.past(connection, revision), actor, now, judge)
 
 

@@ -60,6 +60,7 @@ from netlimit.store import (
     standing,
     states,
     tokens,
+    weight,
     windows,
 )
 from netlimit.store.audit import AuditEntry, AuditFilter, as_actor
@@ -376,7 +377,7 @@ class Store:
     @again
     def rollback(self, revision: int, actor: Actor | str, now: datetime, judge: Judge | None = None) -> int:
         """Bring back the rules of a revision, under their ids, as one change; its revision, or the present one if there
-        was nothing to change. Raises NoSuchRevision, and what `judge` raises.
+        was nothing to change. Raises NoSuchRevision, TooMuchAtOnce, and what `judge` raises.
         """
         with self._changing(actor) as connection:
             return rollback.roll_back(connection, revision, as_actor(actor), now, judge)
@@ -480,7 +481,7 @@ class Store:
         base: int | None = None,
     ) -> Window:
         """Undo what was changed in the open window; with `opened_at`, only in that of this time, and with `base`, only
-        what has changed since that revision. Raises NoWindow, and what `judge` raises."""
+        what has changed since that revision. Raises NoWindow, TooMuchAtOnce, and what `judge` raises."""
         with self._changing(actor, Leave.NOTHING) as connection:
             return windows.abandon(connection, as_actor(actor), now, judge, opened_at, base)
 
@@ -910,10 +911,11 @@ class Store:
         unless so much of the disk is left, or as much as the actor has to leave, where that is less.
 
         The token is looked at before anything else, and again before it is kept: a large change takes a while, and
-        whoever revokes a token must not wait for it. `ends_itself`: it is that token which this revokes.
+        whoever revokes a token must not wait for it. `ends_itself`: it is that token which this revokes. Who is no
+        admin writes behind those who are.
         """
         known = as_actor(actor)
-        with self._database.writing() as connection:
+        with self._database.writing(behind=find_share(known) is Leave.ALL) as connection:
             tokens.check(connection, known)
             newest = audit.find_newest(connection)
             yield connection
@@ -922,6 +924,8 @@ class Store:
             left = min(leave, find_share(known))
             if left is Leave.ALL and known != LIMITER:
                 history.check_window(connection)
+            if leave and find_share(known) is Leave.ALL and known != LIMITER:
+                weight.check_window(connection, known)
             if self.path and left:
                 # What is changed in a window is undone by whoever ends it, and he leaves nothing.
                 due = history.find_due(connection)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from netlimit.judgement import Judge
 from netlimit.records import Actor, Outcome, Window
-from netlimit.store import audit, clock, history, hosts
+from netlimit.store import audit, clock, history, hosts, weight
 from netlimit.store.bulk import check_kept
 from netlimit.store.columns import EPOCH
 from netlimit.store.errors import ConcernsOthers, NoWindow, WindowOpen
@@ -153,10 +153,11 @@ def abandon(
 ) -> Window:
     """End the window (with `opened_at`: that of this time), and undo what was changed in it; with `base`, no more than
     what has changed since that revision. For who is judged, what was forced and is in force otherwise stays so. Raises
-    NoWindow, and what `judge` raises."""
+    NoWindow, TooMuchAtOnce, and what `judge` raises."""
     clock.lock(connection)
     window = get_open(connection, opened_at)
     window = window if base is None else replace(window, base=base)
+    weight.check(connection, window.base, actor)
     then = history.past(connection, window.base)
     held = hold_forced(connection, then, now) if judge else {}
     revision = bring_back(connection, window.base, then | held, actor, now, judge)

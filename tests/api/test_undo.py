@@ -10,7 +10,7 @@ import pytest
 from netlimit.copying import Copying
 from netlimit.errors import StoreError
 from netlimit.records import Actor, HostStatus
-from netlimit.store import Replica, Store, guards
+from netlimit.store import Replica, Store, guards, weight
 from tests.api.server import Controller, connect
 
 RULE = {"name": "one", "target": "10.0.0.1", "rate": "100 packets/s", "per": "host"}
@@ -90,6 +90,28 @@ def test_a_rollback_waits_for_the_kernel(changed: httpx.Client, controller: Cont
     assert names(changed) == ["one"]
     assert changed.post("/revisions/5/rollback").json()["revision"] == 5
     assert changed.get("/revisions/5").json()["returned_to"] == 2
+
+
+@pytest.mark.usefixtures("guarded")
+def test_what_takes_too_long_is_undone_by_admins_alone(
+    client: httpx.Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "MOST_SECONDS", 0.01)
+    batch = [{"target": f"10.1.{number >> 8}.{number & 255}", "action": "block"} for number in range(300)]
+    with connect(url, "operator") as operator:
+        assert operator.post("/rules/bulk", json=batch).status_code == 201
+        refused = operator.post("/revisions/0/rollback")
+        assert refused.status_code == 403
+        assert "Have an admin, or root, return there" in refused.json()["detail"]
+        assert client.post("/revisions/0/rollback").status_code == 200
+        assert operator.post("/confirmation", json={"seconds": 60}).status_code == 201
+        refused = operator.post("/rules/bulk", json=batch)
+        assert refused.status_code == 403
+        assert "Confirm the window or await its end first" in refused.json()["detail"]
+        assert client.post("/rules/bulk", json=batch).status_code == 201
+        assert operator.delete("/confirmation").status_code == 403
+        assert operator.put("/confirmation").status_code == 200
+    assert client.get("/rules", params={"limit": 1}).json()["total"] == 300
 
 
 @pytest.mark.parametrize(

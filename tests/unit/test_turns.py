@@ -162,3 +162,15 @@ def test_a_large_body_is_no_small_change() -> None:
     assert turn.kind is Kind.CHANGE
     turn.read(10**6)
     assert turn.kind is Kind.BULK
+
+
+@pytest.mark.parametrize(("rank", "at_once"), [(Rank.KNOWN, 1), (Rank.ADMIN, MOST_OF_ONE[Kind.CHANGE])])
+def test_what_changes_much_without_a_body_is_done_one_at_a_time_but_for_admins(rank: Rank, at_once: int) -> None:
+    line = Turns()
+    asked = [Turn(line, "somebody", rank, Kind.CHANGE) for _ in range(20)]
+    for turn in asked:
+        token = turns.TURN.set(turn)
+        turns.ask_much()
+        turns.TURN.reset(token)
+        line.line_up(turn)
+    assert sum(bool(turn.counted) for turn in asked) == at_once
