@@ -22,6 +22,13 @@ PROGRAMS = Path(sys.executable).parent
 
 
 Change = Callable[[str], str]
+APART = {"nginx", "nginx-defer", "haproxy"}
+"""Those that listen for HTTP/2 without TLS at another place."""
+
+
+def ask_always(text: str) -> str:
+    """A configuration of nginx that asks about a client however often it comes, as about many that come less often."""
+    return text.replace("rate=500r/s", "rate=1000000r/s").replace("burst=200 ", "burst=1000000 ")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from netlimit.l7.service.rpc import HELD_BYTES
 from tests.cli.running import until
 from tests.cli.test_limiter import Running
 from tests.l7.proxies.kinds import Kind
-from tests.l7.proxies.programs import CONFIGURATIONS, MAKERS, Change, Places, running_at
+from tests.l7.proxies.programs import APART, CONFIGURATIONS, MAKERS, Change, Places, ask_always, running_at
 from tests.l7.proxies.recording import Recorder, recording
 from tests.l7.proxies.wire import connect, send_plainly
 from tests.ports import free_port
@@ -58,9 +58,14 @@ class Site:
     place: str
     limiter: Running
     recorder: Recorder
+    h2: str
+    """Where the proxy speaks HTTP/2."""
 
     async def ask(self, mark: str, source: str = CLIENT, path: bytes = b"/") -> str:
-        return await send_plainly(self.place, source, Kind("plain", path).write_plainly(mark), 100.0)
+        return await self.send(Kind("plain", path), mark, source)
+
+    async def send(self, kind: Kind, mark: str, source: str = CLIENT) -> str:
+        return await send_plainly(self.place, source, kind.write_plainly(mark), 100.0)
 
     async def ask_all(self, number: int, mark: str, source: str = CLIENT, path: bytes = b"/") -> Counter[str]:
         return Counter(await asyncio.gather(*(self.ask(f"{mark}-{each}", source, path) for each in range(number))))
@@ -100,11 +105,12 @@ def running_site(
         nowhere = f"127.0.0.1:{free_port()}"
         place = f"127.0.0.1:{free_port()}"
         there = recorder.place, limiter.place, limiter.grpc_place, nowhere
-        places = Places(place, *there, any_host=True, changes=changes)
+        h2 = f"127.0.0.1:{free_port()}" if name in APART else ""
+        places = Places(place, *there, h2=h2, any_host=True, changes=changes)
         proxy = directory / "proxy"
         proxy.mkdir()
         proxy.chmod(0o777)
-        yield Site(stack.enter_context(running_at(name, proxy, places, change, before)), limiter, recorder)
+        yield Site(stack.enter_context(running_at(name, proxy, places, change, before)), limiter, recorder, h2 or place)
 
 
 @pytest.fixture
@@ -117,7 +123,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
-    with running_site(request.param, directory) as opened:
+    with running_site(request.param, directory, ask_always) as opened:
         yield opened
 
 
@@ -180,7 +186,7 @@ def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) ->
     processor time, and sees a few events at a time.)"""
 
     def change(text: str) -> str:
-        return text.replace("events {", "events { epoll_events 4;")
+        return ask_always(text.replace("events {", "events { epoll_events 4;"))
 
     with running_site("nginx", directory, change) as site:
         asyncio.run(site.ask_all(21, "used"))

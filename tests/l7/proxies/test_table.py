@@ -26,7 +26,7 @@ from netlimit.rules import parse_rule
 from scripts.testbed.streams import ROOT
 from tests.l7.proxies.apart import run_apart
 from tests.l7.proxies.kinds import KINDS, Kind
-from tests.l7.proxies.programs import PROGRAMS, Places, running_at
+from tests.l7.proxies.programs import APART, PROGRAMS, Places, ask_always, running_at
 from tests.l7.proxies.recording import Recorder, recording
 from tests.l7.proxies.wire import send_in_frames, send_plainly
 from tests.l7.service.serving import Served, serving
@@ -70,11 +70,11 @@ AT_ONCE = 24
 
 
 def ask_about_hosts(text: str) -> str:
-    """A configuration that asks about the host as well."""
+    """A configuration that asks about the host as well, and about who comes often, too."""
     text = re.sub(
         r"key=remote_address(&key=remote_address,path)?(&|;)",
         r"key=remote_address&key=remote_address,path&key=remote_address,host\2",
-        text,
+        ask_always(text),
     )
     path = '- request_headers: {header_name: ":path", descriptor_key: path}\n'
     host = path.replace(":path", ":authority").replace("path}", "host}")
@@ -228,7 +228,7 @@ def try_proxy(name: str, number: int, directory: Path) -> Trial:
         rule = replace(parse_rule(BLOCK, datetime.now(UTC)), id=1, revision=1)
         served.addresses = AddressRules([rule], [1])
         deferral = stack.enter_context(deferring(served, directory, recorder.place)) if defers else ""
-        h2 = f"127.0.0.1:{free_port()}" if name in ("nginx", "nginx-defer", "HAProxy") else ""
+        h2 = f"127.0.0.1:{free_port()}" if name.lower() in APART else ""
         places = Places(f"127.0.0.1:{free_port()}", recorder.place, served.place, served.grpc_place, deferral, h2, True)
         place = stack.enter_context(running_at(name.lower(), directory, places, ask_about_hosts))
         trial = Trial(name, number, place, h2 or place, recorder)

@@ -17,7 +17,7 @@ import pytest
 from scripts.testbed.streams import ROOT
 from tests.cli.running import until
 from tests.cli.test_unix_sockets import PROXY, STRANGER, make_sockets_directory
-from tests.l7.proxies.programs import MAKERS, Change
+from tests.l7.proxies.programs import MAKERS, Change, ask_always
 from tests.l7.proxies.test_overload import BURSTS, OPEN, OTHER, WAIT, Site, directory, running_site  # noqa: F401
 
 ALL = [*MAKERS, "nginx-defer"]
@@ -84,7 +84,7 @@ def test_nobody_passes_by_knocking_hard(root: None, directory: Path, name: str, 
     fast the limiter answers is no matter of its sockets: proxies wait for it longer here.)"""
 
     def wait(text: str) -> str:
-        return re.sub(r"(proxy_\w+_timeout|response_header_timeout) 1s", r"\1 60s", text)
+        return ask_always(re.sub(r"(proxy_\w+_timeout|response_header_timeout) 1s", r"\1 60s", text))
 
     with running_over_sockets(name, directory, PROXY, wait) as site:
 

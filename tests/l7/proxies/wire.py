@@ -12,6 +12,7 @@ PATIENCE = 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST, _SETTINGS, _GOAWAY, _CONTINUATION = 0, 1, 3, 4, 7, 9
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_CANCEL = struct.pack(">I", 8)
 _FRAME = 16384
 _STATIC = {8: 200, 9: 204, 10: 206, 11: 304, 12: 400, 13: 404, 14: 500}
 """The statuses of HPACK's static table."""
@@ -51,7 +52,7 @@ async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: byte
     """Send the fields of a request over HTTP/2; the status of the answer, or "reset", "closed" or "nothing". What is
     `tunnelled` follows that answer, on a stream that stays open."""
     reader, writer = await connect(place, source)
-    block = b"".join(b"\0" + _write_text(name) + _write_text(value) for name, value in fields)
+    block = _write_block(fields)
     parts = [block[start : start + _FRAME] for start in range(0, len(block), _FRAME)] or [b""]
     frames = _PREFACE + _frame(_SETTINGS, 0, 0, b"")
     for number, part in enumerate(parts):
@@ -71,6 +72,15 @@ async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: byte
         return "nothing"
     finally:
         writer.transport.abort()
+
+
+def write_resets(fields: Pairs, number: int) -> bytes:
+    """A connection over HTTP/2 on which so many streams are opened with these fields, and reset at once."""
+    block = _write_block(fields)
+    return _PREFACE + _frame(_SETTINGS, 0, 0, b"") + b"".join(
+        _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, block) + _frame(_RST, 0, stream, _CANCEL)
+        for stream in range(1, 2 * number, 2)
+    )  # fmt: skip
 
 
 async def connect(place: str, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -95,6 +105,10 @@ async def _read_status(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _write_block(fields: Pairs) -> bytes:
+    return b"".join(b"\0" + _write_text(name) + _write_text(value) for name, value in fields)
 
 
 def _write_text(text: bytes) -> bytes:
