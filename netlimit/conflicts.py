@@ -54,6 +54,9 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _COMMENT = re.compile(r'\bcomment "(?:[^"\\\n]|\\.)*"')
 _LOOPBACK = re.compile(r"(?:(?<!!) -[io] |\b[io]if(?:name)? )\"?lo\"?(?: |$)")
 _UNTRACKED = re.compile(r"-j NOTRACK\b|-j CT\b.* --notrack\b|\bnotrack\b|xt target \"?NOTRACK\b")
+_POLICY = re.compile(r"^\tct timeout (\S+) \{\n[^}]*?\bclose : (\w+)", re.MULTILINE)
+_TIME, _SECONDS = re.compile(r"(\d+)([dhms]?)"), {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_CHOOSES_POLICY = re.compile(r"-j CT\b.* --timeout ")
 _ZONED = re.compile(r"-j CT\b.* --zone|\bct (?:original |reply )?zone set\b|xt target \"?CT\b")
 """What nft calls `xt target CT` may also be another use of it: only iptables-nft could tell."""
 _COPIED = re.compile(r"-j TEE\b|\bdup to (?!\")|xt target \"?TEE\b")
@@ -931,16 +934,33 @@ def _find_uncounted(report: HostReport) -> Iterator[Finding]:
             "Limit packets or new connections (a rate with a period) instead, or take that rule away.",
             Spoiled.OPEN,
         )
-    if report.closing > Ended.SECONDS:
+    for remembered, where, remedy in _find_remembered(report):
         yield Finding(
             "reset connections",
             Severity.WARNING,
-            f"Connection tracking remembers a connection that was reset for {report.closing} s "
-            f"(net.netfilter.nf_conntrack_tcp_timeout_close). Limits of connections at once know such a one only for "
-            f"its last {Ended.SECONDS} s: many SYNs at once within connections that the server has reset just before "
-            "pass, and more are open than these limits say.",
-            f"sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close={Ended.SECONDS}",
+            f"Connection tracking remembers a connection that was reset for {remembered} ({where}). Limits of "
+            f"connections at once know such a one only for its last {Ended.SECONDS} s: many SYNs at once within "
+            "connections that the server has reset just before pass, and more are open than these limits say.",
+            remedy,
             Spoiled.OPEN,
+        )
+
+
+def _find_remembered(report: HostReport) -> Iterator[tuple[str, str, str]]:
+    """For longer than `Ended` knows them: for how long, by what, and what helps. A policy of timeouts wins over the
+    setting of the kernel."""
+    if report.closing > Ended.SECONDS:
+        setting = "net.netfilter.nf_conntrack_tcp_timeout_close"
+        yield f"{report.closing} s", setting, f"sysctl -w {setting}={Ended.SECONDS}"
+    for policy, said in _POLICY.findall(report.nftables):
+        seconds = sum(int(number) * _SECONDS[unit or "s"] for number, unit in _TIME.findall(said))
+        if seconds > Ended.SECONDS:
+            yield f"{seconds} s", f"`ct timeout {policy}` of nftables", f"Let `close` be {Ended.SECONDS} there."
+    if chosen := next(filter(_CHOOSES_POLICY.search, report.legacy), None):
+        yield (
+            "as long as a policy says that netlimit cannot read",
+            f"`{chosen[:_SHOWN]}`",
+            f"Let its `close` be {Ended.SECONDS} (`nfct timeout get`), and limit packets or new connections beside.",
         )
 
 

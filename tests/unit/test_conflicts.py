@@ -40,6 +40,10 @@ TWIN = """table ip filter {
 """
 OTHER = "table ip filter {\n\tchain forward {\n\t\ttype filter hook forward priority filter;\n\t}\n}\n"
 PRIORITY = "table ip q {\n\tchain voip {\n\t\ttype filter hook forward priority 0;\n\t\tmeta priority set 0:6\n\t}\n}\n"
+POLICY = (
+    "table inet t {{\n\tct timeout agg {{\n\t\tprotocol tcp\n\t\tl3proto ip\n"
+    "\t\tpolicy = {{ established : 100, close_wait : 60, close : {} }}\n\t}}\n}}\n"
+)
 UNTRACKING = """table inet early {{
 	chain entry {{
 		type filter hook prerouting priority {}; policy accept;
@@ -107,6 +111,10 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
     (HostReport(ahead={"lan": "u32, pref 10"}), "ingress filter", Severity.SERIOUS, "lan (u32, pref 10)"),
     (HostReport(nftables=PRIORITY), "packet priority", Severity.WARNING, "chain voip of nftables"),
     (HostReport(offloading=("eth0",)), "hardware offload", Severity.WARNING, "ethtool -K eth0 hw-tc-offload off"),
+    (HostReport(closing=60), "reset connections", Severity.WARNING, "timeout_close=10"),
+    (HostReport(nftables=POLICY.format("20")), "reset connections", Severity.WARNING, "`ct timeout agg` of nftables"),
+    (HostReport(nftables=POLICY.format("1m5s")), "reset connections", Severity.WARNING, "for 65 s"),
+    (HostReport(legacy=("-A FORWARD -j CT --timeout agg",)), "reset connections", Severity.WARNING, "cannot read"),
     (HostReport(connections=Fill(95, 100)), "connection table", Severity.SERIOUS, "nf_conntrack_max=200"),
     (
         HostReport(buckets={"nl-a": Fill(95, 100)}),
@@ -191,6 +199,9 @@ QUIET = [
     ),
     HostReport(joining=("br0", "br1")),
     HostReport(closing=10),
+    HostReport(nftables=POLICY.format(10)),
+    HostReport(nftables=POLICY.format("9s")),
+    HostReport(nftables=POLICY.format(9).replace("close :", "last_ack :")),
     HostReport(bridged={}, hz=1000, programs=frozenset({"sshd"})),
 ]
 SERVICE = ServiceReport("gw1", database=Path("/var/lib/netlimit/netlimit.db"), mode=0o660)
