@@ -21,7 +21,7 @@ from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
-from netlimit.l7.service.exchange import AGE
+from netlimit.l7.service.exchange import AGE, LEFT
 from netlimit.l7.service.leases import write_lease
 from netlimit.l7.service.questions import MOST_DESCRIPTORS, MOST_HITS, SHORT
 from netlimit.l7.targets import plain_host, plain_path, read_paths
@@ -87,6 +87,8 @@ class Authorizer:
 
     async def answer(self, scope: Scope, receive: Receive) -> Answer:
         """The answer, once the turn of the request has come. Raises Problem, CountersUnavailable."""
+        if _has_left(scope):
+            raise _gone()
         query = scope["query_string"]
         template = self._read_again(query) if len(query) <= SHORT else self._read_template(query)
         domain, described, of_paths, hits, wait, deny, find_client, escalates = template
@@ -201,13 +203,23 @@ def _find_age(scope: Scope) -> float:
     return find() if find is not None else 0.0
 
 
+def _has_left(scope: Scope) -> bool:
+    """Whether nobody waits for the answer any more: to find that out costs a small part of what a decision does."""
+    find = scope.get(LEFT)
+    return find is not None and find()
+
+
+def _gone() -> Problem:
+    return Problem(408, "Nobody waits for the answer any more.")
+
+
 async def _stay(receive: Receive, waiting: Awaitable[Verdict]) -> Verdict:
     """Wait for a verdict while somebody waits for the answer. Raises Problem when nobody does any more."""
     listener = Listener(receive)
     try:
         return await listener.wait(waiting)
     except ClientGone:
-        raise Problem(408, "Nobody waits for the answer any more.") from None
+        raise _gone() from None
     finally:
         listener.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from uvicorn.server import ServerState
 
 from netlimit.l7.listening import Receive
 from netlimit.l7.service.answers import CLOSE, TEXT, Answer
-from netlimit.l7.service.exchange import AGE, Exchange, Scope, write_answer
+from netlimit.l7.service.exchange import AGE, LEFT, Exchange, Scope, write_answer
 from netlimit.l7.service.pace import Pace
 from netlimit.l7.service.questions import LARGEST, REMEMBERED, SHORT
 from netlimit.l7.service.room import BODY_SECONDS, HEAD_SECONDS, IDLE_SECONDS, TAKE_SECONDS, Room
@@ -206,6 +207,7 @@ class Connection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
             AGE: self._find_age,
+            LEFT: self._has_left,
         }
         keeps = version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
         self._part, self._since = _BODY, self._room.now
@@ -352,11 +354,26 @@ class Connection(asyncio.Protocol):
     def _find_age(self) -> float:
         """Seconds since the last that was read has come to this host, where it may have lain before. Of a Unix socket
         the kernel does not tell it."""
+        ends = self._transport.get_extra_info("socket")
         try:
-            told = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except (OSError, ValueError):  # it has ended (uvloop says the latter), or is none of TCP
+            told = ends.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES) if ends is not None else b""
+        except (OSError, ValueError):  # it has ended (uvloop says the latter, or has none), or is none of TCP
+            told = b""
+        if not told:
             return time.monotonic() - self._came if self._came else 0.0
         return int.from_bytes(told[-4:], sys.byteorder) / 1000
+
+    def _has_left(self) -> bool:
+        """Whether the other end has closed; what it has sent before is read first, so nothing else tells it yet."""
+        ends = self._transport.get_extra_info("socket")
+        if ends is None:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(ends.fileno(), select.POLLRDHUP)
+        except (OSError, ValueError):
+            return True
+        return bool(poll.poll(0))
 
     def _pause(self) -> None:
         if not self._paused and not self._transport.is_closing():

@@ -15,6 +15,8 @@ Scope = MutableMapping[str, Any]
 
 AGE = "netlimit.age"
 """In a scope: tells how many seconds ago the request has come to this host."""
+LEFT = "netlimit.left"
+"""In a scope: tells whether who asks has closed the connection, or his end of it, already."""
 MOST_HELD = 64 * 2**10
 """Bytes of a body that are held for who is to read them; then the other end is left to push."""
 _STATUS = {each.value: b"HTTP/1.1 %d %b" % (each.value, each.phrase.encode()) for each in HTTPStatus}

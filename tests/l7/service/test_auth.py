@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -20,6 +21,7 @@ from netlimit.l7.addresses import AddressRules
 from netlimit.rules import parse_rule
 from tests.cli.running import until
 from tests.l7.service.serving import Served, serving, someone
+from tests.places import connect_to
 
 _hosts = count(1)
 
@@ -336,3 +338,22 @@ def test_whose_connection_was_reset_is_no_fault_of_ours(caplog: pytest.LogCaptur
         served.wait()
     assert "fault" not in caplog.text
     assert {status for _, status in served.service.answers} <= {200, 408, 429}
+
+
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_what_nobody_waits_for_any_more_is_not_decided(over: str, tmp_path: Path) -> None:
+    """It is found out before the rest, and counts nowhere; who asks on a connection that lasts is answered."""
+    question = b"GET /v1/auth?domain=web&key=user%3Dalice HTTP/1.1\r\nHost: a\r\n\r\n"
+    rules = "domain: web\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 2}\n"
+    with serving(rules, running=True, directory=tmp_path if over == "unix" else None) as served:
+        goes_on = threading.Event()
+        served.block(goes_on)
+        for _ in range(50):
+            with connect_to(served.place) as gone:
+                gone.sendall(question)
+        with connect_to(served.place) as stays:
+            stays.sendall(question)
+            goes_on.set()
+            assert stays.recv(4096).startswith(b"HTTP/1.1 200")
+        served.wait()
+    assert served.service.answers == {("auth", 408): 50, ("auth", 200): 1}

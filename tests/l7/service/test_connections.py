@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -449,3 +450,19 @@ def test_with_few_open_files_there_are_few_connections(
             each.close()
         running.http.close()
         running.server.end()
+
+
+def test_who_resets_a_connection_before_his_turn_is_no_fault_of_ours(limiter: Running) -> None:
+    """Of so many questions at once some wait for the next round, in which their connections are found reset."""
+    question = WHOLE.replace(QUESTION.encode(), QUESTION.encode() + b"&wait=0.5")
+    for _ in range(5):
+        asking = [connect(limiter) for _ in range(400)]
+        assert ask(limiter) == 200, "all have been let in"
+        for each in asking:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.sendall(question)
+        for each in asking:
+            each.close()
+    assert ask(limiter) == 200
+    assert "fault" not in limiter.server.said()
+    assert 'answer="500"' not in limiter.http.get("/metrics").text
