@@ -98,7 +98,7 @@ def test_a_balancer_may_speak_the_proxy_protocol(name: str, directory: Path) -> 
 
     def change(text: str) -> str:
         if name == "nginx":
-            text = re.sub("listen [^;]*;", rf"\g<0> listen {spoken} proxy_protocol;", text)
+            text = re.sub("listen [^;]*;", rf"\g<0> listen {spoken} proxy_protocol;", text, count=1)
             return text.replace("real_ip_header X-Forwarded-For", "real_ip_header proxy_protocol")
         rule = f"tcp-request connection expect-proxy layer4 if {{ src {BALANCER} }}"
         assert rule in read_page()
