@@ -216,10 +216,14 @@ def _find_last_opening(changes: Sequence[Change], standing: Standing, havens: Ha
     if not gone and not under:
         return None
     stays = {rule.id: rule for rule in (*standing.closing(havens.places), *allows)}
-    if under:
-        stays |= {rule.id: rule for rule in standing.blocking()}
     rest = list(stays.values())
     changing = list(dict.fromkeys((*gone, *under)))
+    if under:
+        # There may be very many blocks. None of them matters unless one of these openings would be missed at all.
+        if havens.find_lost(changing, changing, [*before, *rest], [*after, *rest]) is None:
+            return None
+        stays |= {rule.id: rule for rule in standing.blocking()}
+        rest = list(stays.values())
     lost = havens.find_lost(changing, gone, [*before, *rest], [*after, *rest])
     if lost is None:
         return None

@@ -530,8 +530,8 @@ def _parse_url(text: str) -> URL:
         raise StoreError("SQLite needs a file, which several processes share: sqlite:////var/lib/netlimit/netlimit.db.")
     if url.get_backend_name() == "sqlite" and (url.host or not str(url.database).startswith("/")):
         raise StoreError(
-            "NETLIMIT_DATABASE_URL names a file of SQLite from wherever a command is started, so that each would have a "
-            "database of its own. Write its path from the root, behind four slashes: "
+            "NETLIMIT_DATABASE_URL names a file of SQLite from wherever a command is started, so that each would have "
+            "a database of its own. Write its path from the root, behind four slashes: "
             "sqlite:////var/lib/netlimit/netlimit.db."
         )
     return url

@@ -246,3 +246,19 @@ def test_where_a_silent_gateway_is_stays_known() -> None:
     assert kept.change({1: rule(1, target=ADMIN, action="block")})
     gone = Kept({}, Havens([replace(silent, silence=timedelta(days=31))], NOW))
     assert gone.change({1: rule(1, target="10.0.0.0/8", action="block")})
+
+
+class Large(Kept):
+    """Has more blocks than anybody would read for a single change."""
+
+    def blocking(self) -> list[Rule]:
+        raise AssertionError("nothing depends on them")
+
+
+def test_a_block_in_what_is_allowed_reads_no_others_where_nothing_is_closed() -> None:
+    known = {1: rule(1, target="100.64.0.0/10", action="allow"), 2: rule(2, target="100.64.0.1", action="block")}
+    more = [Change(None, rule(3, target="100.64.0.0/11", action="block"))]
+    assert find_harm(more, Large(known), HAVENS, NOW) == []
+    closed = Large(known | {9: rule(9, target="0.0.0.0/0", action="block", forced_by="root")})
+    with pytest.raises(AssertionError, match="nothing depends"):  # there they matter
+        find_harm(more, closed, HAVENS, NOW)
