@@ -38,6 +38,9 @@ end
 local function has_room(txn)
     local second = core.now().sec
     if second ~= counted then
+        if asked >= crowd then
+            collectgarbage() -- HAProxy does not, for clients that hang up while their question waits to be asked again
+        end
         asked, left, counted = asked - left, 0, second
     end
     return asked < crowd or (asked < most and (tonumber(txn.f:sc_http_req_rate(0)) or 0) <= share)
