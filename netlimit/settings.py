@@ -230,6 +230,11 @@ def _parse_url(value: object) -> str:
         known = parts.scheme in ("http", "https") and _is_host(host) and parts.port != 0
     except ValueError:  # brackets or a port that are none
         known = False
+    if any(sign in str(value) for sign in "@?#"):
+        raise ValueError(
+            "it has a user, a query or a fragment, and is not shown, for there may be a secret in them; an API is named "
+            'by its address alone, for example "http://127.0.0.1:8750", and asked with a token (NETLIMIT_TOKEN).'
+        )
     if not known:
         raise ValueError(f'{value!r} is no address of an API; write for example "http://127.0.0.1:8750".')
     return str(value).rstrip("/")
