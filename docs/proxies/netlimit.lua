@@ -17,9 +17,9 @@ local function now()
     return time.sec + time.usec / 1000000
 end
 
--- The place of a question. When its client hangs up, HAProxy looks through all that scripts hold, to collect what it has
--- left: with thousands of questions it comes to nothing else. So places are few, and one left so counts as five for up
--- to a second.
+-- The place of a question. When its client hangs up, HAProxy looks through all that scripts hold, to collect what it
+-- has left: with thousands of questions it comes to nothing else. So places are few, and one left so counts as five for
+-- up to a second.
 local place = {
     __gc = function(taken)
         asked, left, taken.number = asked + 4 * taken.number, left + 5 * taken.number, 0

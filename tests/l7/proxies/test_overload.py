@@ -181,6 +181,8 @@ def test_haproxy_asks_about_one_client_so_often_and_no_more(directory: Path) -> 
         assert asyncio.run(site.ask("other", OTHER)) == "200"
 
 
+RECOVERY = 25.0
+"""Seconds: it takes up to ten on a quiet machine. Before places were few it was up to a minute."""
 FIELDS = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"host.example"))
 
 
@@ -198,10 +200,9 @@ def test_who_comes_after_a_flood_of_resets_does_not_wait_at_haproxy(
     with running_site("haproxy", directory) as site:
         asyncio.run(site.ask_all(21, "used"))
         asyncio.run(flood(site.place))
-        time.sleep(4)
         began = time.monotonic()
-        assert asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3}
-        assert time.monotonic() - began < 2
+        until(lambda: asyncio.run(site.ask_all(3, "other", OTHER)) == {"200": 3})
+        assert time.monotonic() - began < RECOVERY
         assert asyncio.run(site.ask("burst")) == "429"
         assert site.count("burst") == 0
 
