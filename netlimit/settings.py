@@ -232,8 +232,8 @@ def _parse_url(value: object) -> str:
         known = False
     if any(sign in str(value) for sign in "@?#"):
         raise ValueError(
-            "it has a user, a query or a fragment, and is not shown, for there may be a secret in them; an API is named "
-            'by its address alone, for example "http://127.0.0.1:8750", and asked with a token (NETLIMIT_TOKEN).'
+            "it has a user, a query or a fragment, and is not shown, for there may be a secret in them; an API is "
+            'named by its address alone, for example "http://127.0.0.1:8750", and asked with a token (NETLIMIT_TOKEN).'
         )
     if not known:
         raise ValueError(f'{value!r} is no address of an API; write for example "http://127.0.0.1:8750".')
