@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +16,12 @@ SECONDS, WRITERS = 5, 64
 
 
 @pytest.fixture
-def place(database: str, request: pytest.FixtureRequest) -> Mapping[str, str]:
-    """The settings that name the database."""
+def place(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]:
+    """The settings that name the database, and where the controller keeps its copy: not where the host has one."""
     if database == "sqlite":
         return {}
-    return {"NETLIMIT_DATABASE_URL": request.getfixturevalue("postgres_url")}
+    copy = {"NETLIMIT_STATE_DIRECTORY": str(tmp_path / "controller")}
+    return copy | {"NETLIMIT_DATABASE_URL": request.getfixturevalue("postgres_url")}
 
 
 def test_nothing_is_lost_among_many_writers(place: Mapping[str, str]) -> None:
