@@ -915,21 +915,22 @@ class Store:
         admin writes behind those who are.
         """
         known = as_actor(actor)
-        with self._database.writing(behind=find_share(known) is Leave.ALL) as connection:
+        share = find_share(known)
+        is_operator = share is Leave.ALL and known != LIMITER
+        with self._database.writing(behind=share is Leave.ALL) as connection:
             tokens.check(connection, known)
             newest = audit.find_newest(connection)
             yield connection
             if leave:  # what takes power away may find no room for more
                 self._prune(connection, newest)
-            left = min(leave, find_share(known))
-            if left is Leave.ALL and known != LIMITER:
+            if leave is Leave.ALL and is_operator:
                 history.check_window(connection)
-            if leave and find_share(known) is Leave.ALL and known != LIMITER:
+            if leave and is_operator:
                 weight.check_window(connection, known)
-            if self.path and left:
+            if self.path and leave:
                 # What is changed in a window is undone by whoever ends it, and he leaves nothing.
                 due = history.find_due(connection)
-                check_room(connection, self.path, find_share(known) if due else left, due)
+                check_room(connection, self.path, share if due else min(leave, share), due)
             if not ends_itself:
                 tokens.check(connection, known, until_kept=True)
 
