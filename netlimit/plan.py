@@ -23,9 +23,11 @@ from netlimit.state import (
     Entries,
     Entry,
     IpSet,
+    Jump,
     State,
     Structure,
     Table,
+    chain_rule,
     exempts,
     limits,
     show_entry,
@@ -42,6 +44,8 @@ security to filter; while others leave, they move back. The new place comes firs
 mangle clears what others have marked so: it comes first and leaves last.
 """
 _ARRIVING = _LEAVING[::-1]
+_CLEARING = f"{CHAIN_PREFIX}CLEAR"
+"""The chain that clears our bits for a hook until its own chain does."""
 _FAMILIES = (4, 6)
 _REJECTING: tuple[Table, ...] = ("filter", *(table for table in _ARRIVING if table != "filter"))
 """Where filter rejects already, and so mangle clears, filter knows of what is new before mangle leads there. Where it
@@ -486,7 +490,7 @@ def _find_marked(family: int, at: ChainId, rules: Iterable[ChainRule]) -> set[st
 
 def _clear(family: int, wanted: Structure, found: Structure) -> SwitchTable | None:
     """Have mangle clear our bits wherever filter comes to look for them: they may be somebody else's. Where it has a
-    chain already that does not, the hook does for the moment."""
+    chain already that does not, a chain for the moment does, for in a kernel's own only jumps to ours are known."""
     chains: dict[str, tuple[ChainRule, ...]] = {}
     hooks: dict[str, tuple[ChainRule, ...]] = {}
     for at, rules in wanted.hooks.items() if _find_rejecting(family, found) else ():
@@ -497,7 +501,8 @@ def _clear(family: int, wanted: Structure, found: Structure) -> SwitchTable | No
         if base not in found.chains:
             chains[base.name], hooks[at.name] = clearing, jumps
         elif found.chains[base][:1] != clearing:
-            hooks[at.name] = clearing + jumps
+            chains[_CLEARING] = clearing
+            hooks[at.name] = (chain_rule(Jump(_CLEARING)), *jumps)
     before = _contents(family, "mangle", found.chains) | _contents(family, "mangle", found.hooks)
     return SwitchTable(family, "mangle", chains, (), hooks, before) if hooks else None
 

@@ -483,6 +483,9 @@ class FakeKernel:
         chains: Mapping[ChainId, tuple[ChainRule, ...]],
         hooks: Mapping[ChainId, tuple[ChainRule, ...]],
     ) -> None:
+        strangers = [rule for rules in step.hooks.values() for rule in rules if not isinstance(rule.effect, Jump)]
+        if strangers:
+            raise KernelError(str(step), f"nobody would know it for ours: {strangers[0].text}")
         for where, rules in (*chains.items(), *hooks.items()):
             for rule in rules:
                 target = rule.effect.chain if isinstance(rule.effect, Jump) else None
