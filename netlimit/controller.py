@@ -93,7 +93,8 @@ NEWCOMER_SHARE = 10
 QUEUE_SECONDS = 15.0
 """How often the counters of classes are read, and idle hosts are looked for."""
 LOOK_SHARE = 20
-"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment."""
+"""A look at chains, sets and trees is followed by that many times the processor time it took of rest, and a moment; but
+the one that finds drift and the one after the repair, which read all anew, by no more than the moment."""
 SWEEP_SHARE, CALM = 50, 4
 """A sweep that took t seconds is followed by that many times t of rest, or as many times that if there is time."""
 MOST_OFFENDERS = 100
@@ -272,6 +273,7 @@ class Controller:
         self._errands = Errands()
         self._applied = self._applied_before = 0
         self._due = dict.fromkeys(_TASKS, 0.0)
+        self._has_repaired = False
 
     # -- running
 
@@ -1369,7 +1371,10 @@ class Controller:
         if self._is_due("structure", STRUCTURE_SECONDS):
             before = _spent()
             drift = self._find_drift()
-            self._due["structure"] += LOOK_SHARE * (_spent() - before)
+            repairs = bool(drift) and not self._rests(drift)
+            if not repairs and not self._has_repaired:
+                self._due["structure"] += LOOK_SHARE * (_spent() - before)
+            self._has_repaired = repairs
             self._repair(drift)
             self._make_peace()
         if self._is_due("sweep", 0.0):
@@ -1415,7 +1420,7 @@ class Controller:
         """Somebody else has changed our objects, by kind: look at everything and put it right, unless there is a fight
         over all of it."""
         began = time.monotonic()
-        if all(self._repairs.rest(kind, began) for kind in drift):
+        if self._rests(drift):
             self._leave(drift)
             return
         self._in_step = False
@@ -1453,6 +1458,10 @@ class Controller:
         self._exceptional = self._mark()
         counts = dict(self._repairs.counts)
         self._report(drift=self._status.drift + 1, repairs=counts, drifted=0, last_error=self._find_error())
+
+    def _rests(self, drift: Drift) -> bool:
+        """Whether there is a fight over all of it, in which it is left for the moment."""
+        return all(self._repairs.rest(kind, time.monotonic()) for kind in drift)
 
     def _list_devices(self) -> Mapping[str, int]:
         """The devices and their indices, asked before they are written to: one may be gone afterwards. They only tell

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from netlimit.controller import LOOK_SHARE, STRUCTURE_SECONDS
 from netlimit.drift import CALM_SECONDS, FIRST_REST, LAST_REST, MOST_REPAIRS, Histogram, Repairs
 from netlimit.errors import KernelError
 from netlimit.records import State
@@ -180,3 +183,19 @@ def _sweep(site: Site) -> set[str]:
     """The kinds of drift in all sets."""
     names = set(site.controller._compiled.state.entries)
     return {kind for _ in names for kind in site.controller._sweep_one()}
+
+
+def test_looks_rest_as_they_are_dear_but_for_those_around_a_repair(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add(target="10.0.0.1", rate="5 packets/s")
+    look(site)
+    rests = []
+    for broken in (False, True, False, False):
+        if broken:
+            site.kernel.chains.clear()
+        monkeypatch.setattr("netlimit.controller._spent", iter([0.0, 0.5]).__next__)
+        site.controller._due = dict.fromkeys(site.controller._due, time.monotonic() + 60)
+        site.controller._due["structure"] = 0.0
+        site.controller._check_drift()
+        rests.append(site.controller._due["structure"] - time.monotonic() - STRUCTURE_SECONDS)
+    dear, repaired = pytest.approx(LOOK_SHARE * 0.5, abs=1), pytest.approx(0.0, abs=1)
+    assert rests == [dear, repaired, repaired, dear]
