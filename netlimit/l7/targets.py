@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import lru_cache
 from ipaddress import ip_address
-from urllib.parse import unquote_to_bytes
 
-_CROOKED = re.compile(rb"[%?#\x80-\xff]|/[/.]")
-"""What a path has that is not plain as it stands."""
+_CROOKED = b"%", b"?", b"#", b"//", b"/."
+"""What a path has that is not plain as it stands; or letters that are not ASCII."""
+_NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_KEPT = 16
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-_UNMERGED = re.compile(r"/(?:\.?/)+|/\.$")
 
 
 def plain_path(target: bytes) -> str:
@@ -22,10 +23,11 @@ def plain_path(target: bytes) -> str:
     return read_paths(target)[0]
 
 
+@lru_cache(maxsize=_KEPT)  # each is asked for twice at least; and it is others who write them, as long as they may
 def read_paths(target: bytes) -> tuple[str, ...]:
     """The plain path of a request target, and where there are `..` in it the path to which a server comes that does not
     know what they mean: the request may be for either."""
-    if target.startswith(b"/") and not _CROOKED.search(target):
+    if target.startswith(b"/") and target.isascii() and not any(each in target for each in _CROOKED):
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
@@ -33,13 +35,25 @@ def read_paths(target: bytes) -> tuple[str, ...]:
     path = target[authority.end() :] if authority else target
     for end in (b"#", b"?"):
         path = path.partition(end)[0]
-    return find_meanings(unquote_to_bytes(path).decode("utf-8", "replace"))
+    return find_meanings(decode(path))
+
+
+def decode(text: bytes) -> str:
+    """A text with its escapes (`%2e`) resolved (RFC 3986, 2.1); what is none stays as it is.
+
+    Others write thousands into one path: it is read as one with escapes of Python's, which takes a tenth of the time.
+    """
+    known = rb"\x25".join(_NO_ESCAPE.split(text.replace(b"\\", b"\\\\")))
+    return known.replace(b"%", rb"\x").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
 
 
 def find_meanings(path: str) -> tuple[str, ...]:
     """The same of a path that has been decoded."""
-    plain, merged = resolve(path), _merge(path)
-    return (plain,) if "/.." not in merged or merged == plain else (plain, merged)
+    plain = resolve(path)
+    if "/.." not in f"/{path}":
+        return (plain,)
+    merged = _merge(path)
+    return (plain,) if merged == plain else (plain, merged)
 
 
 def resolve(path: str) -> str:
@@ -50,14 +64,18 @@ def resolve(path: str) -> str:
 
 def _merge(path: str) -> str:
     """A decoded path without `.` and empty parts."""
-    return _UNMERGED.sub("/", f"/{path}")
+    merged = f"/{path}"
+    for unsaid in ("//", "/./"):
+        while unsaid in merged:
+            merged = merged.replace(unsaid, "/")
+    return merged.removesuffix(".") if merged.endswith("/.") else merged
 
 
 def plain_host(host: bytes) -> str:
     """The host of a `Host` field (RFC 9110, 7.2): in small letters, without port, without the dots at its end. An IPv6
     address stands in brackets, in its usual form."""
     first = host.partition(b",")[0]  # where several fields have been made one
-    name = unquote_to_bytes(first).decode("utf-8", "replace").strip().lower().rpartition("@")[2]
+    name = decode(first).strip().lower().rpartition("@")[2]
     if name.startswith("["):
         return _plain_address(name[1:].partition("]")[0])
     if name.count(":") > 1:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 
+from urllib.parse import unquote_to_bytes
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from netlimit.l7.document import parse_document
 from netlimit.l7.rules import RuleSet
-from netlimit.l7.targets import plain_host, plain_path, read_paths
+from netlimit.l7.targets import decode, plain_host, plain_path, read_paths
 from tests.l7.asking import ask
 from tests.l7.leaping import run
 from tests.l7.test_middleware import limited
@@ -56,6 +60,9 @@ def test_what_servers_read_in_two_ways_is_both() -> None:
     assert read_paths(b"/files/./%2e%2E//x?a=/../") == ("/x", "/files/../x")
     assert read_paths(b"/files/x..y/..z") == ("/files/x..y/..z",)
     assert read_paths(b"\xff/../\x00") == ("/\x00", "/\ufffd/../\x00")
+    assert read_paths(b"//a/..///././") == ("/", "/a/../")
+    assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/")
+    assert read_paths(b"/a/./../..") == ("/", "/a/../..")
 
 
 @pytest.mark.parametrize(
@@ -99,3 +106,8 @@ def test_a_target_of_megabytes_takes_no_longer_than_it_is_long() -> None:
 
 def test_only_what_begins_with_a_scheme_has_an_authority() -> None:
     assert plain_path(b"a:x/http://h/login") == "/a:x/http:/h/login"
+
+
+@given(st.lists(st.sampled_from([*b"%%%%012eEfFgG\\x{}NuU/.\n\r\0\x80\xc3\xa9\xff"])).map(bytes))
+def test_escapes_are_read_as_a_library_does(text: bytes) -> None:
+    assert decode(text) == unquote_to_bytes(text).decode("utf-8", "replace")

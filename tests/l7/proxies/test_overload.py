@@ -127,14 +127,16 @@ def site(request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
         yield opened
 
 
-@pytest.mark.parametrize("length", [1, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("length", "letter"), [(1, b"a"), (LONG, b"a"), (LONG, b"%61")], ids=["short", "long", "escaped"]
+)
 @pytest.mark.parametrize(("site", "burst"), BURSTS.items(), indirect=["site"], ids=[*BURSTS])
 def test_nobody_passes_by_knocking_hard(
-    site: Site, burst: int, length: int | dict[str, int], request: pytest.FixtureRequest
+    site: Site, burst: int, length: int | dict[str, int], letter: bytes, request: pytest.FixtureRequest
 ) -> None:
     """Of so many requests at once none arrives that is over the limit, and those of others do before and after."""
     most = length if isinstance(length, int) else length[request.node.callspec.params["site"]]
-    path = b"/".ljust(most, b"a")
+    path = b"/" + b"%2e%2e/"[: most - 1] + letter * ((most - 8) // len(letter))
 
     async def knock() -> Counter[str]:
         assert (await site.ask_all(30, "first"))["200"] <= 20
