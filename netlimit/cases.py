@@ -46,11 +46,17 @@ _BLIND = re.compile(
 
 
 class Host(NamedTuple):
-    """Of a host its own addresses, and by device the first of each family, which a REDIRECT gives to what comes by it
-    (of IPv6, no link-local one)."""
+    """Of a host its own addresses, by device the first of each family, which a REDIRECT gives to what comes by it (of
+    IPv6, no link-local one), and what else is local to it, by a route."""
 
     own: Spans = ()
     firsts: tuple[tuple[str, Spans], ...] = ()
+    routed: Spans = ()
+
+    @property
+    def ends(self) -> Spans:
+        """All of which the kernel says that it is local."""
+        return join((*self.own, *self.routed))
 
 
 class Case(NamedTuple):
@@ -167,7 +173,7 @@ def _read_places(values: Iterable[str], negated: bool) -> Case:
 def _read_types(kinds: Sequence[str], negated: bool, limited: bool, host: Host) -> Case:
     """`limited`: it is the type that a destination has on one device."""
     if [*kinds] == ["local"] and not negated:
-        return Case(host.own)
+        return Case(host.ends)
     if limited or ("local" in kinds) != negated or not _are_names(kinds):
         return Case()
     return Case(leave_out(host.own, EVERYWHERE))

@@ -27,7 +27,7 @@ from netlimit.detours import (
 from netlimit.given import find_given
 from netlimit.publications import Publications, say_published
 from netlimit.published import find_publications
-from netlimit.spans import join, read_address
+from netlimit.spans import join, read_address, read_addresses
 from netlimit.state import PEER_PREFIX, Ended
 from netlimit.tree import Diversion
 
@@ -189,10 +189,10 @@ class HostReport:
     that stand on them (bridges, bonds, VLANs), `ifbs` devices from which packets come back, `offloading` the devices
     whose hardware may forward by itself. `sets` are ipsets of ours that refuse more when they are full, `buckets` the
     tables of hashlimit. `groups` are multicast addresses that devices listen to, each with the device. `segments` are
-    destinations of SRv6 on this host, `diversions` routes that put what comes in into tunnels before it is forwarded,
-    `waypoints` the devices by which IPv6 packets may come that name their way, `labelled` those by which packets with
-    labels of MPLS may. `unspeakable` are devices whose name no tool can be told. `namespaces`: any local user may make
-    some. `unknown` is what could not be read, with the reason.
+    destinations of SRv6 on this host, `local` what ends here by a route, `diversions` routes that put what comes in
+    into tunnels before it is forwarded, `waypoints` the devices by which IPv6 packets may come that name their way,
+    `labelled` those by which packets with labels of MPLS may. `unspeakable` are devices whose name no tool can be told.
+    `namespaces`: any local user may make some. `unknown` is what could not be read, with the reason.
     """
 
     hz: int = USUAL_HZ
@@ -233,6 +233,7 @@ class HostReport:
     source_routed: bool = False
     closing: int = 0
     segments: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
     diversions: tuple[Diversion, ...] = ()
     waypoints: tuple[str, ...] = ()
     labelled: tuple[str, ...] = ()
@@ -776,7 +777,7 @@ def read_given(report: HostReport, published: Publications) -> Publications:
 def read_publications(report: HostReport) -> Publications:
     """What is published on a host."""
     firsts = tuple((device, join(map(read_address, some))) for device, some in report.firsts)
-    host = Host(join(map(read_address, report.own)), firsts)
+    host = Host(join(map(read_address, report.own)), firsts, join(map(read_addresses, report.local)))
     return find_publications(report.nftables, report.nat, report.nat6, host)
 
 

@@ -106,8 +106,8 @@ def _put_together(several: Iterable[Publication]) -> Iterator[Publication]:
 
 def _publish(rule: str, case: Case, goal: _Goal, host: Host) -> Publication | None:
     """What becomes of what meets a rule, if it may be something else."""
-    places = case.places if case.named or case.unread else cut(case.places, host.own)
-    unread = not case.named and not lie_in(places, host.own)
+    places = case.places if case.named or case.unread else cut(case.places, host.ends)
+    unread = not case.named and not lie_in(places, host.ends)
     text, leads = goal.place, None
     if goal.redirects:
         places = cut(places, leave_out(_LINK_LOCAL, EVERYWHERE))

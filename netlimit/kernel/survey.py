@@ -147,6 +147,7 @@ def look_round(
         bridged=(look.at("what bridges hand to iptables", lambda: dict(_find_bridged()), None) if bridges else None),
         source_routed=look.at("whether source routes are followed", _is_source_routed, False),
         segments=look.at("which routes end tunnels", lambda: read_topology().segments, _NOTHING),
+        local=look.at("what ends here by a route", lambda: read_topology().ending, _NOTHING),
         diversions=look.at("which routes lead into tunnels", lambda: read_topology().diversions, ()),
         waypoints=look.at(
             "whether routing headers are followed", lambda: tuple(dict.fromkeys(_find_waypoints())), _NOTHING

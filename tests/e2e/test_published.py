@@ -242,6 +242,22 @@ def test_a_rule_to_what_is_translated_tells_what_to_name_instead(gateway: Gatewa
     gateway.wait_for_state(closed, State.APPLIED)
 
 
+def test_what_is_local_by_a_route_is_led_away_as_own_addresses_are(gateway: Gateway, lab: Lab) -> None:
+    anywhere, behind = "203.0.113.0/24", {"direction": "to", "protocol": "tcp", "action": "block"}
+    (closed,) = gateway.put({"target": PUBLIC, "ports": [8080]} | behind)
+    local = ("-m", "addrtype", "--dst-type", "LOCAL")
+    lab.gateway.run("ip", "route", "add", "local", anywhere, "dev", "lo")
+    try:
+        with translated(lab, "iptables-legacy", *local, *TAKEN, "DNAT", "--to-destination", f"{CLIENT}:80"):
+            assert ask(lab, PUBLIC) == "204", "the rule does not see it"
+            look_again(gateway)
+            assert f"tcp port 8080 to {CLIENT}:80" in gateway.wait_for_state(closed, State.DEGRADED)
+        look_again(gateway)
+        gateway.wait_for_state(closed, State.APPLIED)
+    finally:
+        lab.gateway.run("ip", "route", "del", "local", anywhere, "dev", "lo")
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_a_rule_that_is_met_at_the_port_behind_is_applied(gateway: Gateway, lab: Lab, name: str) -> None:
     rule, target = SAME[name]

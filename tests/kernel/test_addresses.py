@@ -198,7 +198,8 @@ def test_the_memory_of_a_user_s_process_is_not_read(monkeypatch: pytest.MonkeyPa
     asks = f"import os; {name}; os.setuid(65534); print(os.getpid(), flush=True); input()"
     command = [f"sshd: evil@pts/0{'x' * 100_000}", "-c", asks]
     if orphan:
-        parent = f"import subprocess; {name}; subprocess.run({command}, executable={sys.executable!r})"
+        # By nothing that Python has to find first: by such a name it may look in another's place.
+        parent = f"import os; {name}; os.fork() or os.execv({sys.executable!r}, {command}); os.wait()"
         command = ["sshd", "-c", parent]
     process = subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     read: list[tuple[str, str]] = []

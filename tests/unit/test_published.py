@@ -17,7 +17,7 @@ from netlimit.publications import Publications, find_led
 from netlimit.published import find_publications
 from netlimit.rules import parse_rule
 from netlimit.shaping import Note
-from netlimit.spans import Span, join, name, read_address
+from netlimit.spans import Span, join, name, read_address, read_addresses
 from tests.unit.shapes import HOME
 from tests.unit.strategies import NOW
 
@@ -227,6 +227,24 @@ def test_it_is_read_where_docker_leads() -> None:
     ]
 
 
+ROUTED_HERE = {
+    "of a type": "-A PREROUTING -m addrtype --dst-type LOCAL -p tcp -j DNAT --to-destination 172.17.0.2",
+    "of a type, by nftables": "fib daddr type local meta l4proto tcp dnat to 172.17.0.2",
+    "any": "-A PREROUTING -p tcp -j DNAT --to-destination 172.17.0.2",
+    "all but one": "-A PREROUTING ! -d 10.1.0.1 -p tcp -j DNAT --to-destination 172.17.0.2",
+}
+
+
+@pytest.mark.parametrize("rule", ROUTED_HERE.values(), ids=ROUTED_HERE)
+def test_what_is_local_by_a_route_is_led_away_as_own_addresses_are(rule: str) -> None:
+    host = HOST._replace(routed=(read_addresses("203.0.113.0/24"),))
+    published = read("", rule, host=host) if rule.startswith("-A") else read(only(rule), host=host)
+    held, block = "203.0.114.9", BLOCK | {"protocol": "tcp"}
+    assert [note.degraded for note in judge_by(published, block | {"target": "203.0.113.9"}).values()] == [True]
+    assert [note.degraded for note in judge_by(published, block | {"target": "10.2.0.1"}).values()] == [True]
+    assert not judge_by(published, block | {"target": held})
+
+
 def test_who_leads_to_a_chain_says_of_what() -> None:
     found = read("", *KUBE).found
     assert [([*map(show, each.places)], str(each)) for each in found] == [
@@ -270,10 +288,14 @@ def publish(*rules: str, listed: str = "") -> Published:
 
 
 def judge(led: Published, fields: dict[str, object]) -> dict[int, Note]:
+    return judge_by(led.published, fields)
+
+
+def judge_by(published: Publications, fields: dict[str, object]) -> dict[int, Note]:
     compilation = Compilation(Facts(own=own_addresses(tuple(OWN)), topology=HOME))
     rule = parse_rule({"target": "10.2.0.1", "direction": "to"} | fields, NOW)
     assert compilation.put(replace(rule, id=1, forced_by=fields.get("forced_by"))) is None  # type: ignore[arg-type]
-    return compilation.find_published(led.published, Publications())
+    return compilation.find_published(published, Publications())
 
 
 BLOCK, LIMIT = {"action": "block"}, {"rate": "10 packets/s"}
