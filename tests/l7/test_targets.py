@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from urllib.parse import unquote_to_bytes
 
 import pytest
