@@ -31,7 +31,7 @@ from . import (
 )
 from .access import Access
 from .admission import Admission
-from .auth import authorized, recognized
+from .auth import authorized, local_or_recognized, recognized
 from .description import serve_description
 from .doorkeeper import Doorkeeper
 from .meter import Meter
@@ -72,7 +72,7 @@ def create_app(settings: Settings, store: Store, notes: Sequence[str] = ()) -> F
         guarded.include_router(resource.router)
     app.include_router(guarded)
     app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=[Depends(recognized)] if settings.is_open else [])
+    app.include_router(metrics.router, dependencies=[Depends(recognized if settings.is_open else local_or_recognized)])
     answer_problems(app)
     app.add_middleware(Admission, doorkeeper=app.state.doorkeeper, rate=settings.request_rate)
     app.add_middleware(Access, meter=Meter(app.state.metrics), prefix=PREFIX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -24,6 +25,7 @@ from .visitors import Visitors
 _bearer = HTTPBearer(
     auto_error=False, description="An access token: the one that the first start made, or of `netlimit token create`."
 )
+_OF_PROXIES = "forwarded", "via", "x-forwarded-for", "x-real-ip"
 _NOT_GOOD = "The token is not known, or was revoked, or has expired."
 
 
@@ -94,6 +96,16 @@ async def recognized(
         doorkeeper: Doorkeeper = request.app.state.doorkeeper
         if credentials is None or doorkeeper.recall(credentials.credentials) is None:
             raise
+
+
+async def local_or_recognized(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
+    """As `recognized`, but whoever is on this host, as far as the request says, needs no token."""
+    address = origin_of(request).address
+    is_local = address is None or ip_address(address).is_loopback
+    if not is_local or any(header in request.headers for header in _OF_PROXIES):
+        await recognized(request, credentials)
 
 
 CallerOf = Annotated[Caller, Depends(authorized)]

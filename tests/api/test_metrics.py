@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
 import httpx
@@ -62,6 +63,17 @@ def read(url: str) -> Samples:
     """Every sample, as Prometheus writes it."""
     lines = [line.rpartition(" ") for line in scrape(url).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
+
+
+@pytest.mark.parametrize("trusted", [(), (ip_network("127.0.0.1"),)])
+def test_who_comes_by_a_proxy_shows_a_token(settings: Settings, store: Store, trusted: tuple[IPv4Network, ...]) -> None:
+    with serve(settings.model_copy(update={"trusted_proxies": trusted}), store) as url:
+        for field in ("X-Forwarded-For", "X-Real-IP", "Forwarded", "Via"):
+            answer = get(f"{url}/metrics", headers={field: "198.51.100.7"})
+            assert (answer.status_code, "netlimit" in answer.text) == (401, False), field
+            known = {field: "198.51.100.7", "Authorization": f"Bearer {TOKENS['viewer']}"}
+            assert get(f"{url}/metrics", headers=known).status_code == 200, field
+        assert get(f"{url}/metrics").status_code == 200
 
 
 def test_promtool_finds_nothing_to_complain_of(url: str, full: None) -> None:
