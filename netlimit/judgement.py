@@ -1,7 +1,8 @@
 """What a change of rules needs force for, judged by all that is before it and after it, whoever makes it and how.
 
 A rule that goes on as it was is never asked about again. Every other is judged as a new one would be: whether an edit,
-a rollback or a backup brings it, or whether it is enabled.
+a rollback or a backup brings it, or whether it is enabled. So is one whose end is past: it is in force again once a
+clock is put back, and all the time at a gateway whose clock is behind.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ with this change; raises NeedsForce."""
 def find_harm(changes: Sequence[Change], standing: Standing, havens: Havens, now: datetime) -> list[Harm]:
     """All that needs force."""
     found: dict[int, str] = {}
+    changes = [_foresee(change, now) for change in changes]
     for index, change in enumerate(changes):
-        sentence = _find_own_harm(change, havens, now)
+        sentence = _find_own_harm(change, havens)
         if sentence:
             found[index] = sentence
     with bounded(MOST_STEPS):
@@ -124,27 +126,35 @@ def mark_forced(rule: Rule, name: str) -> Rule:
     return rule if rule.forced_by or rule.action in HARMLESS else replace(rule, forced_by=name)
 
 
-def goes_on(before: Rule | None, after: Rule, now: datetime) -> bool:
+def goes_on(before: Rule | None, after: Rule) -> bool:
     """Whether a rule does nothing that it has not done all the time: at most for a shorter one."""
-    if before is None or not before.in_force(now):
+    if before is None or not before.enabled:
         return False
     return do_the_same(before, after) and after.forced_by in (None, before.forced_by) and _outlasts(before, after)
 
 
-def comes_forced(before: Rule | None, after: Rule | None, now: datetime) -> bool:
-    """Whether a rule comes into force that was forced, and is not so already."""
+def comes_forced(before: Rule | None, after: Rule | None) -> bool:
+    """Whether a rule comes into force that was forced, and is not so already; by whatever clock."""
     if after is None or after.forced_by is None or after.action in HARMLESS:
         return False
-    return after.in_force(now) and not goes_on(before, after, now)
+    return after.enabled and not goes_on(before, after)
 
 
-def _find_own_harm(change: Change, havens: Havens, now: datetime) -> str | None:
+def _foresee(change: Change, now: datetime) -> Change:
+    """A change as it is judged: what it brings that is over already counts as though it were not, for that may come."""
+    before, after = change
+    if after is None or after.action in HARMLESS or not after.expired(now) or goes_on(before, after):
+        return change
+    return Change(before, replace(after, expires_at=None))
+
+
+def _find_own_harm(change: Change, havens: Havens) -> str | None:
     """What a rule alone would do."""
     before, after = change
-    if after is None or not after.in_force(now) or goes_on(before, after, now):
+    if after is None or not after.enabled or goes_on(before, after):
         return None
     sentence = havens.refuse(after)
-    if sentence is None and comes_forced(before, after, now):
+    if sentence is None and comes_forced(before, after):
         return (
             f"'{after}' was forced by {after.forced_by}, and comes before who is safe: only an admin can change it or "
             "bring it back (`force=true`, `--force`). It can be disabled, or removed."
@@ -205,7 +215,7 @@ def _find_last_opening(changes: Sequence[Change], standing: Standing, havens: Ha
     went = [rule for rule in before if rule.action is Action.ALLOW]
     blocks = [
         rule for was, rule in changes
-        if rule is not None and rule.action is Action.BLOCK and rule.in_force(now) and not goes_on(was, rule, now)
+        if rule is not None and rule.action is Action.BLOCK and rule.in_force(now) and not goes_on(was, rule)
     ]  # fmt: skip
     if not went and not blocks:
         return None

@@ -110,7 +110,7 @@ def _find_forced(
     forced = {rule_id: kept for rule_id, kept in then.items() if kept and kept.rule.forced_by is not None}
     present = history.present(connection, forced)
     barred = {rule_id: kept for rule_id, kept in forced.items()
-              if comes_forced(_rule_of(present.get(rule_id)), kept.rule, now)}  # fmt: skip
+              if comes_forced(_rule_of(present.get(rule_id)), kept.rule)}  # fmt: skip
     return barred, present
 
 

@@ -34,6 +34,9 @@ def test_a_rule_is_in_force_by_the_clock_of_the_database(netlimit: Netlimit, ahe
         ) as client:
             answer = client.post("/rules", json={"target": SAFE, "action": "block", "expires_at": end})
             assert (answer.status_code, answer.json().get("field")) == (409, "target"), answer.json()
+            for harm in ({"target": SAFE, "action": "block"}, {"target": "0.0.0.0/0", "action": "block"}):
+                answer = client.post("/rules", json=harm | {"ttl": "10m"})
+                assert (answer.status_code, answer.json().get("field")) == (409, "target"), answer.json()
             rule = client.post("/rules", json={"target": "10.1.0.2", "action": "block", "expires_at": end}).json()
             assert rule["status"]["state"] != "expired"
             assert client.get(f"/rules/{rule['id']}").json()["status"]["state"] != "expired"

@@ -262,3 +262,33 @@ def test_a_block_in_what_is_allowed_reads_no_others_where_nothing_is_closed() ->
     closed = Large(known | {9: rule(9, target="0.0.0.0/0", action="block", forced_by="root")})
     with pytest.raises(AssertionError, match="nothing depends"):  # there they matter
         find_harm(more, closed, HAVENS, NOW)
+
+
+PAST = NOW - timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target": ADMIN, "action": "block"},
+        {"target": "0.0.0.0/0", "action": "block"},
+        {"target": "10.9.0.1", "action": "block", "forced_by": "root"},
+    ],
+    ids=["who is safe", "a gateway", "forced"],
+)
+def test_what_is_over_by_one_clock_is_judged_as_though_it_were_not(fields: dict[str, Any]) -> None:
+    """It is not by that of a gateway which is behind, nor by the same one once it is put back."""
+    over = replace(rule(**fields), expires_at=PAST)
+    other = replace(rule(target="10.9.0.9", action="block"), expires_at=PAST)
+    assert harms([Change(None, over)])
+    assert harms([Change(other, over)])
+    assert harms([Change(replace(over, enabled=False), over)])
+    assert harms([Change(replace(over, expires_at=PAST - timedelta(minutes=1)), over)])
+    assert not harms([Change(over, replace(over, name="other", expires_at=PAST - timedelta(minutes=1)))])
+    assert not harms([Change(replace(over, expires_at=None), over)])
+    assert not harms([Change(over, replace(over, enabled=False)), Change(over, None)])
+
+
+def test_an_exception_that_is_over_spares_nobody() -> None:
+    over = replace(rule(2, target="198.51.100.0/24", action="allow"), expires_at=PAST)
+    assert harms([Change(None, over), Change(None, rule(target="0.0.0.0/0", action="block"))])

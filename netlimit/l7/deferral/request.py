@@ -130,8 +130,8 @@ def keep_headers(pairs: Iterable[tuple[bytes, bytes]], identity: str) -> Headers
     """The fields of a request that go on to the upstream, and an Idempotency-Key, since it may be sent twice. The
     client's own key stays; ours is made of the id and does not give it away.
 
-    What a client names in `Connection` goes on, too: the proxy before has set fields by now, and he would choose which of
-    them are heeded.
+    What a client names in `Connection` goes on, too: the proxy before has set fields by now, and he would choose which
+    of them are heeded.
     """
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
     kept = [(name, value) for name, value in headers if name not in _HOP_BY_HOP | _RECOMPUTED]
