@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,9 @@ Force = Annotated[
     ),
 ]
 
+_NAMED = 10
+"""So many domains are said by name."""
+
 
 def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
     """Write all that the database holds to a new file. netlimit may run meanwhile."""
@@ -38,20 +42,32 @@ def backup(context: typer.Context, file: File, json: bool = JSON) -> None:
 
 def restore(context: typer.Context, file: File, force: Force = False, json: bool = JSON) -> None:
     """Bring back what a backup holds. Into an empty database that is everything; else its rules,
-    in the place of all others."""
+    and the limits of requests, in the place of all others. Limits that are no more are written to files first."""
     settings = read_settings(context)
     with open_store(settings) as store:
         restored = store.restore(file, local_actor(settings), datetime.now(UTC), force)
         warnings = store.warn_of_window("this change, but for the limiter's documents,")
+    former = restored.former
     document = {
         "revision": restored.revision,
         "rules": restored.rules,
         "backup": {"made_at": restored.label.made_at.isoformat(), "revision": restored.label.revision},
+        "former_limits": former and {"folder": str(former.folder), "domains": former.domains},
         "damaged": restored.aside and str(restored.aside),
         "warnings": warnings,
     }
     made = f"{restored.label.made_at:%Y-%m-%d %H:%M:%S} UTC"
     text = f"Brought back {count(restored.rules, 'rule')} of {made}, as revision {restored.revision}."
+    if former is not None:
+        text += (
+            f"\nThe limits of {_name(former.domains)} were others. What is no more is in {former.folder}: "
+            "`netlimit limits put` brings one of its files back."
+        )
     if restored.aside is not None:
         text += f"\nThe damaged database is {restored.aside} now."
     say(json, document, "\n".join([text, *warnings]))
+
+
+def _name(domains: Sequence[str]) -> str:
+    named = ", ".join(repr(each) for each in domains[:_NAMED])
+    return named if len(domains) <= _NAMED else f"{named} and {len(domains) - _NAMED} more domains"

@@ -53,7 +53,7 @@ class LimitDocument:
         return {"domain": self.domain, "content_type": self.content_type, "document": self.document}
 
     def identify(self) -> dict[str, Any]:
-        """What it says of one that goes, whose text an earlier line has."""
+        """What it says of one that goes: of a short one an earlier line has the text, as long as that is kept."""
         digest = hashlib.sha256(self.document.encode()).hexdigest()
         said = {"domain": self.domain, "content_type": self.content_type}
         return said | {"letters": len(self.document), "sha256": digest}
@@ -127,6 +127,12 @@ def remove(
     _take_revision(connection)
     connection.execute(delete(documents).where(documents.c.domain == domain))
     audit.note_other(connection, "remove-limits", actor, now, before=before.identify())
+
+
+def find_lost(connection: Connection, backup: Connection) -> list[LimitDocument]:
+    """The documents whose texts `bring_back` takes away, by domain."""
+    then = {each.domain: (each.document, each.content_type) for each in every(backup)}
+    return [each for each in every(connection) if then.get(each.domain) != (each.document, each.content_type)]
 
 
 def bring_back(connection: Connection, backup: Connection, actor: Actor, now: datetime) -> None:

@@ -1,8 +1,8 @@
 """Bringing back what a backup holds.
 
 An empty database takes over all of it. In one that is in use the rules are what changes, under their ids, and it is a
-change like any other: it makes a new revision, and can be undone. The limiter's documents change with them; what they
-were before, the audit tells.
+change like any other: it makes a new revision, and can be undone. The limiter's documents change with them, and no
+revision has those: what they were before is written to files beside the backup.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from netlimit.store import audit, history, hosts, limits, windows
 from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock, make_stamp
 from netlimit.store.clock import revision as newest_revision
+from netlimit.store.former import Former, keep_former
 from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import RULE_COLUMNS, Kept, from_row
 from netlimit.store.standing import Standing
@@ -34,12 +35,14 @@ _NUMBERED = ("audit", "repairs", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was brought back: the new revision, how many rules there are, and what the backup says of itself; and where
-    a damaged database is now, in whose place it came."""
+    """What was brought back: the new revision, how many rules there are, and what the backup says of itself; where the
+    limiter's documents are that are no more, if any are; and where a damaged database is now, in whose place it came.
+    """
 
     revision: int
     rules: int
     label: Label
+    former: Former | None = None
     aside: Path | None = None
 
 
@@ -48,19 +51,21 @@ class InUse(NetlimitError):
 
 
 def restore(
-    connection: Connection, backup: Connection, label: Label, actor: Actor, now: datetime, force: bool
+    connection: Connection, backup: Connection, path: Path, label: Label, actor: Actor, now: datetime, force: bool
 ) -> Restored:
-    """Bring the rules of a backup in the place of those that are there; every controller reads all of them anew.
+    """Bring the rules of a backup (a file, of this path) in the place of those that are there; every controller reads
+    all of them anew.
 
     Raises InUse where there are rules, or a rule comes that was forced or would need it, unless this is; and where
-    there is nothing but an open window of confirmation.
+    there is nothing but an open window of confirmation. StoreError where documents cannot be written beside the file.
     """
     lock(connection)
     newest, last_rule = connection.execute(select(clock.c.revision, clock.c.last_rule)).one()
     number = _count(connection)
     documents = connection.execute(select(func.count()).select_from(limit_documents)).scalar_one()
     if (number or documents) and not force:
-        there = f"{number} rules" if number else f"limits of {documents} domains"
+        found = [f"{number} rules"] * bool(number) + [f"limits of {documents} domains"] * bool(documents)
+        there = " and ".join(found)
         raise InUse(
             f"The database has {there}, which those of the backup would take the place of; use --force if they shall."
         )
@@ -91,8 +96,10 @@ def restore(
     else:
         _exchange(connection, backup, revision, actor, now)
     connection.execute(delete(tombstones))
+    lost = limits.find_lost(connection, backup)
+    former = keep_former(path, lost, now) if lost else None
     limits.bring_back(connection, backup, actor, now)
-    restored = Restored(revision, _count(connection), label)
+    restored = Restored(revision, _count(connection), label, former)
     audit.note_other(connection, "restore", actor, now, {"rules": number}, _describe(restored))
     return restored
 

@@ -169,26 +169,29 @@ class Store:
     def restore(self, path: Path, actor: Actor | str, now: datetime, force: bool = False) -> Restored:
         """Bring back what a backup holds: everything, if nothing is kept here yet, else its rules, as one change.
 
-        With `force`, where there are rules, and a damaged SQLite file is put aside first. Raises NoBackup, InUse,
-        Damaged, and OSError where a file cannot be read.
+        With `force`, where there are rules, and a damaged SQLite file is put aside first. The limiter's documents that
+        others take the place of are written to a folder beside the file. Raises NoBackup, InUse, Damaged, StoreError
+        where that cannot be done, and OSError where a file cannot be read.
         """
         aside = None
         with open_backup(path) as (label, backup):
             try:
-                restored = self._restore(backup, label, as_actor(actor), now, force)
+                restored = self._restore(backup, path, label, as_actor(actor), now, force)
             except Damaged:
                 if not force:
                     raise
                 aside = self._database.put_aside(now)
-                restored = self._restore(backup, label, as_actor(actor), now, force)
+                restored = self._restore(backup, path, label, as_actor(actor), now, force)
         return replace(restored, aside=aside)
 
-    def _restore(self, backup: Connection, label: Label, actor: Actor, now: datetime, force: bool) -> Restored:
+    def _restore(
+        self, backup: Connection, path: Path, label: Label, actor: Actor, now: datetime, force: bool
+    ) -> Restored:
         """Tables come with what is in them: a controller takes an empty database for what is wanted."""
         self._database.check_pages()
         with self._database.migrating() as connection:
             migrate.upgrade(connection)
-            restored = restore(connection, backup, label, actor, now, force)
+            restored = restore(connection, backup, path, label, actor, now, force)
             self._prune(connection)
         return restored
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -95,6 +96,33 @@ def test_changes_of_limits_tell_of_a_window_that_does_not_undo_them(limited: Net
         assert limited.do("limits", "put", str(folder / "auth.yaml")).endswith(told)
         assert limited.do("limits", "remove", "auth").endswith(told)
         store.confirm("test", store.now())
+
+
+def test_a_restore_says_where_the_limits_are_that_it_takes_away(limited: Netlimit, folder: Path) -> None:
+    backup = folder / "backup"
+    limited.do("backup", str(backup))
+    long = TEXT + "# ä\n" * 20_000
+    (folder / "auth.yaml").write_text(long)
+    limited.do("limits", "put", str(folder / "auth.yaml"))
+    limited.do("limits", "put", "-", given='{"domain": "web", "descriptors": []}')
+    assert "limits of 2 domains, which those of the backup" in limited.refuse("restore", str(backup))
+    said = limited.do("restore", str(backup), "--force")
+    (kept,) = folder.glob("backup.limits-*")
+    assert said.splitlines()[1] == (
+        f"The limits of 'auth', 'web' were others. What is no more is in {kept}: `netlimit limits put` brings one of "
+        "its files back."
+    )
+    assert limited.ask("limits", "list")["items"] == []
+    for file in sorted(kept.iterdir()):
+        limited.do("limits", "put", str(file))
+    assert limited.do("limits", "show", "auth") == long
+    types = [(each["domain"], each["content_type"]) for each in limited.ask("limits", "list")["items"]]
+    assert types == [("auth", "application/yaml"), ("web", "application/json")]
+    shutil.rmtree(kept)
+    told = limited.ask("restore", str(backup), "--force")["former_limits"]
+    assert told["domains"] == ["auth", "web"]
+    assert Path(told["folder"]).is_dir()
+    assert limited.ask("restore", str(backup), "--force")["former_limits"] is None
 
 
 def test_what_is_wrong_never_reaches_the_api(netlimit: Netlimit, folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import resource
+import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from netlimit.errors import StoreError
 from netlimit.records import Actor
 from netlimit.store import DocumentChanged, InUse, LimitDocument, NoDocument, Store
+from netlimit.store.former import keep_former
 from tests.store.examples import NOW, keep
 
 YAML = "application/yaml"
@@ -155,3 +159,70 @@ def test_those_of_a_backup_come_in_the_place_of_others(store: Store, tmp_path: P
     ]
     lines = [(line.action, (line.after or line.before or {})["domain"]) for line in store.audit()[1:3]]
     assert lines == [("remove-limits", "new"), ("put-limits", "auth")]
+
+
+def test_what_a_restore_takes_away_is_written_beside_the_backup(store: Store, tmp_path: Path) -> None:
+    """However long it is: the audit has digests of long ones, and of each that goes."""
+    long = "domain: auth\n" + "# ä\n" * 20_000
+    put(store)
+    put(store, "same")
+    store.back_up(tmp_path / "backup", NOW)
+    put(store, text=long)
+    put(store, "same", "domain: same")
+    put(store, "same")  # at another revision
+    store.put_limits("Ärger/..", "{}", "application/json", "ann", LATER)
+    former = store.restore(tmp_path / "backup", "bob", NOW, force=True).former
+    assert former is not None
+    assert former.domains == ("auth", "Ärger/..")
+    assert former.folder == tmp_path / f"backup.limits-{NOW:%Y%m%dT%H%M%S}"
+    assert former.folder.stat().st_mode & 0o777 == 0o700
+    files = {each.name: each.read_bytes().decode() for each in former.folder.iterdir()}
+    assert files == {"1-auth.yaml": long, "2-%C3%84rger%2F...json": "{}"}
+    assert {each.stat().st_mode & 0o777 for each in former.folder.iterdir()} == {0o600}
+
+
+def test_a_restore_that_takes_no_document_away_writes_nothing(store: Store, other: Store, tmp_path: Path) -> None:
+    put(store)
+    store.back_up(tmp_path / "backup", NOW)
+    assert store.restore(tmp_path / "backup", "bob", NOW, force=True).former is None
+    assert other.restore(tmp_path / "backup", "bob", NOW).former is None
+    store.remove_limits("auth", "ann", NOW)
+    assert store.restore(tmp_path / "backup", "bob", NOW).former is None
+    assert [each.name for each in tmp_path.glob("backup*")] == ["backup"]
+
+
+def test_a_restore_that_could_not_write_them_takes_nothing_away(store: Store, tmp_path: Path) -> None:
+    """Nothing of the rules comes either; somewhere else it does."""
+    keep(store)
+    put(store)
+    store.back_up(tmp_path / "backup", NOW)
+    revision = store.revision()
+    new = put(store, text="domain: auth")
+    put(store, "web")
+    (tmp_path / f"backup.limits-{NOW:%Y%m%dT%H%M%S}").symlink_to(tmp_path)
+    with pytest.raises(StoreError, match=r"limits of 'auth' and 1 more, .*: File exists\. Copy the backup"):
+        store.restore(tmp_path / "backup", "bob", NOW, force=True)
+    assert store.revision() == revision
+    assert store.find_limits("auth") == new
+    assert not list(tmp_path.glob("*.yaml"))
+    restored = store.restore((tmp_path / "backup").rename(tmp_path / "moved"), "bob", NOW, force=True)
+    assert restored.former is not None
+    assert len(list(restored.former.folder.iterdir())) == 2
+
+
+def test_a_folder_of_former_documents_is_whole_or_not_there(store: Store, tmp_path: Path) -> None:
+    """As on a full disk."""
+    store.back_up(tmp_path / "backup", NOW)
+    put(store, "a", "domain: a")
+    put(store, "b", "domain: b\n" + "#" * 100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    folder = tmp_path / f"backup.limits-{NOW:%Y%m%dT%H%M%S}"
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        with pytest.raises(StoreError):
+            keep_former(tmp_path / "backup", store.limits()[1], NOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert not folder.exists()
