@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -550,12 +550,22 @@ def _requirements(purpose: Purpose) -> tuple[str, ...]:
         else:
             needs += ["conntrack"] if purpose.group.kind is Kind.CONNECTIONS else []
             needs += ["mangle", "hashlimit"]
-    marks = []
+    marks: list[str] = []
     if isinstance(purpose, Limit) and purpose.group.marked:
-        marks = ["marks", *(["reject marks"] if purpose.profile.action is Action.REJECT else [])]
+        hooks = _find_hooks(purpose.group) if purpose.profile.action is Action.REJECT else ()
+        marks = ["marks", *(f"reject marks {hook}{'6' if group.family == 6 else ''}" for hook in hooks)]
     if group.family == 6:
         return ("ip6tables", "ipset", *(f"{need}6" for need in needs), *marks)
     return ("iptables", "ipset", *needs, *marks)
+
+
+def _find_hooks(group: Group) -> Iterator[str]:
+    """Where packets meet a limit that rejects: none is asked before routing."""
+    yield "FORWARD"
+    if group.direction is Direction.FROM or group.stands_here:
+        yield "INPUT"
+    if group.direction is Direction.TO or group.stands_here:
+        yield "OUTPUT"
 
 
 def _show_address(target: Target) -> str:

@@ -7,13 +7,13 @@ what is taken is followed through both until nothing is added. A mask under whic
 he does not need its other bits today, so they are left to him where there is a choice; and so is what cannot be read.
 
 One place matters. A packet to be rejected bears all of our bits from mangle to filter in the same hook: who overwrites
-them there lets it pass.
+them there lets it pass. Bits that he leaves alone are taken instead, where there are such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 EVERY = 0xFFFFFFFF
@@ -67,14 +67,20 @@ UNKNOWN = Bits(EVERY, sure=False)
 @dataclass(frozen=True, slots=True)
 class Write:
     """Somebody writes the packet's mark, or the connection's. `owner` is a phrase that begins a sentence. `late`:
-    behind all of our chains. `between`: where a packet to be rejected passes. `claims` is the mask that is his."""
+    behind all of our chains. `between`: the hooks in which a packet to be rejected may pass him before filter answers,
+    as `FORWARD`, or `FORWARD6` of IPv6. `claims` is the mask that is his."""
 
     owner: str
     value: Bits
     connection: bool = False
     late: bool = False
-    between: bool = False
+    between: frozenset[str] = frozenset()
     claims: int = 0
+
+    @property
+    def wiped(self) -> int:
+        """The bits that he overwrites on a packet to be rejected."""
+        return EVERY & ~self.value.packet if self.between and not self.connection else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +107,23 @@ class MarkUse:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Our bits. `problem` says why limits that need marks cannot be enforced, `reject` why those that reject cannot;
-    `notes` what an operator should know of the marks of others."""
+    """Our bits. `problem` says why limits that need marks cannot be enforced, `reject` why those that reject cannot, by
+    the hook (as `Write.between` has it) in which they are asked; `notes` what an operator should know of the marks of
+    others."""
 
     mask: int
     problem: str | None = None
-    reject: str | None = None
+    reject: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def choose(found: MarkUse, asked: int | None, kept: int | None = None) -> Choice:
     """The bits for us: those that were `asked` for, or (None) those that are `kept`, or others if they are taken."""
     taken, claimed = list(_find_taken(found.uses, doubtful=False)), list(_find_taken(found.uses, doubtful=True))
-    mask = asked or _find_free(_add_up(taken), _add_up(claimed), kept)
+    wiped = _find_wiped(found.uses)
+    mask = asked or _find_free(_add_up(taken), _add_up(claimed), wiped, kept)
     owner, bits = next(((owner, bits & mask) for owner, bits in taken if bits & mask), ("", 0))
-    free = _find_free(_add_up(taken), _add_up(claimed), None)
+    free = _find_free(_add_up(taken), _add_up(claimed), wiped, None)
     problem = None
     if bits and asked:
         advice = f"Set one that is free, such as {free:#010x}, or auto." if not free & _add_up(taken) else _NONE
@@ -123,7 +131,7 @@ def choose(found: MarkUse, asked: int | None, kept: int | None = None) -> Choice
     elif bits:
         problem = f"{owner} uses bits {bits:#x} of the packet mark, and others use the rest. {_NONE}"
     notes = tuple(_note(claimed, taken, mask, found.unread))
-    return Choice(mask, problem, _find_wiping(found.uses, mask), notes)
+    return Choice(mask, problem, dict(_find_wiping(found.uses, mask)), notes)
 
 
 _NONE = f"Free {_NARROWEST} bits of the mark side by side first."
@@ -155,17 +163,24 @@ def _resolve(value: Bits, packet: int, connection: int) -> int:
     return value.constant | (value.packet & packet) | (value.connection & connection)
 
 
-def _find_free(taken: int, claimed: int, kept: int | None) -> int:
-    """The bits for us: kept ones that nobody has taken, the usual ones, or others; the usual if there are none."""
-    if kept is not None and not kept & taken:
+def _find_free(taken: int, claimed: int, wiped: int, kept: int | None) -> int:
+    """The bits for us: kept ones that nobody has taken, the usual ones, or others; the usual if there are none. Those
+    that are `wiped` only where there are no others, of which there are as many."""
+    found = _find_window(taken, (claimed | wiped, wiped, claimed, 0))
+    if kept is not None and not kept & taken and (not kept & wiped or found is None or found & wiped):
         return kept
+    return found or kept or USUAL
+
+
+def _find_window(taken: int, avoided: Iterable[int]) -> int | None:
+    """As many bits as there are that nobody has taken, but for those that are to be `avoided`, or else the next."""
     for width in range(_WIDTH, _NARROWEST - 1, -1):
         windows = [((1 << width) - 1) << shift for shift in _shifts(width)]
-        for others in (taken | claimed, taken):
+        for others in avoided:
             for window in windows:
-                if not window & others:
+                if not window & (taken | others):
                     return window
-    return kept or USUAL
+    return None
 
 
 def _shifts(width: int) -> Iterator[int]:
@@ -174,14 +189,24 @@ def _shifts(width: int) -> Iterator[int]:
     yield from chain(whole, (shift for shift in range(32 - width, -1, -1) if shift not in whole))
 
 
-def _find_wiping(uses: Iterable[Use], mask: int) -> str | None:
+def _find_wiped(uses: Iterable[Use]) -> int:
+    """The bits that somebody overwrites who leaves others."""
+    bits = 0
     for use in uses:
-        if isinstance(use, Write) and use.between and not use.connection and mask & ~use.value.packet:
-            return (
+        bits |= use.wiped if isinstance(use, Write) and use.wiped != EVERY else 0
+    return bits
+
+
+def _find_wiping(uses: Iterable[Use], mask: int) -> Iterator[tuple[str, str]]:
+    told = set[str]()
+    for use in uses:
+        if isinstance(use, Write) and mask & use.wiped:
+            reason = (
                 f"{use.owner} overwrites the bits {mask:#x} of the packet mark between mangle and filter, which tell "
                 "whom to reject. Use `drop`, or let it write under a mask that leaves them out."
             )
-    return None
+            yield from ((hook, reason) for hook in sorted(use.between - told))
+            told |= use.between
 
 
 def _note(

@@ -62,8 +62,9 @@ class Neighbours:
         self._seen = {use: at for use, at in recent if now - at < REMEMBERED_SECONDS}
         if self._asked is None and choice.problem is None and choice.mask != self._kept:
             roomy = choose(MarkUse(tuple(self._seen), self._found.unread), None, self._kept)
-            if roomy.problem is None:
-                return replace(choice, mask=roomy.mask)
+            settled = choose(self._found, roomy.mask)
+            if roomy.problem is None and settled.problem is None and settled.reject.keys() <= choice.reject.keys():
+                return settled
         return choice
 
     def _stay_calm(self, choice: Choice) -> Choice:

@@ -371,7 +371,7 @@ class Premises:
         return {
             **self._found.capabilities,
             "marks": self._neighbours.choice.problem,
-            "reject marks": self._neighbours.choice.reject,
+            **{f"reject marks {hook}": reason for hook, reason in self._neighbours.choice.reject.items()},
         }
 
     @property

@@ -71,16 +71,20 @@ def _tell_marks(facts: HostFacts, kernel: Kernel, settings: Settings) -> HostFac
         with suppress(NetlimitError), open_store(settings) as store:
             kept = find_mark_bits(store.numbering(settings.host))
     choice = choose(kernel.marks(MARKS_SECONDS), settings.mark_mask, kept)
-    told = {"marks": choice.problem, "reject marks": choice.reject}
+    told = {"marks": choice.problem, "reject marks": next(iter(choice.reject.values()), None)}
     bits = f"Of the packet mark, netlimit uses the bits {choice.mask:#010x}."
     return facts._replace(capabilities={**facts.capabilities, **told}, notes=(*facts.notes, bits, *choice.notes))
+
+
+_SELDOM_NEEDED = ("ifb", "reject marks")
+"""Only shaping what ends on this host needs the first, which a controller with two capabilities cannot; the second only
+limits that reject, in some hooks. Rules in error are a finding of their own."""
 
 
 def _find_missing(facts: HostFacts) -> Iterable[Finding]:
     for name, reason in facts.capabilities.items():
         if reason and name not in DISPENSABLE:
-            # Only shaping what ends on this host needs it, which a controller with two capabilities cannot.
-            severity = Severity.WARNING if name == "ifb" else Severity.SERIOUS
+            severity = Severity.WARNING if name in _SELDOM_NEEDED else Severity.SERIOUS
             yield Finding(f"missing {name}", severity, reason, "Rules that need it are not enforced.")
 
 

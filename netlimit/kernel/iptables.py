@@ -15,10 +15,11 @@ from typing import Protocol
 
 from netlimit.errors import KernelError
 from netlimit.kernel import libiptc, restore
+from netlimit.kernel.iptables_marks import Marking
 from netlimit.kernel.legacy import find_tool
 from netlimit.kernel.lock import locked
 from netlimit.kernel.printed_tables import Place, PrintedTable, read_foreign, read_printed
-from netlimit.kernel.tables import TableChanged, digest_tables, list_extensions, list_tables
+from netlimit.kernel.tables import TableChanged, digest_tables, find_reached, list_extensions, list_tables
 from netlimit.kernel.tools import ask, is_shortage
 from netlimit.plain import name_of
 from netlimit.plan import SwitchTable
@@ -108,7 +109,7 @@ class TableReader:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, tuple[Chains, Chains]]] = {}
-        self._marks: dict[int, tuple[str, ...] | KernelError] = {}
+        self._marks: dict[int, Marking | KernelError] = {}
         self.held: dict[int, frozenset[ChainId]] = {}
         """Chains of ours to which chains of others lead, by family, at the last `read`."""
 
@@ -125,9 +126,8 @@ class TableReader:
                 self._known[family] = digest, found
         return found
 
-    def read_marks(self, family: int) -> tuple[str, ...]:
-        """The rules of others that speak of marks, each behind its table, as they were at the last `read`. Raises
-        KernelError, OSError."""
+    def read_marks(self, family: int) -> Marking:
+        """The rules of others that speak of marks, as they were at the last `read`. Raises KernelError, OSError."""
         if family not in self._known:
             self.read(family)
         found = self._marks[family]
@@ -140,13 +140,17 @@ class TableReader:
         self._known.clear()
 
 
-def _find_marks(family: int, tables: Iterable[PrintedTable]) -> tuple[str, ...] | KernelError:
-    """The rules of others that speak of marks, each behind its table; or why they cannot be told, which keeps nobody
-    from reading what is ours."""
+def _find_marks(family: int, tables: Iterable[PrintedTable]) -> Marking | KernelError:
+    """The rules of others that speak of marks; or why they cannot be told, which keeps nobody from reading what is
+    ours. A packet to be rejected meets none of mangle, which it has left, nor of filter before ours, which stand first;
+    but what this host sends passes nat between the two."""
     try:
-        return tuple(f"{each.table} {line}" for each in tables for line in _read_marking(family, each))
+        lines = tuple(f"{each.table} {line}" for each in tables for line in _read_marking(family, each))
     except KernelError as error:
         return error
+    here = frozenset({"OUTPUT" if family == 4 else "OUTPUT6"})
+    nat = (each.outline for each in tables if each.table == "nat")
+    return Marking(lines, {f"nat -A {chain}": here for each in nat for chain in find_reached(family, each, "OUTPUT")})
 
 
 def _read_marking(family: int, printed: PrintedTable) -> list[str]:

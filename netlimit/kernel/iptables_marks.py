@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from netlimit.marks import EVERY, UNKNOWN, Bits, Read, Use, Write
 
@@ -18,11 +20,24 @@ _MASKS = re.compile(rf"--(nfmask|ctmask) {_ONE}")
 _SHOWN = 120
 
 
-def read_marks(lines: Iterable[str], tool: str) -> Iterator[Use]:
-    """Who uses marks, of the rules of others (`-A CHAIN …`, each with its table before: `mangle -A …`)."""
+class Marking(NamedTuple):
+    """The rules of others that speak of marks, each behind its table (`mangle -A CHAIN …`); and the chains (`nat -A
+    CHAIN`) which a packet to be rejected passes before filter answers, each with the hooks in which it does."""
+
+    lines: tuple[str, ...]
+    between: Mapping[str, frozenset[str]]
+
+
+NO_MARKING = Marking((), {})
+
+
+def read_marks(lines: Iterable[str], between: Mapping[str, frozenset[str]], tool: str) -> Iterator[Use]:
+    """Who uses marks, by the fields of a `Marking`."""
     for line in lines:
         if "ark" in line or "MARK" in line or "TPROXY" in line:
-            yield from _read(line, tool)
+            here = between.get(" ".join(line.split(" ", 3)[:3]), frozenset())
+            for use in _read(line, tool):
+                yield replace(use, between=here) if isinstance(use, Write) else use
 
 
 def _read(line: str, tool: str) -> Iterator[Use]:
@@ -72,7 +87,8 @@ def _say_connection(owner: str, words: str, late: bool) -> Write:
     masks = {name: _parse(value) for name, value in _MASKS.findall(words)}
     here, there = masks.get("nfmask", EVERY), masks.get("ctmask", EVERY)
     if "shift" in words:
-        return Write(owner, UNKNOWN, "--save-mark" in words or "--set" in words, late)
+        saves = "--save-mark" in words or "--set" in words
+        return Write(owner, UNKNOWN if saves else replace(UNKNOWN, packet=EVERY & ~here), saves, late)
     if "--save-mark" in words:
         return Write(owner, Bits(packet=here, connection=EVERY & ~there), True, late)
     if "--restore-mark" in words:

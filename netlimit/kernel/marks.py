@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from netlimit.errors import KernelError, say_fault
 from netlimit.kernel import iptables_marks, nft_marks, rtnetlink
+from netlimit.kernel.iptables_marks import NO_MARKING, Marking
 from netlimit.kernel.lookups import read_attributes, read_rules
 from netlimit.kernel.tools import ask, own_module
 from netlimit.marks import EVERY, Bits, MarkUse, Read, Use, Write
@@ -41,7 +42,7 @@ _MEMORY = 1 << 30
 _MOMENT = 0.005
 _SHARE, _LONGEST_REST = 5, 120.0
 """A look that took t seconds is followed by that many times t of rest, but not by more than that many seconds."""
-Lines = dict[int, tuple[str, ...]]
+Lines = dict[int, Marking]
 _NETLINK_XFRM, _GET_ASSOCIATION, _GET_POLICY = 6, 18, 21
 _ASSOCIATION_SIZE, _POLICY_SIZE = 224, 168
 """struct xfrm_usersa_info and struct xfrm_userpolicy_info (linux/xfrm.h), behind which attributes begin."""
@@ -84,13 +85,14 @@ class MarkReader:
         self._stamp, self._look = look.stamp, None
         self._rests_until = time.monotonic() + min(_SHARE * look.took, _LONGEST_REST)
 
-    def _read_lines(self) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
-        lines, unread = {}, []
+    def _read_lines(self) -> tuple[Lines, tuple[str, ...]]:
+        lines: Lines = {}
+        unread = []
         for family in (4, 6):
             try:
                 lines[family] = self._tables.read_marks(family)
             except (KernelError, OSError) as error:
-                lines[family] = ()
+                lines[family] = NO_MARKING
                 unread.append(f"the legacy tables of IPv{family} cannot be read ({say_fault(error)})")
         return lines, tuple(unread)
 
@@ -174,9 +176,9 @@ def _attempt(look: Callable[[], object]) -> object:
         return type(error).__name__, str(error)
 
 
-def _read_legacy(lines: dict[int, tuple[str, ...]]) -> Iterator[Use]:
-    yield from iptables_marks.read_marks(lines[4], "iptables")
-    yield from iptables_marks.read_marks(lines[6], "ip6tables")
+def _read_legacy(lines: Lines) -> Iterator[Use]:
+    yield from iptables_marks.read_marks(*lines[4], "iptables")
+    yield from iptables_marks.read_marks(*lines[6], "ip6tables")
 
 
 # -- routing rules
@@ -219,9 +221,11 @@ def _find_nft() -> Iterator[Use]:
     ruleset = json.loads(ask("nft", "-j", "list", "ruleset", patience=_PATIENCE))
     uses, extended = nft_marks.read_marks(ruleset)
     yield from uses
-    for tool, family in (("iptables", "ip"), ("ip6tables", "ip6")) if extended else ():
-        text = ask(f"{tool}-nft-save", patience=_PATIENCE)
-        yield from iptables_marks.read_marks(split_tables(text, nft_marks.count_rules(ruleset, family)), f"{tool}-nft")
+    for tool, family in (("iptables", "ip"), ("ip6tables", "ip6")):
+        if family in extended:
+            text = ask(f"{tool}-nft-save", patience=_PATIENCE)
+            rules = split_tables(text, nft_marks.count_rules(ruleset, family))
+            yield from iptables_marks.read_marks(rules, extended[family], f"{tool}-nft")
 
 
 def split_tables(text: str, counts: Mapping[str, int]) -> list[str]:

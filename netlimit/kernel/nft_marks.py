@@ -12,6 +12,8 @@ from netlimit.marks import EVERY, UNKNOWN, Bits, Read, Use, Write
 
 _BEHIND_US = ("postrouting", "egress")
 _BETWEEN = ("input", "forward", "output")
+_FAMILIES = {"ip": ("",), "ip6": ("6",), "inet": ("", "6")}
+"""Those of nftables in which packets pass the hooks of ours."""
 _MANGLE, _FILTER = -150, 0
 _EXTENSIONS = ("MARK", "CONNMARK", "TPROXY", "SET", "HMARK")
 _KEEPS = Bits(packet=EVERY)
@@ -20,8 +22,9 @@ Json = Any
 _Where = tuple[str, str]
 
 
-def read_marks(ruleset: Mapping[str, Json]) -> tuple[list[Use], bool]:
-    """Who uses marks; and whether there are rules of iptables-nft about them, which only it can tell."""
+def read_marks(ruleset: Mapping[str, Json]) -> tuple[list[Use], dict[str, dict[str, frozenset[str]]]]:
+    """Who uses marks; and, of each address family that has rules of iptables-nft about them, which only it can tell,
+    their chains (`mangle -A INPUT`) with the hooks in which a packet to be rejected passes them."""
     objects = [item for item in ruleset.get("nftables", []) if isinstance(item, dict)]
     tables: dict[_Where, _Table] = {}
     for item in objects:
@@ -29,7 +32,13 @@ def read_marks(ruleset: Mapping[str, Json]) -> tuple[list[Use], bool]:
             if isinstance(held, dict) and "table" in held:
                 where = str(held.get("family")), str(held["table"])
                 tables.setdefault(where, _Table(*where)).add(kind, held)
-    return [use for table in tables.values() for use in table.find_uses()], any(t.extended for t in tables.values())
+    uses = [use for table in tables.values() for use in table.find_uses()]
+    extended: dict[str, dict[str, frozenset[str]]] = {}
+    for table in tables.values():
+        if table.extended:
+            between = {f"{table.name} -A {chain}": table.find_between(chain) for chain in table.extended}
+            extended.setdefault(table.family, {}).update(between)
+    return uses, extended
 
 
 def count_rules(ruleset: Mapping[str, Json], family: str) -> dict[str, int]:
@@ -51,7 +60,7 @@ class _Table:
     hooks: dict[str, tuple[str, int]] = field(default_factory=dict)
     rules: list[tuple[str, list[Json]]] = field(default_factory=list)
     held: dict[str, Json] = field(default_factory=dict)
-    extended: bool = False
+    extended: set[str] = field(default_factory=set)
     _given: dict[str, Bits] = field(default_factory=dict)
     _asked: dict[tuple[str, int | None, bool], tuple[int, bool]] = field(default_factory=dict)
 
@@ -73,10 +82,9 @@ class _Table:
     def _read(self, owner: str, chain: str, statement: Json) -> Iterator[Use]:
         if not isinstance(statement, dict):
             return
-        extension = statement.get("xt")
-        self.extended |= "xt" in statement and (
-            not isinstance(extension, dict) or extension.get("name") in _EXTENSIONS or "name" not in extension
-        )
+        extension = statement.get("xt", {"name": None})
+        if not isinstance(extension, dict) or extension.get("name") in _EXTENSIONS or "name" not in extension:
+            self.extended.add(chain)
         change = statement.get("mangle")
         if isinstance(change, dict) and _is_mark(change.get("key")):
             yield self._write(owner, chain, change)
@@ -102,10 +110,16 @@ class _Table:
         value = self._evaluate(change.get("value"))
         hooks = list(self._hooks_of(chain))
         late = bool(hooks) and all(hook in _BEHIND_US for hook, _ in hooks)
-        between = any(hook in _BETWEEN and _MANGLE <= priority <= _FILTER for hook, priority in hooks)
         connection = _mark_of(change["key"]) == "connection"
         claims = EVERY & ~value.packet if value.packet and value.sure else 0
-        return Write(owner, value, connection, late, between and not connection, 0 if claims == EVERY else claims)
+        return Write(owner, value, connection, late, self.find_between(chain), 0 if claims == EVERY else claims)
+
+    def find_between(self, chain: str) -> frozenset[str]:
+        """The hooks in which a packet to be rejected may pass a chain. Of equal priorities, those who registered later
+        come first: the order is another after each start, and never relied upon."""
+        found = (hook for hook, priority in self._hooks_of(chain) if _MANGLE <= priority <= _FILTER)
+        families = _FAMILIES.get(self.family, ())
+        return frozenset(f"{hook.upper()}{family}" for hook in found if hook in _BETWEEN for family in families)
 
     def _hooks_of(self, chain: str) -> Iterator[tuple[str, int]]:
         """The hooks from which packets come to a chain."""

@@ -27,7 +27,7 @@ def find_rerouting(ruleset: str, tables: Iterable[Sequence[str]], asked: Collect
 
 def _list_tables(tables: Iterable[Sequence[str]]) -> Iterator[tuple[str, Bits]]:
     for rule in follow_tables(tables, "OUTPUT"):
-        for use in iptables_marks.read_marks([f"mangle {rule}"], "iptables"):
+        for use in iptables_marks.read_marks([f"mangle {rule}"], {}, "iptables"):
             if isinstance(use, Write) and not use.connection:
                 yield rule, use.value
 

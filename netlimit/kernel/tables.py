@@ -125,6 +125,18 @@ def list_extensions(family: int, outline: Outline, start: int) -> frozenset[str]
     return frozenset(decode_name(name) for name in names)
 
 
+def find_reached(family: int, outline: Outline, hook: str) -> frozenset[str]:
+    """The chains to which packets may come from one of the kernel's own, and that one."""
+    begins = {rules[0]: chain for chain, rules in outline.rules.items() if rules}
+    reached, new = set[str](), {hook}
+    while new:
+        reached |= new
+        starts = (start for chain in new for start in outline.rules.get(chain, ()))
+        led = {_read_target(_FAMILIES[family], outline.held, start)[1] for start in starts}
+        new = {begins[place] for place in led if place in begins} - reached
+    return frozenset(reached)
+
+
 def _part(starts: Mapping[int, str], entries: list[int]) -> dict[str, tuple[int, ...]]:
     """The rules of each chain, of all entries but the heads of chains."""
     parts: dict[str, list[int]] = {}
@@ -159,16 +171,22 @@ def _list_entries(
     start = 0
     while start < len(table):
         target, length = struct.unpack_from("=HH", table, start + about.lengths)
-        name = _TARGET.unpack_from(table, start + target)[0].partition(b"\0")[0]
-        told = start + target + _TARGET.size
+        name, leads = _read_target(about, table, start)
         if name == b"ERROR":  # what a chain begins with, and the table ends with
             heads.add(start)
-            chains[start + length] = _CHAIN.unpack_from(table, told)[0].partition(b"\0")[0]
-        verdict = _VERDICT.unpack_from(table, told)[0] if not name else -1
-        targets.append((start, verdict if verdict >= 0 else None))
+            chains[start + length] = _CHAIN.unpack_from(table, start + target + _TARGET.size)[0].partition(b"\0")[0]
+        targets.append((start, leads))
         start += length
     chains.pop(len(table), None)
     return chains, targets, frozenset(heads)
+
+
+def _read_target(about: _Family, table: memoryview, start: int) -> tuple[bytes, int | None]:
+    """The target of the entry that begins there: its name, and where it jumps to."""
+    target, _ = struct.unpack_from("=HH", table, start + about.lengths)
+    name = _TARGET.unpack_from(table, start + target)[0].partition(b"\0")[0]
+    verdict = _VERDICT.unpack_from(table, start + target + _TARGET.size)[0] if not name else -1
+    return name, verdict if verdict >= 0 else None
 
 
 def digest_tables(family: int) -> bytes:

@@ -93,11 +93,38 @@ def test_only_what_needs_marks_is_in_error_when_none_are_left(site: Site) -> Non
 def test_who_wipes_out_what_tells_filter_to_reject_concerns_those_rules_alone(site: Site) -> None:
     site.add(target="10.0.0.1", rate="1 packets/min")
     site.add(target="10.0.0.2", rate="1 packets/min", action="reject")
-    site.kernel.mark_use = MarkUse((Write("The rule of X", Bits(7), between=True),))
+    site.kernel.mark_use = MarkUse((Write("The rule of X", Bits(7), between=frozenset({"FORWARD"})),))
     site.controller.sync()
     (marked,) = site.store.marked("gw").values()
     assert marked.rule_id == 2
     assert "between mangle and filter" in marked.message
+
+
+def test_bits_that_somebody_overwrites_there_are_left_to_him(site: Site) -> None:
+    add(site)
+    site.controller.tick()
+    wiping = Write("The rule of X", Bits(packet=0x00FFFFFF), between=frozenset({"FORWARD"}))
+    for use in (MarkUse((wiping,)), MarkUse(), MarkUse((wiping,))):
+        site.kernel.mark_use = use
+        site.controller._due["marks"] = 0.0
+        site.controller.tick()
+        site.controller.tick()
+        assert masks(site) == {0xFF0000}
+        assert site.store.marked("gw") == {}
+
+
+def test_who_has_overwritten_them_all_a_while_ago_stands_in_nobody_s_way(site: Site) -> None:
+    """Bits are chosen by who is there now, where those of a while ago leave none."""
+    add(site)
+    site.controller.tick()
+    for low in range(0, 32, 4):
+        wiping = Write("The rule of X", Bits(packet=0xFFFFFFFF & ~(0xF << low)), between=frozenset({"FORWARD"}))
+        site.kernel.mark_use = MarkUse((wiping,))
+        site.controller._due["marks"] = 0.0
+        site.controller.tick()
+        site.controller.tick()
+        assert not any(mask & wiping.wiped for mask in masks(site))
+        assert site.store.marked("gw") == {}
 
 
 def test_a_look_that_fails_stops_nothing(site: Site) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from netlimit.records import State
 from scripts.testbed import streams
 from scripts.testbed.namespaces import CLIENT, LAN, SERVER, Lab
 from tests.e2e.gateway import Gateway
+from tests.e2e.test_mark_neighbours import bits_in_use
 
 ELSEWHERE = "192.168.77.99"
 FEW = {"rate": "20 packets/s", "burst": 5}
@@ -100,3 +104,110 @@ def test_whom_a_limit_rejects_others_do_not_let_pass(gateway: Gateway, lab: Lab)
         assert gateway.count(rule).dropped_packets == 95
     finally:
         lab.gateway.run("iptables-legacy", "-t", "mangle", "-F", "FORWARD")
+
+
+REJECTED = {"rate": "5 packets/h", "burst": 5, "action": "reject"}
+SPARES: dict[str, tuple[dict[str, object], tuple[str, ...], int]] = {
+    "kube-proxy": ({"target": CLIENT}, ("iptables-nft -t mangle -A FORWARD -j MARK --or-mark 0x4000",), 0x4000),
+    "Tailscale": ({"target": CLIENT}, ("iptables-nft -A FORWARD -j MARK --set-xmark 0x40000/0xff0000",), 0xFF0000),
+    "bits of ours, whichever they are": (
+        {"target": CLIENT},
+        (
+            "iptables-nft -t mangle -A FORWARD -j MARK --and-mark 0x00ffffff",
+            "iptables-nft -t mangle -A FORWARD -j MARK --and-mark 0xff00ffff",
+        ),
+        0xFFFF0000,
+    ),
+    "another hook": (
+        {"target": CLIENT},
+        (
+            "iptables-nft -t mangle -A OUTPUT -j CONNMARK --restore-mark",
+            "ip6tables-nft -t mangle -A FORWARD -j MARK --set-mark 1",
+            "iptables-nft -t mangle -A PREROUTING -j MARK --set-mark 1",
+            "iptables-legacy -t nat -A PREROUTING -j MARK --set-mark 1",
+        ),
+        0x1,
+    ),
+    "those coming in": (
+        {"target": CLIENT, "direction": "to"},
+        (
+            "iptables-nft -t mangle -A INPUT -j MARK --set-mark 1",
+            "iptables-nft -t nat -A OUTPUT -j MARK --set-xmark 0x1/0xff",
+            "iptables-legacy -A OUTPUT -j MARK --set-mark 1",
+            "iptables-legacy -t security -A OUTPUT -j MARK --set-mark 1",
+            "iptables-nft -t security -A OUTPUT -j MARK --set-mark 1",
+        ),
+        0xFF,
+    ),
+}
+"""What is limited, what others do, and the bits that they need."""
+
+
+@pytest.mark.parametrize("how", SPARES)
+def test_whoever_leaves_our_bits_alone_where_a_limit_stands_keeps_it_from_nothing(
+    gateway: Gateway, lab: Lab, how: str
+) -> None:
+    """Or overwrites some, so that others are taken."""
+    where, commands, theirs = SPARES[how]
+    with loaded(lab, *commands):
+        (rule,) = gateway.add({**where, **REJECTED})
+        gateway.wait(lambda: not any(mask & theirs for mask in bits_in_use(lab)), "other bits")
+        assert pass_through(lab, where) == 5
+        assert gateway.state(rule)[0] is State.APPLIED
+        assert gateway.count(rule).dropped_packets >= 95
+    gateway.remove(rule)
+
+
+WIPES: dict[str, tuple[dict[str, object], str]] = {
+    "mangle of iptables-nft": ({"target": CLIENT}, "iptables-nft -t mangle -A FORWARD -j MARK --set-mark 1"),
+    "the mark of the connection": ({"target": CLIENT}, "iptables-nft -t mangle -A FORWARD -j CONNMARK --restore-mark"),
+    "where it ends here": ({"target": CLIENT}, "iptables-nft -t mangle -A INPUT -j MARK --set-mark 1"),
+    "what this host sends": (
+        {"target": CLIENT, "direction": "to"},
+        "iptables-nft -t mangle -A OUTPUT -j MARK --set-mark 1",
+    ),
+    "legacy nat": ({"target": CLIENT, "direction": "to"}, "iptables-legacy -t nat -A OUTPUT -j MARK --set-mark 1"),
+    "nat of iptables-nft": (
+        {"target": CLIENT, "direction": "to"},
+        "iptables-nft -t nat -A OUTPUT -j MARK --set-mark 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WIPES)
+def test_a_limit_that_somebody_keeps_from_rejecting_says_so_and_one_that_drops_holds(
+    gateway: Gateway, lab: Lab, how: str
+) -> None:
+    """It was `applied`, said that it dropped, and all came through."""
+    where, command = WIPES[how]
+    with loaded(lab, command):
+        (rule,) = gateway.write({**where, **REJECTED})
+        assert "overwrites the bits 0x" in gateway.wait_for_state(rule, State.ERROR)
+        gateway.remove(rule)
+        (rule,) = gateway.add({**where, **REJECTED, "action": "drop"})
+        assert pass_through(lab, where) == 5
+        assert "reject marks" in gateway.attempt("doctor").stdout.partition("Missing: ")[2]
+        told = json.loads(gateway.attempt("doctor", "--json").stdout)["findings"]
+        assert [each["severity"] for each in told if each["name"] == "missing reject marks"] == ["warning"]
+    gateway.remove(rule)
+
+
+@contextmanager
+def loaded(lab: Lab, *commands: str) -> Iterator[None]:
+    """Rules of others, until the block ends."""
+    for command in commands:
+        lab.gateway.run(*command.split())
+    try:
+        yield
+    finally:
+        for command in commands:
+            lab.gateway.run(*command.replace(" -A ", " -D ").split())
+
+
+def pass_through(lab: Lab, where: dict[str, object]) -> int:
+    """How many of 100 packets come through, from the client or what the gateway itself sends to it."""
+    ends = (lab.client, SERVER, lab.server) if "direction" not in where else (lab.gateway, CLIENT, lab.client)
+    sender, address, receiving = ends
+    with streams.receive(receiving) as receiver:
+        streams.send(sender, address, rate=1000, count=100)
+    return receiver.report().packets

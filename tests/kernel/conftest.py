@@ -118,7 +118,7 @@ def wipe(kernel: RemoteKernel) -> None:
     for step in diff(State(), observe(kernel)).steps:
         kernel.apply(step)
     for prefix in ("iptables", "ip6tables"):
-        for table in ("raw", "mangle", "filter", "security"):
+        for table in ("raw", "mangle", "nat", "filter", "security"):
             kernel.run(f"{prefix}-legacy", "-t", table, "-F")
             kernel.run(f"{prefix}-legacy", "-t", table, "-X")
     kernel.run("ipset", "destroy")

@@ -13,6 +13,7 @@ from netlimit.marks import USUAL, MarkUse, choose
 from tests.kernel.worker import RemoteKernel
 
 MANGLE = "iptables-legacy -t mangle -A"
+NFT_MANGLE = "iptables-nft -t mangle -A"
 FREE = (
     f"{MANGLE} PREROUTING -j MARK --set-mark 7",
     f"{MANGLE} PREROUTING -j CONNMARK --restore-mark\n{MANGLE} POSTROUTING -j CONNMARK --save-mark",
@@ -110,19 +111,65 @@ def test_bits_that_somebody_needs_are_taken(kernel: RemoteKernel, lines: str) ->
     assert choose(found, free.mask).problem is None
 
 
+LED = "{0} -t {1} -N led\n{0} -t {1} -A led -j MARK --set-mark 7\n{0} -t {1} -A {2} {3} led"
+
+
 @pytest.mark.parametrize(
-    ("rule", "wiped"),
+    ("rule", "hooks"),
     [
-        ("nft forward meta mark set 7", True),
-        ("nft input meta mark set ct mark", True),
-        ("nft forward meta mark set meta mark or 7", False),
-        ("nft forward meta mark set meta mark and 0xff0000ff", False),
-        ("nft prerouting meta mark set 7", False),
-        (f"{MANGLE} FORWARD -j MARK --set-mark 7", False),
+        ("nft forward meta mark set 7", "FORWARD FORWARD6"),
+        ("nft input meta mark set ct mark", "INPUT INPUT6"),
+        ("nft forward meta mark set meta mark or 7", ""),
+        ("nft forward meta mark set meta mark and 0xff0000ff", ""),
+        ("nft prerouting meta mark set 7", ""),
+        (f"{MANGLE} FORWARD -j MARK --set-mark 7", ""),
+        (f"{NFT_MANGLE} FORWARD -j MARK --set-mark 1", "FORWARD"),
+        (f"{NFT_MANGLE} FORWARD -j MARK --set-mark 1\n{NFT_MANGLE} INPUT -j MARK --set-mark 1", "FORWARD INPUT"),
+        (f"{NFT_MANGLE} OUTPUT -j CONNMARK --restore-mark", "OUTPUT"),
+        (f"{NFT_MANGLE} OUTPUT -j HMARK --hmark-tuple src --hmark-mod 3 --hmark-rnd 2", "OUTPUT"),
+        (f"{NFT_MANGLE} INPUT -j MARK --and-mark 0x7", "INPUT"),
+        ("ip6tables-nft -t mangle -A INPUT -j MARK --set-mark 1", "INPUT6"),
+        ("iptables-nft -A FORWARD -j MARK --set-mark 1", "FORWARD"),
+        ("iptables-nft -t nat -A OUTPUT -j MARK --set-mark 1", "OUTPUT"),
+        (LED.format("iptables-nft", "mangle", "FORWARD", "-g"), "FORWARD"),
+        (LED.format("iptables-nft", "mangle", "PREROUTING", "-j"), ""),
+        (LED.format("iptables-nft", "nat", "OUTPUT", "-j"), "OUTPUT"),
+        (LED.format("iptables-nft", "nat", "PREROUTING", "-j"), ""),
+        (f"{NFT_MANGLE} FORWARD -j CONNMARK --save-mark", ""),
+        (f"{NFT_MANGLE} FORWARD -j CONNMARK --set-mark 7", ""),
+        (f"{NFT_MANGLE} FORWARD -j CONNMARK --restore-mark --nfmask 0x3f00 --ctmask 0x3f00", ""),
+        (f"{NFT_MANGLE} FORWARD -j CONNMARK --restore-mark --nfmask 0xff --ctmask 0xff --left-shift-mark 2", ""),
+        (f"{NFT_MANGLE} FORWARD -j MARK --set-xmark 0x40000/0xff0000", ""),
+        (f"{NFT_MANGLE} FORWARD -j MARK --or-mark 0x4000", ""),
+        (f"{NFT_MANGLE} PREROUTING -j MARK --set-mark 1\n{NFT_MANGLE} POSTROUTING -j MARK --set-mark 1", ""),
+        ("iptables-nft -t raw -A OUTPUT -j MARK --set-mark 1", ""),
+        ("iptables-nft -t security -A OUTPUT -j MARK --set-mark 1", ""),
+        ("iptables-nft -t nat -A INPUT -j MARK --set-mark 1", ""),
+        ("iptables-legacy -t nat -A OUTPUT -j MARK --set-mark 1", "OUTPUT"),
+        (LED.format("iptables-legacy", "nat", "OUTPUT", "-j"), "OUTPUT"),
+        (LED.format("ip6tables-legacy", "nat", "OUTPUT", "-g"), "OUTPUT6"),
+        (LED.format("iptables-legacy", "nat", "PREROUTING", "-j"), ""),
+        ("iptables-legacy -t nat -A INPUT -j MARK --set-mark 1", ""),
+        ("iptables-legacy -A FORWARD -j MARK --set-mark 1", ""),
+        ("iptables-legacy -t security -A FORWARD -j MARK --set-mark 1", ""),
     ],
 )
-def test_who_overwrites_what_tells_filter_to_reject(kernel: RemoteKernel, rule: str, wiped: bool) -> None:
-    assert bool(choose(load(kernel, rule), None).reject) == wiped
+def test_who_overwrites_what_tells_filter_to_reject(kernel: RemoteKernel, rule: str, hooks: str) -> None:
+    choice = choose(load(kernel, rule), None)
+    assert sorted(choice.reject) == hooks.split()
+    assert choice.mask == USUAL
+
+
+@pytest.mark.parametrize(
+    "rule", [f"{NFT_MANGLE} FORWARD -j MARK --and-mark 0x00ffffff", "nft forward meta mark set meta mark and 0xffffff"]
+)
+def test_bits_that_somebody_overwrites_there_are_left_to_him(kernel: RemoteKernel, rule: str) -> None:
+    found = load(kernel, rule)
+    for kept in (None, USUAL):
+        choice = choose(found, None, kept)
+        assert choice.mask == 0xFF0000
+        assert not choice.reject
+    assert "FORWARD" in choose(found, USUAL).reject
 
 
 def test_nothing_is_read_again_while_nothing_changes(kernel: RemoteKernel) -> None:

@@ -20,9 +20,9 @@ from netlimit.rules import parse_rule
 from netlimit.state import Jump
 
 bits = st.integers(0, EVERY)
-writes = st.builds(
-    Write, st.just("X"), st.builds(Bits, bits, bits, bits), st.booleans(), late=st.booleans(), claims=bits
-)
+between = st.sampled_from((frozenset[str](), frozenset({"FORWARD"})))
+values = st.builds(Bits, bits, bits, bits)
+writes = st.builds(Write, st.just("X"), values, st.booleans(), late=st.booleans(), between=between, claims=bits)
 reads = st.builds(Read, st.just("X"), bits, st.booleans(), claims=bits)
 
 
@@ -50,6 +50,54 @@ def test_what_cannot_be_understood_is_avoided_if_it_can_be_and_never_stops_us() 
     assert any("nft is missing" in note for note in choice.notes)
 
 
+def overwrite(wiped: int) -> Write:
+    return Write("X", Bits(packet=EVERY & ~wiped), between=frozenset({"FORWARD", "INPUT6"}))
+
+
+@pytest.mark.parametrize(
+    ("wiped", "kept", "mask"),
+    [
+        ([0x1000000], None, 0xFF0000),
+        ([0x1000000], USUAL, 0xFF0000),
+        ([0x1000000], 0xFF00, 0xFF00),
+        ([0x1000000, EVERY], USUAL, 0xFF0000),
+        ([EVERY], USUAL, USUAL),
+        ([EVERY], 0xFF00, 0xFF00),
+        ([0xFFFF0000, 0xFFFF], 0xFF00, 0xFF00),
+        ([0x11111111], 0xFF00, 0xFF00),
+        ([0x11111111], None, USUAL),
+    ],
+)
+def test_bits_are_as_many_as_there_are_and_such_as_nobody_overwrites(
+    wiped: list[int], kept: int | None, mask: int
+) -> None:
+    choice = choose(MarkUse(tuple(map(overwrite, wiped))), None, kept)
+    assert choice.mask == mask
+    assert sorted(choice.reject) == (["FORWARD", "INPUT6"] if any(each & mask for each in wiped) else [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({"target": "10.1.0.2"}, {"FORWARD", "INPUT"}),
+        ({"target": "10.1.0.2", "direction": "to"}, {"FORWARD", "OUTPUT"}),
+        ({"target": "10.9.9.9"}, {"FORWARD", "INPUT", "OUTPUT"}),
+        ({"target": "10.9.9.9", "direction": "to"}, {"FORWARD", "INPUT", "OUTPUT"}),
+        ({"target": "2001:db8::1"}, {"FORWARD6", "INPUT6"}),
+        ({"target": "10.1.0.2", "action": "drop"}, set()),
+    ],
+)
+def test_a_limit_that_rejects_lacks_what_is_overwritten_where_it_stands(
+    fields: dict[str, object], passes: set[str]
+) -> None:
+    """And in no other hook, nor of another address family."""
+    fields = {"rate": "5 packets/s", "action": "reject", **fields}
+    rule = replace(parse_rule(fields, datetime(2030, 1, 1, tzinfo=UTC)), id=1)
+    for hook in ("FORWARD", "INPUT", "OUTPUT", "FORWARD6", "INPUT6", "OUTPUT6"):
+        facts = Facts(own=frozenset({"10.9.9.9"}), capabilities={f"reject marks {hook}": "It is overwritten."})
+        assert (Compilation(facts).put(rule) is not None) == (hook in passes), hook
+
+
 def test_narrow_gaps_and_none_at_all() -> None:
     assert choose(MarkUse((Read("X", 0xFFFFFF8F),)), None).mask == 0x70
     nothing = choose(MarkUse((Read("X", EVERY),)), None)
@@ -62,6 +110,8 @@ def test_who_is_chosen_for_is_in_nobody_s_way(uses: list[Write | Read], kept: in
     choice = choose(MarkUse(tuple(uses)), None, kept)
     asked = choose(MarkUse(tuple(uses)), choice.mask)
     assert (choice.problem is None) == (asked.problem is None)
+    assert choice.reject == asked.reject
+    assert choose(MarkUse(tuple(uses)), None, choice.mask) == choice, "and stays"
     run = choice.mask // (choice.mask & -choice.mask)
     assert run & (run + 1) == 0
     assert run > 1
@@ -128,7 +178,7 @@ def test_whatever_nft_prints_is_read(inside: Any) -> None:
 @example("\u0663")
 def test_whatever_iptables_prints_is_read(words: str) -> None:
     lines = [f"mangle -A X {words}", f"mangle -A X -m mark --mark 0x1 -j MARK --set-xmark {words}"]
-    choose(MarkUse(tuple(iptables_marks.read_marks(lines, "iptables"))), None)
+    choose(MarkUse(tuple(iptables_marks.read_marks(lines, {}, "iptables"))), None)
 
 
 def test_a_huge_ruleset_is_read_in_time_that_grows_with_it_and_no_faster() -> None:
