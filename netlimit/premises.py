@@ -83,6 +83,7 @@ class Premises:
     def facts(self) -> Facts:
         """What compiling goes by."""
         assert self._found is not None, "probe comes first"
+        rejecting = {f"reject marks {hook}": reason for hook, reason in self._neighbours.choice.reject.items()}
         return Facts(
             host=self._setup.host,
             mark_mask=self._mask or self.wanted_mask,
@@ -92,7 +93,7 @@ class Premises:
             needed=self._needed,
             management=self._management,
             peers=self._peers,
-            capabilities=self._capabilities,
+            capabilities={**self._capabilities, **rejecting},
             topology=self._topology,
             foreign=self._foreign,
             barred=self._barred,
@@ -371,7 +372,7 @@ class Premises:
         return {
             **self._found.capabilities,
             "marks": self._neighbours.choice.problem,
-            **{f"reject marks {hook}": reason for hook, reason in self._neighbours.choice.reject.items()},
+            "reject marks": next(iter(self._neighbours.choice.reject.values()), None),
         }
 
     @property

@@ -98,6 +98,8 @@ def test_who_wipes_out_what_tells_filter_to_reject_concerns_those_rules_alone(si
     (marked,) = site.store.marked("gw").values()
     assert marked.rule_id == 2
     assert "between mangle and filter" in marked.message
+    (status,) = site.store.hosts()
+    assert [name for name, reason in status.capabilities.items() if reason] == ["reject marks"]
 
 
 def test_bits_that_somebody_overwrites_there_are_left_to_him(site: Site) -> None:
