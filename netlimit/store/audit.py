@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, delete, false, fun
 
 from netlimit.records import Actor
 from netlimit.rules import Rule
-from netlimit.store import clock
+from netlimit.store import clock, homes
 from netlimit.store.rows import Kept, to_fields
 from netlimit.store.tables import LARGEST, audit
 from netlimit.store.tables import clock as clock_table
@@ -248,7 +248,8 @@ def _find_given_up(connection: Connection) -> int:
 def _give_up(connection: Connection, last: int) -> None:
     """Forget the entries up to the last of these. The clock says so first: the database lets no others go."""
     connection.execute(update(clock_table).values(audit_pruned=last))
-    connection.execute(delete(audit).where(audit.c.id <= last))
+    with homes.by_name(connection):
+        connection.execute(delete(audit).where(audit.c.id <= last))
 
 
 def _line(

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Column, Connection
 
 from netlimit.errors import StoreError
+from netlimit.store.homes import name_tables
 
 _ROWS_A_STATEMENT = 200
 """SQLite's driver lets other threads run after each statement, and then waits for them: so not too many of those."""
@@ -18,7 +19,7 @@ def write(connection: Connection, columns: Sequence[Column[Any]], rows: Iterable
     """Insert rows of plain values (times as microseconds) into the table of `columns`. Raises StoreError unless all are
     kept."""
     table = columns[0].table.name
-    into = f"{table} ({', '.join(column.name for column in columns)})"
+    into = f"{name_tables(connection, (table,))} ({', '.join(column.name for column in columns)})"
     cursor: Any = connection.connection.cursor()
     try:
         if connection.dialect.name == "sqlite":

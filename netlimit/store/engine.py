@@ -12,15 +12,23 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, select, text
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
+from sqlalchemy.schema import CreateTable
 
 from netlimit.errors import Busy, Slow, StoreError
 from netlimit.stalls import Overworked, Stalled, find_disk
-from netlimit.store import files, mapping
+from netlimit.store import files, homes, mapping
 from netlimit.store.allowance import Allowance
 from netlimit.store.checkpoint import Checkpoint
 from netlimit.store.connection import READ, WRITE, DiskConnection, connect, find_memory, refuse_work
@@ -155,7 +163,7 @@ class Database:
         elif self.is_sqlite:
             self.engine = _open_sqlite(find_memory(self._patience), self._patience)
         else:
-            self.engine = _open_postgres(self.url, patience)
+            self.engine = _open_postgres(self.url, patience, str(self))
             reach = partial(_reach, self.primaries)
             if silence is not None or patience is not None:
                 looked_up = find_servers(self.url) if patience is not None else ()
@@ -284,7 +292,7 @@ class Database:
         if self.find_place() != place:
             raise StoreError(f"The file of the database {self} was moved away meanwhile; nothing was changed.")
         if wake and not self.is_sqlite:
-            connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+            connection.execute(text("SELECT pg_catalog.pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
@@ -303,16 +311,31 @@ class Database:
             with self._writer.connect() as connection, connection.begin():
                 if not self.is_sqlite:
                     self._refuse_encoding(connection)
-                    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:channel))"), {"channel": CHANNEL})
-                    connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS}s'"))
                 found = schema(connection)
                 self._refuse_newer(found or "")
-                if not self.is_sqlite and found not in (None, SCHEMA):
-                    # Changes of rules begin with the clock: so do we, for else each could wait for the other.
-                    connection.execute(text("LOCK TABLE clock IN ACCESS EXCLUSIVE MODE"))
+                if not self.is_sqlite and found != SCHEMA:  # who has nothing to do waits for nobody
+                    self._lock_schema(connection)
                 place = self.find_place()
                 yield connection
                 self._conclude(connection, place, wake=True)
+
+    def _lock_schema(self, connection: Connection) -> None:
+        """Be the only one who migrates, until the transaction ends. What is locked are tables, for which others need
+        rights: an advisory lock whoever may connect could hold."""
+        homes.look_again(connection, str(self))
+        is_empty = homes.find_home(connection) is None
+        homes.enter(connection, str(self))
+        if is_empty:
+            with suppress(IntegrityError), connection.begin_nested():  # another has made it, for whom this has waited
+                connection.execute(CreateTable(homes.versions, if_not_exists=True))
+            homes.look_again(connection, str(self))
+        connection.execute(text(f"LOCK TABLE {homes.versions.name} IN EXCLUSIVE MODE"))
+        found = schema(connection)
+        self._refuse_newer(found or "")
+        connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS}s'"))
+        if found not in (None, SCHEMA):
+            # Changes of rules begin with the clock: so do we, for else each could wait for the other.
+            connection.execute(text("LOCK TABLE clock IN ACCESS EXCLUSIVE MODE"))
 
     def _make_file(self, path: Path) -> None:
         """Make it, where it is missing. Raises StoreError."""
@@ -356,7 +379,7 @@ class Database:
         """Raise StoreError unless these tables can be read and written now, whoever has locked them."""
         with self.writing(wake=False) as connection:
             if not self.is_sqlite:
-                connection.execute(text(f"LOCK TABLE {', '.join(names)} IN ROW EXCLUSIVE MODE"))
+                connection.execute(text(f"LOCK TABLE {homes.name_tables(connection, names)} IN ROW EXCLUSIVE MODE"))
 
     def pin(self) -> PoolProxiedConnection:
         """A connection of the driver's own kind, outside transactions, until it is closed."""
@@ -412,6 +435,8 @@ class Database:
             self._refuse_encoding(connection)
             found = schema(connection)
         if found is None:
+            if not self.is_sqlite:
+                self.close()  # where they will be is looked for as a connection is made
             raise StoreError(
                 f"The database {self} has no tables yet; run `netlimit db upgrade`.",
                 "The database has no tables yet; run `netlimit db upgrade`.",
@@ -498,9 +523,12 @@ class Database:
 
 def schema(connection: Connection) -> str | None:
     """The newest migration that a database has; None for one without tables."""
-    if not inspect(connection).has_table("alembic_version"):
+    home = homes.find_home(connection)
+    if home is None and connection.dialect.name != "sqlite":
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    if not inspect(connection).has_table(homes.versions.name, schema=home):
+        return None
+    return connection.execute(select(homes.versions.c.version_num)).scalar_one_or_none()
 
 
 def name_hosts(url: str) -> tuple[str, ...]:
@@ -575,20 +603,23 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _open_postgres(url: URL, patience: float | None) -> Engine:
+def _open_postgres(url: URL, patience: float | None, name: str) -> Engine:
     chosen = _PATIENCE if patience is None else _PATIENCE | {"connect_timeout": "2"}  # the least that libpq knows
     defaults = {name: value for name, value in chosen.items() if name not in url.query}
     defaults |= find_proof(url) | find_primary(url)
     defaults["client_encoding"] = _ENCODING  # whatever the URL, the environment or the database say
     pool = _POOL | {"pool_timeout": BUSY_SECONDS if patience is None else patience}
     try:
-        engine = create_engine(url, connect_args=defaults, hide_parameters=True, pool_pre_ping=True, **pool)
+        engine = create_engine(
+            url, connect_args=defaults, hide_parameters=True, pool_pre_ping=True, use_native_hstore=False, **pool
+        )
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
             f"The driver for {url.drivername} is not installed ({error}); install `netlimit[postgres]`."
         ) from error
     wait = round(1000 * (BUSY_SECONDS if patience is None else patience))
-    event.listen(engine, "connect", partial(_prepare_postgres, wait))
+    event.listen(engine, "connect", partial(_prepare_postgres, wait, name), insert=True)  # before anything is asked
+    event.listen(engine, "engine_connect", homes.use_home)
     event.listen(engine, "handle_error", _close_lost_cursor)
     return engine
 
@@ -634,10 +665,13 @@ def _be_impatient(
     return allowance.grant
 
 
-def _prepare_postgres(milliseconds: int, connection: Any, _entry: ConnectionPoolEntry) -> None:
-    connection.execute(f"SET lock_timeout = {milliseconds}")
-    connection.execute(_STAY)
-    connection.execute(_HIDE_NOTHING)
+def _prepare_postgres(milliseconds: int, name: str, connection: Any, entry: ConnectionPoolEntry) -> None:
+    try:
+        homes.settle(connection, entry.info, name)
+    except StoreError:
+        connection.close()
+        raise
+    connection.execute(f"SET lock_timeout = {milliseconds}; {_HIDE_NOTHING}; {_STAY}")
     connection.commit()
 
 

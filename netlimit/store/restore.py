@@ -23,6 +23,7 @@ from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock, make_stamp
 from netlimit.store.clock import revision as newest_revision
 from netlimit.store.former import Former, keep_former
+from netlimit.store.homes import name_tables
 from netlimit.store.rollback import exchange, renew
 from netlimit.store.rows import RULE_COLUMNS, Kept, from_row
 from netlimit.store.standing import Standing
@@ -129,14 +130,14 @@ def _take_over(connection: Connection, backup: Connection) -> set[str]:
     wanted = [table for table in metadata.sorted_tables if table.name not in _PASSING]
     on_server = connection.dialect.name != "sqlite"
     if on_server:
-        names = ", ".join(table.name for table in wanted)
+        names = name_tables(connection, (table.name for table in wanted))
         connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
     empty = [table for table in wanted if connection.execute(select(table).limit(1)).first() is None]
     for table in empty:
         copy_rows(backup, connection, table)
         if on_server and table.name in _NUMBERED:
             last = select(func.max(table.c.id)).scalar_subquery()
-            sequence = func.pg_get_serial_sequence(table.name, "id")
+            sequence = func.pg_get_serial_sequence(name_tables(connection, (table.name,)), "id")
             connection.execute(select(func.setval(sequence, func.coalesce(last, 1), last.is_not(None))))
     return {table.name for table in empty}
 

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from netlimit.l7 import markup
 from netlimit.settings import Settings
-from netlimit.store import Store
+from netlimit.store import Store, homes
 from tests.api.server import connect, serve
 
 TEXT = """\
@@ -55,7 +55,7 @@ def url(kept: Store) -> Iterator[str]:
 @pytest.fixture
 def store(kept: Store) -> Store:
     """The store, without documents and as if there had been none."""
-    with kept._database.writing() as connection:
+    with kept._database.writing() as connection, homes.by_name(connection):
         connection.execute(text("DELETE FROM limit_documents"))
         connection.execute(text("UPDATE clock SET limits = 0"))
     return kept

@@ -23,7 +23,7 @@ from netlimit.guard import Guard
 from netlimit.kernel.fake import FakeKernel
 from netlimit.plan import Step
 from netlimit.records import Actor, HostStatus, Outcome, SafeReason, State, Window
-from netlimit.store import Replica, Store, hosts, open_replica, tables, take_snapshot, windows
+from netlimit.store import Replica, Store, homes, hosts, open_replica, tables, take_snapshot, windows
 from netlimit.teardown import tear_down
 from tests.controller.conftest import Clock, Site
 from tests.databases import DATABASES
@@ -147,7 +147,8 @@ def locked(store: Store) -> Iterator[Connection]:
     database = store._database
     with database._writer.connect() as connection, connection.begin():
         if not database.is_sqlite:
-            connection.execute(text("LOCK TABLE clock, windows, rules IN ACCESS EXCLUSIVE MODE"))
+            locked = homes.name_tables(connection, ("clock", "windows", "rules"))
+            connection.execute(text(f"LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE"))
         yield connection
 
 

@@ -15,7 +15,7 @@ from netlimit.kernel.fake import FakeKernel
 from netlimit.liveness import is_recent
 from netlimit.packet import Packet
 from netlimit.rules import parse_rule
-from netlimit.store import Store
+from netlimit.store import Store, homes
 from tests.databases import Postgres
 
 SECONDS = 120.0
@@ -172,7 +172,7 @@ def test_a_gateway_that_was_forgotten_and_lives_tells_anew_how_rules_stand(postg
         (rule,) = store.add([parse_rule(unheld, now)], "test", now)
         until(lambda: rule.id in store.marked("gw1") and bool(store.hosts()))
         before = store.marked("gw1")
-        with store._database.writing() as connection:  # as if it had been silent
+        with store._database.writing() as connection, homes.by_name(connection):  # as if it had been silent
             for name in ("hosts", "rule_states"):
                 connection.exec_driver_sql(f"DELETE FROM {name}")  # noqa: S608  # two words of this line
         until(lambda: bool(store.hosts()) and store.marked("gw1") == before)

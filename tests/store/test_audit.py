@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from netlimit.records import Actor
-from netlimit.store import AuditEntry, AuditFilter, ManyErrors, Store, audit
+from netlimit.store import AuditEntry, AuditFilter, ManyErrors, Store, audit, homes
 from netlimit.store.rows import to_fields
 from netlimit.tree import SavedRoot
 from tests.store.examples import NOW, keep, rule
@@ -128,7 +128,11 @@ def test_the_database_itself_lets_nobody_rewrite_it(store: Store, statement: str
     keep(store)
     keep(store, "10.0.0.2")
     before = store.audit()
-    with pytest.raises(DBAPIError, match="append-only"), store._database.engine.begin() as connection:
+    with (
+        pytest.raises(DBAPIError, match="append-only"),
+        store._database.engine.begin() as connection,
+        homes.by_name(connection),
+    ):
         connection.execute(text(statement))
     assert store.audit() == before
 
@@ -139,7 +143,11 @@ def test_nor_by_the_ways_round_the_triggers(store: Store) -> None:
     if store._database.is_sqlite:
         ways = ["INSERT OR REPLACE INTO audit (id, at, actor, revision, action) VALUES (1, 0, 'nobody', 1, 'add')"]
     for statement in ways:
-        with pytest.raises(DBAPIError, match="append-only"), store._database.engine.begin() as connection:
+        with (
+            pytest.raises(DBAPIError, match="append-only"),
+            store._database.engine.begin() as connection,
+            homes.by_name(connection),
+        ):
             connection.execute(text(statement))
     assert [entry.actor for entry in store.audit()] == ["test"]
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from netlimit.errors import StoreError
-from netlimit.store import Store, files
+from netlimit.store import Store, files, homes
 from tests.databases import Postgres
 from tests.store.examples import NOW, keep, rule
 
@@ -107,7 +107,7 @@ def test_another_schema_is_said(url: str, schema: str, words: str) -> None:
 
 
 def set_schema(store: Store, schema: str) -> str:
-    with store._database.engine.begin() as connection:
+    with store._database.engine.begin() as connection, homes.by_name(connection):
         former: str = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
         connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": schema})
     return former

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from netlimit.errors import StoreError
 from netlimit.records import Counts, Exceptional, RuleCounters, State
-from netlimit.store import Damaged, Store
+from netlimit.store import Damaged, Store, homes
 from netlimit.store.engine import Database, again
 from netlimit.store.faults import Undone
 from tests.databases import Postgres
@@ -211,7 +211,7 @@ def do_in_the_way(url: str, work: Callable[[], Result]) -> Result:
     change = "UPDATE rule_states SET message = 'between' WHERE rule_id = "
     other = Database(url)
     with ThreadPoolExecutor(1) as pool, other.engine.connect() as connection:
-        with connection.begin():
+        with connection.begin(), homes.by_name(connection):
             connection.execute(text(change + "2"))
             working = pool.submit(work)
             while not connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
@@ -316,7 +316,7 @@ def test_a_reader_that_does_not_end_keeps_a_migration_out_but_not_for_ever(
     store = Store(postgres.url(name))
     take(store, "0002")
     other = Database(postgres.url(name))
-    with other.engine.connect() as reader:
+    with other.engine.connect() as reader, homes.by_name(reader):
         reader.execute(text("SELECT * FROM audit"))
         with pytest.raises(StoreError, match="another session holds a lock on it, try again"):
             store.upgrade()

@@ -14,7 +14,7 @@ from netlimit.errors import StoreError
 from netlimit.forgotten import Held, find_forgotten
 from netlimit.origins import Origin, is_another, join
 from netlimit.records import HostStatus
-from netlimit.store import Replica, Store, open_replica, read_held, take_snapshot
+from netlimit.store import Replica, Store, homes, open_replica, read_held, take_snapshot
 from netlimit.store.migrate import alembic_config
 from tests.store.examples import NOW, keep
 
@@ -35,7 +35,7 @@ def copy(tmp_path: Path) -> Iterator[Replica]:
 
 def forget(store: Store) -> None:
     """As it is with a database of an older netlimit."""
-    with store._database.writing() as connection:
+    with store._database.writing() as connection, homes.by_name(connection):
         connection.execute(text("UPDATE clock SET identity = NULL"))
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from netlimit.errors import StoreError
 from netlimit.records import Actor
-from netlimit.store import DocumentChanged, InUse, LimitDocument, NoDocument, Store
+from netlimit.store import DocumentChanged, InUse, LimitDocument, NoDocument, Store, homes
 from netlimit.store.former import keep_former
 from tests.store.examples import NOW, keep
 
@@ -125,7 +125,7 @@ def test_a_line_of_the_audit_is_short_whatever_letters_a_text_has(store: Store) 
     for face in "\N{GRINNING FACE}\N{GRINNING FACE WITH SMILING EYES}":
         put(store, text="# " + face * 8000)
     put(store, text="# " + "\N{GRINNING FACE}" * 600)
-    with store._database.reading() as connection:
+    with store._database.reading() as connection, homes.by_name(connection):
         row = "SELECT max(length(CAST(before AS TEXT))), max(length(CAST(after AS TEXT))) FROM audit"
         before, after = connection.execute(text(row)).one()
     assert before < 300

@@ -16,11 +16,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import NullPool, create_engine, inspect, text
 
 from netlimit.errors import StoreError
 from netlimit.records import Counts
-from netlimit.store import Store
+from netlimit.store import Store, homes
 from netlimit.store.migrate import alembic_config
 from netlimit.store.tables import SCHEMA, metadata
 from tests.store.examples import keep
@@ -46,16 +46,16 @@ def steps() -> list[str]:
 
 
 def take(store: Store, revision: str, up: bool = True) -> None:
-    with store._database.migrating() as connection:
+    with store._database.migrating() as connection, homes.by_name(connection):
         (command.upgrade if up else command.downgrade)(alembic_config(connection), revision)
 
 
 def tables(store: Store) -> set[str]:
-    return set(inspect(store._database.engine).get_table_names()) - {"alembic_version"}
+    return set(inspect(create_engine(store._database.url, poolclass=NullPool)).get_table_names()) - {"alembic_version"}
 
 
 def differences(store: Store) -> list[object]:
-    with store._database.engine.connect() as connection:
+    with create_engine(store._database.url, poolclass=NullPool).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         return list(compare_metadata(context, metadata))
 
@@ -100,7 +100,7 @@ def shape(store: Store) -> list[object]:
     path = store._database.path
     if path is not None and not path.exists():
         return []
-    looked_at = inspect(store._database.engine)
+    looked_at = inspect(create_engine(store._database.url, poolclass=NullPool))
     return [
         (
             table,
@@ -172,7 +172,7 @@ def test_who_writes_during_an_upgrade_loses_nothing(store: Store, empty_url: str
     def write(number: int) -> None:
         database = others[number]._database
         while not ended.is_set() or not lines[number]:
-            with database._writer.connect() as connection, connection.begin():
+            with database._writer.connect() as connection, connection.begin(), homes.by_name(connection):
                 connection.execute(text("UPDATE clock SET revision = revision + 1"))
                 connection.execute(
                     text("INSERT INTO audit (at, actor, revision, action) SELECT 1, 'x', revision, 'add' FROM clock")
@@ -199,7 +199,7 @@ def test_who_writes_during_an_upgrade_loses_nothing(store: Store, empty_url: str
 def test_who_has_begun_before_an_upgrade_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that knows an older schema goes on as long as that works, and then says why it does not."""
     store.upgrade()
-    with store._database.migrating() as connection:
+    with store._database.migrating() as connection, homes.by_name(connection):
         connection.execute(text("ALTER TABLE clock RENAME COLUMN pruned TO cut"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from netlimit.errors import StoreError
 from netlimit.store import Store
 from tests.databases import Postgres
 
@@ -72,19 +73,20 @@ def test_a_file_is_reached_by_no_network(sqlite_url: str) -> None:
 
 
 @pytest.fixture
-def liar(postgres: Postgres, migrated: str) -> Iterator[Callable[[str], dict[str, str]]]:
-    """Defines a function that stands before PostgreSQL's own; where the server was reached then."""
-    postgres.run(migrated, "CREATE SCHEMA lies")
+def liar(postgres: Postgres) -> Iterator[Callable[[str], dict[str, str]]]:
+    """Defines a function of PostgreSQL's own anew; where the server was reached then."""
+    name = postgres.make_database()
 
     def reach(function: str) -> dict[str, str]:
-        postgres.run(migrated, f"CREATE FUNCTION lies.{function}")
-        store = Store(f"{postgres.url(migrated)}&options=-csearch_path%3Dlies,pg_catalog,public")
-        assert store.revision() >= 0
+        postgres.run(name, f"CREATE OR REPLACE FUNCTION pg_catalog.{function}")
+        store = Store(postgres.url(name))
+        with pytest.raises(StoreError, match="no tables yet"):
+            store.revision()
         store.close()
         return store.reached()
 
     yield reach
-    postgres.run(migrated, "DROP SCHEMA lies CASCADE")
+    postgres.drop_database(name)
 
 
 @pytest.mark.parametrize(
