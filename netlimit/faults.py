@@ -30,10 +30,11 @@ class ServiceReport:
 
     `listen` is where the API listens (host), `unreached` why it does not answer (None: it does), `stranger` who else
     listens in its place. `database` is the SQLite file with its `mode`, if it is one; `lost` why the database cannot be
-    read, `divided` that several servers of it take changes. `left` are the steps that a teardown, which has `paused`
-    this host, has left to take (None: unknown). `controlled` says whether a controller runs here, `silent` how long ago
-    one has reported to this database for this `host` (None: never). `errors` are why rules cannot be enforced, by id;
-    `trouble` is what the controller said last, `crowd` that there are many kinds of limits, `namesake` that another
+    read, `divided` that several servers of it take changes, `exposed` what other users of its server could do, and what
+    ends that. `left` are the steps that a teardown, which has `paused` this host, has left to take (None: unknown).
+    `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for this
+    `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last,
+    `crowd` that there are many kinds of limits, `namesake` that another
     reports by this name, `skew` that its clock is not the database's, `copy` that its copy of the applied rules is
     behind, `eviction` that the limiter's Redis throws counters away, `closed` that rules close ports of management and
     nobody has forced them, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits can
@@ -50,6 +51,7 @@ class ServiceReport:
     mode: int = 0
     lost: str | None = None
     divided: str | None = None
+    exposed: tuple[str, str] | None = None
     controlled: bool = True
     paused: bool = False
     left: int | None = 0
@@ -148,6 +150,9 @@ def _find_database(report: ServiceReport) -> Iterator[Finding]:
         yield Finding("database", Severity.SERIOUS, report.lost, "What is in the kernel stays meanwhile.")
     if report.divided is not None:
         yield Finding("two databases", Severity.SERIOUS, report.divided, "")
+    if report.exposed is not None:
+        what, advice = report.exposed
+        yield Finding("others in the database", Severity.WARNING, f"{what} A migration is refused.", advice)
     if report.database is not None and report.mode & 0o007:
         yield Finding(
             "file rights",

@@ -109,7 +109,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
             status = next((each for each in store.hosts() if each.host == settings.host), None)
             marked = store.marked(settings.host)
             buckets = Demand(store.sample_meters(datetime.now(UTC)), settings.set_size).estimate(settings.host)
-            divided = store.divided
+            divided, exposed = store.divided, store.exposure()
     except NetlimitError as error:
         return replace(report, lost=str(error))
     report = _follow_tunnels(report, kernel, status)
@@ -117,6 +117,7 @@ def _survey_service(settings: Settings, kernel: Kernel) -> ServiceReport:
     return replace(
         report,
         divided=divided,
+        exposed=exposed,
         paused=paused,
         left=_count_left(kernel) if paused else 0,
         silent=status.silence if status else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Column, Connection, MetaData, String, Table
 
@@ -59,6 +59,13 @@ ORDER BY r.rolname
 """Who is neither the user, nor could do anything anyway as a superuser or an owner of the database or the schema."""
 
 
+class Exposure(NamedTuple):
+    """What others could do, and what ends that, in sentences."""
+
+    what: str
+    advice: str
+
+
 def settle(connection: Any, info: dict[Any, Any], name: str) -> None:
     """Have the session of a new connection of the driver look among PostgreSQL's own alone, and note in its `info`
     where the tables are. Raises StoreError where only somebody else's are there; `name` is the database's."""
@@ -105,14 +112,19 @@ def name_tables(connection: Connection, names: Iterable[str]) -> str:
 def enter(connection: Connection, name: str) -> None:
     """Have what names no schema be found, and made, where the tables are or are to be, until the transaction ends.
     Raises StoreError where others could have made something there."""
-    path, driver = connection.info[_PATH], connection.connection.driver_connection
+    path = connection.info[_PATH]
     home = find_home(connection) or (path[0] if path else None)
     if home is None:
         raise StoreError(
             f"The database {name} has no schema that its search_path names and this user may use; have its owner run "
             "`CREATE SCHEMA AUTHORIZATION` with the name of the user, and try again."
         )
-    _refuse_strangers(driver, home, name)
+    exposure = find_exposure(connection, home)
+    if exposure is not None:
+        raise StoreError(
+            f"The database {name} is exposed: {exposure.what} Nothing was changed. {exposure.advice} Then try again.",
+            "Others may have operators and functions run where the tables are.",
+        )
     _go(connection, home)
     connection.info[_HOME] = home
     use_home(connection)
@@ -139,29 +151,29 @@ def _go(connection: Connection, home: str) -> None:
 
 def look_again(connection: Connection, name: str) -> None:
     """Look where the tables are by now; raises StoreError where only somebody else's are there."""
-    connection.info[_HOME] = _find(connection.connection.driver_connection, connection.info[_PATH], name)
+    driver: Any = connection.connection.driver_connection
+    connection.info[_HOME] = _find(driver, connection.info[_PATH], name)
 
 
-def _refuse_strangers(connection: Any, home: str, name: str) -> None:
-    found = connection.execute(_STRANGERS, [home]).fetchall()
-    makers = [role for role, may_create in found if may_create]
+def find_exposure(connection: Connection, home: str) -> Exposure | None:
+    """By what others could have something run in a migration; None where nobody could."""
+    driver: Any = connection.connection.driver_connection
+    found = driver.execute(_STRANGERS, [home]).fetchall()
+    makers = [role for role, may_make in found if may_make]
     if makers:
-        raise StoreError(
-            f"In the schema {home} of the database {name} others ({_list(makers)}) may make operators and functions, "
-            "which would run with this user's rights while the tables are made or changed. Nothing was changed. Have "
-            f"the schema's owner or a superuser run `REVOKE CREATE ON SCHEMA {home} FROM PUBLIC` (and from each to "
-            "whom it was granted by name), or keep them out by `REVOKE CONNECT ON DATABASE … FROM PUBLIC`, and try "
-            "again.",
-            "Others may make operators and functions where the tables are.",
+        return Exposure(
+            f"In the schema {home} others ({_list(makers)}) may make operators and functions, which would run with "
+            "this user's rights while tables are made or changed.",
+            f"Have the schema's owner or a superuser run `REVOKE CREATE ON SCHEMA {home} FROM PUBLIC` (and from each "
+            "to whom it was granted by name), or keep them out by `REVOKE CONNECT ON DATABASE … FROM PUBLIC`.",
         )
     if found:
-        raise StoreError(
-            f"In the schema {home} of the database {name} there are operators or functions of others "
-            f"({_list([role for role, _ in found])}), which could run with this user's rights while the tables are "
-            f"made or changed. Nothing was changed. Look at them in psql (`\\df+ {home}.*`, `\\do+ {home}.*`), drop "
-            "them or move them to another schema, and try again.",
-            "Others have made operators or functions where the tables are.",
+        return Exposure(
+            f"In the schema {home} there are operators or functions of others ({_list([role for role, _ in found])}), "
+            "which could run with this user's rights while tables are made or changed.",
+            f"Look at them in psql (`\\df+ {home}.*`, `\\do+ {home}.*`), and drop them or move them to another schema.",
         )
+    return None
 
 
 def _list(roles: Sequence[str]) -> str:

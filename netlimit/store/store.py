@@ -46,6 +46,7 @@ from netlimit.store import (
     gateways,
     guards,
     history,
+    homes,
     hosts,
     limiters,
     limits,
@@ -154,6 +155,12 @@ class Store:
         """A sentence, which names hosts, while several servers that the URL names take changes, as far as is known."""
         primaries = self._database.primaries
         return None if primaries is None else primaries.warning
+
+    def exposure(self) -> homes.Exposure | None:
+        """What keeps `upgrade` from changing tables on PostgreSQL: others could have something run there."""
+        with self._database.reading() as connection:
+            home = homes.find_home(connection)
+            return None if home is None else homes.find_exposure(connection, home)
 
     def upgrade(self) -> None:
         """Make the database if it is not there, and bring it to the schema of this code. A SQLite file is looked

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from netlimit.cli import doctor
 from netlimit.errors import StoreError
+from netlimit.faults import find_faults
+from netlimit.kernel.none import NoKernel
+from netlimit.settings import Settings
 from netlimit.store import Store
 from netlimit.store.tables import SCHEMA
 from tests.databases import Postgres
@@ -109,6 +114,21 @@ def test_where_a_stranger_may_make_operators_nothing_is_migrated_and_the_rest_go
         shared.lag_behind()
         with pytest.raises(StoreError, match=STRANGER):
             store.upgrade()
+
+
+def test_doctor_tells_before_a_migration_is_refused(shared: Shared, tmp_path: Path) -> None:
+    upgrade(shared.url)
+    settings = Settings(database_url=shared.url, host="gw1")
+
+    def find() -> list[str]:
+        found = find_faults(doctor._survey_service(settings, NoKernel(tmp_path)))
+        return [str(each) for each in found if each.name == "others in the database"]
+
+    assert find() == []
+    shared.open_schema()
+    (told,) = find()
+    assert STRANGER in told
+    assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in told
 
 
 def test_who_may_not_connect_makes_nothing(shared: Shared) -> None:
