@@ -121,6 +121,7 @@ class PostgresWatch(Watch):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: Any = None
+        self._heard = -math.inf
         self._listen()
 
     def wait(self, timeout: float) -> bool:
@@ -131,10 +132,21 @@ class PostgresWatch(Watch):
             if self._connection is None:
                 self._listen()
                 return True
-            return bool(list(self._connection.driver_connection.notifies(timeout=timeout, stop_after=1)))
+            return self._hear(timeout)
         except self._database.driver_error as error:
             self.close()
             raise self._database.explain(error) from error
+
+    def _hear(self, timeout: float) -> bool:
+        """Whether a notice comes. Whoever may connect can send them, and as many as he likes: so shortly after one, all
+        that come for a moment are taken for one."""
+        driver = self._connection.driver_connection
+        rest = min(self._heard + POLL_SECONDS - time.monotonic(), timeout)
+        heard = rest > 0 and bool(list(driver.notifies(timeout=rest)))
+        heard = heard or bool(list(driver.notifies(timeout=timeout - max(rest, 0.0), stop_after=1)))
+        if heard:
+            self._heard = time.monotonic()
+        return heard
 
     def close(self) -> None:
         """Give the connection back."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -210,3 +212,29 @@ def test_one_who_has_nothing_to_migrate_waits_for_nobody(shared: Shared, monkeyp
     with opened(shared.url) as other, other._database.engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE public.alembic_version IN EXCLUSIVE MODE")
         upgrade(shared.url)
+
+
+def test_a_flood_of_notices_wakes_nobody_without_end(shared: Shared) -> None:
+    upgrade(shared.url)
+    ended = threading.Event()
+
+    def flood() -> None:
+        with shared.connect() as stranger:
+            while not ended.is_set():
+                stranger.execute("NOTIFY netlimit")
+
+    with opened(shared.url) as store, closing(store.watch()) as watch, ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(flood)
+        try:
+            assert watch.wait(60)
+            end, woken = time.monotonic() + 1, 0
+            while time.monotonic() < end:
+                woken += watch.wait(1)
+        finally:
+            ended.set()
+        flooding.result(60)
+        assert 1 <= woken <= 60
+        while watch.wait(0.3):
+            pass
+        keep(store, "10.0.0.1")
+        assert watch.wait(60)
