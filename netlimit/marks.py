@@ -12,7 +12,7 @@ them there lets it pass. Bits that he leaves alone are taken instead, where ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -82,6 +82,11 @@ class Write:
         """The bits that he overwrites on a packet to be rejected."""
         return EVERY & ~self.value.packet if self.between and not self.connection else 0
 
+    @property
+    def saved(self) -> int:
+        """The bits of a packet to be rejected that he writes into the mark of its connection."""
+        return self.value.packet if self.between and self.connection else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -120,7 +125,7 @@ class Choice:
 def choose(found: MarkUse, asked: int | None, kept: int | None = None) -> Choice:
     """The bits for us: those that were `asked` for, or (None) those that are `kept`, or others if they are taken."""
     taken, claimed = list(_find_taken(found.uses, doubtful=False)), list(_find_taken(found.uses, doubtful=True))
-    wiped = _find_wiped(found.uses)
+    wiped = _find_wiped(found.uses, _heed_connections(found.uses))
     mask = asked or _find_free(_add_up(taken), _add_up(claimed), wiped, kept)
     owner, bits = next(((owner, bits & mask) for owner, bits in taken if bits & mask), ("", 0))
     free = _find_free(_add_up(taken), _add_up(claimed), wiped, None)
@@ -189,24 +194,37 @@ def _shifts(width: int) -> Iterator[int]:
     yield from chain(whole, (shift for shift in range(32 - width, -1, -1) if shift not in whole))
 
 
-def _find_wiped(uses: Iterable[Use]) -> int:
-    """The bits that somebody overwrites who leaves others."""
+def _heed_connections(uses: Iterable[Use]) -> bool:
+    """Whether anybody asks for marks of connections, or brings them back."""
+    return any(use.connection if isinstance(use, Read) else not use.connection and use.value.connection for use in uses)
+
+
+def _find_wiped(uses: Iterable[Use], heeds: bool) -> int:
+    """The bits that somebody who leaves others overwrites, or saves in connections of whose marks somebody `heeds`."""
     bits = 0
     for use in uses:
-        bits |= use.wiped if isinstance(use, Write) and use.wiped != EVERY else 0
+        for each in (use.wiped, use.saved if heeds else 0) if isinstance(use, Write) else ():
+            bits |= each if each != EVERY else 0
     return bits
 
 
-def _find_wiping(uses: Iterable[Use], mask: int) -> Iterator[tuple[str, str]]:
-    told = set[str]()
+def _find_wiping(uses: Collection[Use], mask: int) -> Iterator[tuple[str, str]]:
+    told, heeds = set[str](), _heed_connections(uses)
     for use in uses:
-        if isinstance(use, Write) and mask & use.wiped:
-            reason = (
-                f"{use.owner} overwrites the bits {mask:#x} of the packet mark between mangle and filter, which tell "
-                "whom to reject. Use `drop`, or let it write under a mask that leaves them out."
-            )
+        does = _say_wiping(use, mask, heeds) if isinstance(use, Write) else None
+        if isinstance(use, Write) and does is not None:
+            reason = f"{use.owner} {does} Use `drop`, or let it write under a mask that leaves them out."
             yield from ((hook, reason) for hook in sorted(use.between - told))
             told |= use.between
+
+
+def _say_wiping(write: Write, mask: int, heeds: bool) -> str | None:
+    where = f"the bits {mask:#x} of the packet mark between mangle and filter, which tell whom to reject"
+    if mask & write.wiped:
+        return f"overwrites {where}."
+    if heeds and mask & write.saved:
+        return f"saves {where}, in the mark of the connection, by which all else of it would be led elsewhere."
+    return None
 
 
 def _note(

@@ -15,7 +15,7 @@ from netlimit.compile import Compilation
 from netlimit.kernel import iptables_marks, nft_marks
 from netlimit.kernel.marks import split_tables
 from netlimit.limits import Facts
-from netlimit.marks import EVERY, UNKNOWN, USUAL, Bits, MarkUse, Read, Write, choose
+from netlimit.marks import EVERY, UNKNOWN, USUAL, Bits, MarkUse, Read, Use, Write, choose
 from netlimit.rules import parse_rule
 from netlimit.state import Jump
 
@@ -74,6 +74,22 @@ def test_bits_are_as_many_as_there_are_and_such_as_nobody_overwrites(
     choice = choose(MarkUse(tuple(map(overwrite, wiped))), None, kept)
     assert choice.mask == mask
     assert sorted(choice.reject) == (["FORWARD", "INPUT6"] if any(each & mask for each in wiped) else [])
+
+
+SAVE = Write("X", Bits(packet=EVERY), connection=True, between=frozenset({"FORWARD"}))
+BRING_BACK = Write("Y", Bits(connection=EVERY))
+
+
+@pytest.mark.parametrize("asked", [BRING_BACK, Read("Y", 2, connection=True)])
+def test_whoever_saves_the_marks_of_what_is_rejected_for_all_else_of_the_connection_is_told(asked: Use) -> None:
+    assert not choose(MarkUse((SAVE,)), None).reject
+    assert not choose(MarkUse((replace(SAVE, between=frozenset()), asked)), None).reject
+    told = choose(MarkUse((SAVE, asked)), None).reject
+    assert [*told] == ["FORWARD"]
+    assert told["FORWARD"].startswith(f"X saves the bits {USUAL:#x} of the packet mark between mangle and filter")
+    some = replace(SAVE, value=Bits(packet=USUAL))
+    choice = choose(MarkUse((some, asked)), None)
+    assert (choice.mask & USUAL, choice.reject) == (0, {})
 
 
 @pytest.mark.parametrize(
