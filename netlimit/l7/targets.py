@@ -13,7 +13,7 @@ from ipaddress import ip_address
 _CROOKED = b"%", b"?", b"#", b"//", b"/."
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-_KEPT = 16
+_KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 
@@ -23,7 +23,7 @@ def plain_path(target: bytes) -> str:
     return read_paths(target)[0]
 
 
-@lru_cache(maxsize=_KEPT)  # each is asked for twice at least; and it is others who write them, as long as they may
+@lru_cache(maxsize=_KEPT)  # each is asked for twice, one call after the other; and others choose how long they are
 def read_paths(target: bytes) -> tuple[str, ...]:
     """The plain path of a request target, and where there are `..` in it the path to which a server comes that does not
     know what they mean: the request may be for either."""
