@@ -98,14 +98,12 @@ async def recognized(
             raise
 
 
-async def local_or_recognized(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> None:
+async def local_or_recognized(request: Request) -> None:
     """As `recognized`, but whoever is on this host, as far as the request says, needs no token."""
     address = origin_of(request).address
     is_local = address is None or ip_address(address).is_loopback
     if not is_local or any(header in request.headers for header in _OF_PROXIES):
-        await recognized(request, credentials)
+        await recognized(request, await _bearer(request))
 
 
 CallerOf = Annotated[Caller, Depends(authorized)]

@@ -47,7 +47,7 @@ _LEFT_OUT = frozenset({"total"})
     response_class=Response,
     responses={
         200: {"description": "The metrics as text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-        **responses(422),
+        **responses(401, 422),
     },
 )
 async def read_metrics(request: Request) -> Response:
