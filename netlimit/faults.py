@@ -34,12 +34,12 @@ class ServiceReport:
     ends that. `left` are the steps that a teardown, which has `paused` this host, has left to take (None: unknown).
     `controlled` says whether a controller runs here, `silent` how long ago one has reported to this database for this
     `host` (None: never). `errors` are why rules cannot be enforced, by id; `trouble` is what the controller said last,
-    `crowd` that there are many kinds of limits, `namesake` that another
-    reports by this name, `skew` that its clock is not the database's, `copy` that its copy of the applied rules is
-    behind, `eviction` that the limiter's Redis throws counters away, `closed` that rules close ports of management and
-    nobody has forced them, `ssh` what is not known of SSH here. `buckets` is how many bytes the buckets of limits can
-    come to, `memory` how many this host has (None: unknown). `hidden` are the tunnels by which sessions of SSH and
-    clients of the API are reached and whose far end is not known, `unfollowed` why they are not known.
+    `crowd` that there are many kinds of limits, `namesake` that another reports by this name, `skew` that its clock is
+    not the database's, `copy` that its copy of the applied rules is behind, `eviction` that the limiter's Redis throws
+    counters away, `closed` that rules close ports of management and nobody has forced them, `ssh` what is not known of
+    SSH here. `buckets` is how many bytes the buckets of limits can come to, `memory` how many this host has (None:
+    unknown). `hidden` are the tunnels by which sessions of SSH and clients of the API are reached and whose far end is
+    not known, `unfollowed` why they are not known.
     """
 
     host: str
