@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from netlimit.l7.counters import open_counters
 from netlimit.l7.decision import Decision
 from netlimit.l7.deferral.application import DeferralApp
-from netlimit.l7.deferral.backlog import Backlog, Bounds
+from netlimit.l7.deferral.backlog import NOBODY, Backlog, Bounds, Claim
 from netlimit.l7.deferral.deferral import Deferral
 from netlimit.l7.deferral.redis import RedisBacklog
 from netlimit.l7.deferral.request import State
@@ -255,9 +255,16 @@ class Slow(MemoryStore):
         return await super().decide(asks)
 
 
+class Unclaimed(SqliteBacklog):
+    """A backlog out of which nobody takes anything: what is being tried at that moment is not taken back."""
+
+    async def claim(self, now: float, places: Mapping[str, int] = NOBODY, most: int = 1) -> Claim | None:
+        return None
+
+
 async def test_who_is_given_up_before_he_is_counted_is_not_kept(tmp_path: Path) -> None:
     """Else one would be kept as often as he likes, who goes in time from a server that ends his requests then."""
-    store, backlog = Slow(), SqliteBacklog(tmp_path / "deferred.db")
+    store, backlog = Slow(), Unclaimed(tmp_path / "deferred.db")
     site = Site(SHARED_DEFERS, store, backlog, proxied=False)
     assert await site.post(BOB) == [200]
     store.answers = False
