@@ -81,8 +81,14 @@ _PATIENCE = {
 """How PostgreSQL's client notices a server that has gone without a word (libpq, 32.1.2); the URL may say otherwise."""
 _ENCODING = "UTF8"
 """Of PostgreSQL's, the one that has every letter."""
-_SECRET = ("password", "sslpassword")
-"""What libpq lets a URL say behind its question mark (libpq, 32.1.2), and nobody is to read."""
+_SHOWN = {
+    *("host", "hostaddr", "port", "dbname", "user", "service", "passfile", "application_name", "client_encoding"),
+    *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+    *("connect_timeout", "tcp_user_timeout", "target_session_attrs", "load_balance_hosts"),
+    *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "options"),
+}
+"""What a URL may say behind its question mark (libpq, 32.1.2) and everybody read: a password may stand behind another
+word that is misspelt."""
 
 _POOL: dict[str, Any] = {"pool_size": 16, "max_overflow": 8}
 """What is over the size is closed again when it is given back. Making a connection costs a server more than all that is
@@ -191,7 +197,7 @@ class Database:
     def __str__(self) -> str:
         if self.is_sqlite:
             return str(self.path or "in memory")
-        shown = {name: "***" if name in _SECRET else value for name, value in self.url.query.items()}
+        shown = {name: value if name in _SHOWN else "***" for name, value in self.url.query.items()}
         return self.url.set(query=shown).render_as_string(hide_password=True)
 
     @contextmanager

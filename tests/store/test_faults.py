@@ -269,6 +269,7 @@ URLS = [
     "postgresql://netlimit:hidden@127.0.0.1:port/netlimit",
     "postgresql://netlimit:hid%den@[::1/netlimit",
     "postgresql://127.0.0.1:1/netlimit?user=netlimit&password=hidden&sslpassword=hidden",
+    "postgresql://127.0.0.1:1/netlimit?user=netlimit&pasword=hidden",
 ]
 
 
