@@ -16,6 +16,7 @@ from netlimit.limits import Limit, Purpose, VerdictGroup, compile_rule, parse_pu
 from netlimit.plan import Plan, SwitchTable, WriteIngress, WriteSets, WriteTree, alike
 from netlimit.rates import format_rate
 from netlimit.rules import HOST, TARGET, Action, Rule, Target
+from netlimit.several import say_more
 from netlimit.state import CHAIN_PREFIX, SET_PREFIX, ChainId, Entry, State
 from netlimit.tree import QueueClass
 from netlimit.wording import say_changes, say_comes, say_goes, title
@@ -265,7 +266,7 @@ class _Account:
             if not self._shapes_anew:
                 yield f"The way of {_count(number, 'address', 'addresses')} to their queues is put right (set {name})."
         if self.freed:
-            more = f" and {len(self.freed) - 1:,} more" if len(self.freed) > 1 else ""
+            more = say_more(self.freed)
             have = "have" if more else "has"
             yield f"{self.freed[0]}{more} {have} no queue of {'their' if more else 'its'} own any more."
 

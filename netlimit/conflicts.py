@@ -27,6 +27,7 @@ from netlimit.detours import (
 from netlimit.given import find_given
 from netlimit.publications import Publications, say_published
 from netlimit.published import find_publications
+from netlimit.several import name_some, say_more
 from netlimit.spans import join, read_address, read_addresses
 from netlimit.state import PEER_PREFIX, Ended
 from netlimit.tree import Diversion
@@ -313,13 +314,11 @@ def _find_unknown(report: HostReport) -> Iterator[Finding]:
 
 def _find_nameless(report: HostReport) -> Iterator[Finding]:
     if report.unspeakable:
-        some = ", ".join(report.unspeakable[:_NAMED])
-        more = len(report.unspeakable) - _NAMED
         yield Finding(
             NAMELESS,
             Severity.WARNING,
-            f"No tool can be told the names of these devices so that it means them alone: {some}"
-            f"{f' and {more} more' if more > 0 else ''} (a `+` at the end stands for every name that begins so, a `-` "
+            f"No tool can be told the names of these devices so that it means them alone: "
+            f"{name_some(report.unspeakable, _NAMED)} (a `+` at the end stands for every name that begins so, a `-` "
             "at the beginning for an option; letters beyond A-Z, a-z, 0-9 and _.:@%~=^,+- are not taken). Nothing is "
             "written for them: what leaves by them is not shaped, nor what comes in by them and ends on this host, and "
             "what comes by a VRF of such a name is counted twice. Blocks and limits hold there all the same.",
@@ -514,7 +513,7 @@ def _find_queued(report: HostReport) -> Iterator[Finding]:
     """Who may have packets begin a table anew. What his program answers no rule tells."""
     found = [*find_queued(report.mangle)]
     if found:
-        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        more = say_more(found, kind="such rule")
         yield Finding(
             "queued packets",
             Severity.WARNING,
@@ -568,7 +567,7 @@ def _find_brouted(report: HostReport) -> Iterator[Finding]:
     """Who has ports of bridges take packets themselves. Which ports a rule means is not read: it may mean any."""
     found = [*dict.fromkeys(find_brouting(report.nftables, report.brouting))] if report.joining else []
     if found:
-        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        more = say_more(found, kind="such rule")
         yield Finding(
             "brouted packets",
             Severity.SERIOUS,
@@ -587,7 +586,7 @@ def _find_rewritten(report: HostReport) -> Iterator[Finding]:
     rules = [f"`{rule[:_SHOWN]}`" for rule in dict.fromkeys(find_rewriting(report.nftables, report.legacy))]
     found = [*rules, *(f"the filter of {device}, {what}" for device, what in sorted(report.rewriting.items()))]
     if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        more = say_more(found)
         yield Finding(
             "rewritten packets",
             Severity.SERIOUS,
@@ -718,7 +717,7 @@ def _find_translated(report: HostReport) -> Iterator[Finding]:
         places[each.protocol, str(each)] = None
     if found:
         place, first = next(iter(found.items()))
-        more = f", and {len(found) - 1} more such destinations" if len(found) > 1 else ""
+        more = say_more(found, kind="such destination")
         yield Finding(
             "translated destinations",
             Severity.WARNING,
@@ -736,7 +735,7 @@ def _find_rerouted(report: HostReport) -> Iterator[Finding]:
     asked. What is shaped is told here alone: on a gateway with several uplinks each rule that shapes would be
     `degraded`, and nearly all that it shapes is forwarded."""
     if report.rerouting:
-        more = f", and {len(report.rerouting) - 1} more such rules" if len(report.rerouting) > 1 else ""
+        more = say_more(report.rerouting, kind="such rule")
         yield Finding(
             "rerouted packets",
             Severity.WARNING,
@@ -755,7 +754,7 @@ def _find_taken(report: HostReport) -> Iterator[Finding]:
     for a socket where the packet says it is for, and a port that is translated has none."""
     found = [*dict.fromkeys(find_taking(report.nftables, report.translating, report.own))]
     if found:
-        more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+        more = say_more(found, kind="such rule")
         yield Finding(
             "redirected ports",
             Severity.WARNING,
@@ -795,7 +794,7 @@ def _find_published(report: HostReport) -> Iterator[Finding]:
 
 def _find_segments(report: HostReport) -> Iterator[Finding]:
     if report.segments:
-        more = f" and {len(report.segments) - 1} more" if len(report.segments) > 1 else ""
+        more = say_more(report.segments)
         yield Finding(
             "SRv6",
             Severity.WARNING,
@@ -824,7 +823,7 @@ def _find_masked(report: HostReport) -> Iterator[Finding]:
     """Who has this host answer to another address than to that from which somebody comes."""
     found = [*find_masked(report.nftables, report.translating)]
     if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        more = say_more(found)
         yield Finding(
             "translated sources",
             Severity.WARNING,
@@ -876,7 +875,7 @@ def _find_guided(report: HostReport) -> Iterator[Finding]:
 
 
 def _name_routes(routes: Sequence[Diversion]) -> str:
-    more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
+    more = say_more(routes)
     return f"`encap {routes[0].encapsulation}`, {routes[0].prefix}{more}"
 
 
@@ -890,8 +889,7 @@ def _find_waypoints(report: HostReport) -> Iterator[Finding]:
     """Who leads on what was for this host until its routing header was read. Such packets cannot be left out where they
     end here: a header may as well lead from one address of this host to another."""
     if report.waypoints:
-        more = f" and {len(report.waypoints) - _NAMED} more" if len(report.waypoints) > _NAMED else ""
-        where = ", ".join(report.waypoints[:_NAMED]) + more
+        where = name_some(report.waypoints, _NAMED)
         yield Finding(
             "segment routing",
             Severity.WARNING,

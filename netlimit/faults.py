@@ -11,6 +11,7 @@ from pathlib import Path
 from netlimit.conflicts import Finding, Severity
 from netlimit.liveness import SILENCE, is_recent, say_ahead
 from netlimit.memory import MUCH_MEMORY, say_much, show_size
+from netlimit.several import say_more
 from netlimit.tunnels import Passage
 
 _SHARE = 4
@@ -186,7 +187,7 @@ def _find_tunnels(report: ServiceReport) -> Iterator[Finding]:
     """One finding for each device, with the first that is reached by it."""
     for device in dict.fromkeys(each.device for each in report.hidden):
         reached = [each.reached for each in report.hidden if each.device == device]
-        more = f" and {len(reached) - 1} more" if len(reached) > 1 else ""
+        more = say_more(reached)
         yield Finding(
             "tunnel",
             Severity.WARNING,

@@ -18,6 +18,7 @@ from netlimit.queueing import is_cap
 from netlimit.records import HostStatus, SafeReason
 from netlimit.rules import Action, Direction, Rule, Target, format_target
 from netlimit.safety import CLIENT, COUNTERS, DATABASE, GATEWAY, REMEMBERED_SECONDS, SESSION, is_needed
+from netlimit.several import name_some
 from netlimit.sites import find_closed
 from netlimit.tunnels import FAR_END
 
@@ -116,8 +117,7 @@ class Havens:
                 "It is a cap: what is forwarded to and from those who are safe waits under it like all else. What the "
                 "gateway's management ports (SSH, the API) answer them has a class of its own beside it."
             )
-        more = f" and {len(inside) - _MOST_TOLD} more" if len(inside) > _MOST_TOLD else ""
-        return f"It leaves alone who is safe: {', '.join(inside[:_MOST_TOLD])}{more}."
+        return f"It leaves alone who is safe: {name_some(inside, _MOST_TOLD)}."
 
     def ends_here(self, rule: Rule) -> bool:
         """Whether it shapes, now, what ends on some gateway."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from netlimit.limits import Facts
 from netlimit.rules import Direction, Rule, Target, format_target
+from netlimit.several import name_some
 from netlimit.tree import Topology
 
 _MOST_TOLD = 12
@@ -85,10 +86,9 @@ def find_missing(interface: str, direction: Direction, topology: Topology) -> Mi
     device = devices.get(interface)
     if device is None:
         known = sorted(devices)
-        more = f" and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
         return Miss(
             f"There is no device {interface} on this host, so that the rule hits nothing; there are "
-            f"{', '.join(known[:_MOST_TOLD])}{more}."
+            f"{name_some(known, _MOST_TOLD)}."
         )
     if not device.master:
         return None

@@ -23,6 +23,7 @@ from netlimit.publications import Publications, find_led
 from netlimit.records import DISPENSABLE, HostStatus
 from netlimit.rules import Target
 from netlimit.safety import SafeSet, is_needed
+from netlimit.several import say_more
 from netlimit.tree import Queues, SavedRoot, Topology
 from netlimit.tunnels import TUNNELS, Passage, follow_on
 
@@ -182,7 +183,7 @@ class Premises:
 
     def _tell_unanswered(self) -> str:
         name, why = next(iter(self.unanswered.items()))
-        more = f" and {len(self.unanswered) - 1} more" if len(self.unanswered) > 1 else ""
+        more = say_more(self.unanswered)
         return (
             f"Whether this host can do {name}{more} could not be found out, for a reason that may pass "
             f"({why.rstrip('.')}): what the kernel holds stays in force, and it is tried again."

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from netlimit.cases import EVERY
 from netlimit.detours import ANY, read_ends
+from netlimit.several import say_more
 from netlimit.spans import EVERYWHERE, FAMILIES, PORTS, Span, Spans, count, cut, join, lie_in, name, read_address
 
 _MOST_MET = 1000
@@ -196,6 +197,6 @@ def tell_published(found: Sequence[Publication], target: str, degraded: bool) ->
 
 
 def _say(found: Sequence[Publication]) -> tuple[str, str]:
-    more = f", and {len(found) - 1} more such rules" if len(found) > 1 else ""
+    more = say_more(found, kind="such rule")
     ways = "; ".join(map(str, found[:_NAMED])) + ("; …" if len(found) > _NAMED else "")
     return f"`{found[0].rule[:_SHOWN]}`{more}", ways

@@ -10,6 +10,7 @@ from netlimit.limits import MOST_ENDING, Facts
 from netlimit.misses import say_ending
 from netlimit.routes import devices_of, find_around, find_best, find_inside, list_around, read_starts, read_table
 from netlimit.rules import Direction, Rule, Target, format_target
+from netlimit.several import name_some
 from netlimit.tree import INGRESS_DEVICE, Device, Topology
 
 
@@ -66,9 +67,9 @@ def _leave_out_unspeakable(way: Way, topology: Topology) -> Way:
     into = sorted(topology.unspeakable.keys() & entered) if INGRESS_DEVICE in devices else []
     missed = []
     if out:
-        missed.append(f"What leaves by {_name_some(out)} is not shaped")
+        missed.append(f"What leaves by {name_some(out, _MOST_NAMED)} is not shaped")
     if into:
-        missed.append(f"What comes in by {_name_some(into)} and ends on this host is not shaped")
+        missed.append(f"What comes in by {name_some(into, _MOST_NAMED)} and ends on this host is not shaped")
     if not missed:
         return way
     text = f"{'. '.join(missed)}: {NAMELESS}"
@@ -87,14 +88,9 @@ _MOST_NAMED = 3
 
 def _say_bridged(bridges: list[str]) -> str:
     return (
-        f"What {_name_some(bridges)} forwards from one port to another leaves by the ports, and is not shaped; what is "
-        "routed there, or sent by this host, is."
+        f"What {name_some(bridges, _MOST_NAMED)} forwards from one port to another leaves by the ports, and is not "
+        "shaped; what is routed there, or sent by this host, is."
     )
-
-
-def _name_some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _find_way_to(target: Target, facts: Facts) -> Way:

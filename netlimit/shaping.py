@@ -20,6 +20,7 @@ from netlimit.numbers import Numbers
 from netlimit.rates import format_rate
 from netlimit.routing import find_entrances, find_home, find_stacked, find_way, leads_towards
 from netlimit.rules import TARGET, Direction, Protocol, Rule, Selector, Target, format_target
+from netlimit.several import name_some
 from netlimit.state import Entries, Entry
 from netlimit.traffic import Place, Traffic, unit_length
 from netlimit.tree import DIRECT, FIRST_ROOT, INGRESS_DEVICE, REST, LeafKind, Topology, Tree, classid
@@ -706,9 +707,8 @@ def _say_outrun(rule: Rule, other: Rule, device: str) -> Note:
 
 def _say_barred(devices: list[str], why: str) -> Note:
     """What is in the way on the first device, and which others there are."""
-    more = len(devices) - _MOST_NAMED
-    named = ", ".join(devices[1:_MOST_NAMED]) + f" and {more} more devices" * (more > 0)
-    also = f" The same goes for {named}." if named else ""
+    others = devices[1:]
+    also = f" The same goes for {name_some(others, _MOST_NAMED - 1)}." if others else ""
     return Note(f"What comes in by {devices[0]} and ends on this host is not shaped: {why}{also}", degraded=True)
 
 

@@ -12,6 +12,7 @@ from netlimit.closure import MANAGED_BY, Part, Site, Way, cut, is_closed, is_on,
 from netlimit.effort import TooMuchToJudge, bounded
 from netlimit.limits import Facts
 from netlimit.rules import Action, Rule, Target, format_target
+from netlimit.several import name_some
 
 PREFIX = "Rules that nobody has forced close"
 """How the note of a gateway begins."""
@@ -84,9 +85,8 @@ def tell_host(shut: Shut) -> str | None:
         f"{_say_ports(ports)} at {format_target(rule.target)} (rule {rule.id})"
         for rule, ports in sorted(shut.items(), key=lambda item: item[0].id)
     ]
-    more = f" and {len(each) - _MOST_TOLD} more" if len(each) > _MOST_TOLD else ""
     return (
-        f"{PREFIX} what this host is managed by to all who are not safe: {', '.join(each[:_MOST_TOLD])}{more}. The "
+        f"{PREFIX} what this host is managed by to all who are not safe: {name_some(each, _MOST_TOLD)}. The "
         "address has become its own, or the port one that manages it, since they were kept."
     )
 

@@ -13,6 +13,7 @@ from netlimit.cli.actor import local_actor
 from netlimit.cli.errors import CommandError
 from netlimit.cli.parts import open_store, read_settings
 from netlimit.cli.printing import JSON, count, say
+from netlimit.several import name_some
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup: a SQLite file, whatever the database is.")]
 Force = Annotated[
@@ -69,5 +70,4 @@ def restore(context: typer.Context, file: File, force: Force = False, json: bool
 
 
 def _name(domains: Sequence[str]) -> str:
-    named = ", ".join(repr(each) for each in domains[:_NAMED])
-    return named if len(domains) <= _NAMED else f"{named} and {len(domains) - _NAMED} more domains"
+    return name_some([repr(each) for each in domains], _NAMED)

@@ -34,6 +34,7 @@ from netlimit.l7.service.server import serve
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store as Counters
 from netlimit.settings import LocalListen, Settings
+from netlimit.several import say_more
 from netlimit.store import Store
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def _tell_unheard(sources: Sources, settings: Settings) -> list[str]:
     names = [f"{rule.name} ({rule.domain})" for rule in sources.rules if rule.escalate is not None]
     if not names:
         return []
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    more = say_more(names)
     return [
         f"The limit {names[0]}{more} has `escalate`, and blocks nobody: set NETLIMIT_LIMITER_TOKEN, and have those who "
         f"ask show it in X-Netlimit-Token."

@@ -25,6 +25,7 @@ from netlimit.kernel.specimens import CHAIN, OTHER, SET, list_specimens
 from netlimit.kernel.tools import NoAnswer, ToolMissing, is_shortage, own_module, run
 from netlimit.plain import decode, decode_name, read_text
 from netlimit.plan import SwitchTable, WriteTree
+from netlimit.several import name_some
 from netlimit.state import ChainRule, Table
 from netlimit.tree import FIRST_CHILD, FIRST_ROOT, INGRESS_DEVICE, QueueClass, Tree, classid
 
@@ -422,9 +423,8 @@ def _notes() -> Iterator[str]:
     devices = set(os.listdir(b"/sys/class/net")) - {b"lo", os.fsencode(INGRESS_DEVICE)}
     merging = [decode_name(device) for device in sorted(devices) if _receives_merged(device)]
     if merging:
-        named, more = ", ".join(merging[:_MOST_NAMED]), len(merging) - _MOST_NAMED
         yield (
-            f"{named}{f' and {more} more' if more > 0 else ''} {'merge' if len(merging) > 1 else 'merges'} packets "
+            f"{name_some(merging, _MOST_NAMED)} {'merge' if len(merging) > 1 else 'merges'} packets "
             "before they are counted (GRO): one packet of a rate in packets can be up to 64 kB of TCP, and a rate in "
             "bits is charged the headers of the first alone: of small packets several times as much passes. "
             f"`ethtool -K {merging[0]} gro off` makes a packet a packet there; `action: shape` charges all bytes."

@@ -16,6 +16,7 @@ from netlimit.kernel.cgroups import find_groups
 from netlimit.kernel.sockets import ESTABLISHED, LISTENING, Socket, read_sockets
 from netlimit.kernel.sshd_config import USUAL_PORT, read_ports
 from netlimit.plain import decode_name, read_text
+from netlimit.several import say_more
 
 _STREAM = re.compile(r"^\s*ListenStream\s*=\s*(?:\S*:)?(\d{1,5})\s*$", re.MULTILINE)
 _ROOT = 0
@@ -80,7 +81,7 @@ def read_sessions(
 
 def tell_names(names: Collection[str]) -> str:
     """The note on logins of which logind has a name, at least one."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    more = say_more(names)
     return (
         f"{UNNAMED} {min(names)[:_LONGEST_NAME]}{more}, and is not safe by that, for the address is not known, but a "
         "name: put it into NETLIMIT_SAFE, or set UseDNS no in sshd_config."

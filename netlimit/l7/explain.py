@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from netlimit.errors import LimitError
 from netlimit.l7.rules import Entry, Match, Node, Rule, find_match
+from netlimit.several import name_some
 
 _ENTRY = re.compile(r"((?:\\.|[^\\,=])+)(?:=((?:\\.|[^\\,])*))?")
 _ENTRIES = re.compile(f"{_ENTRY.pattern}(,{_ENTRY.pattern})*")
@@ -62,8 +63,7 @@ def _step(node: Node, entry: Entry) -> tuple[Node | None, str]:
     known += node.default
     if not known:
         return None, "nothing goes on here; the document has no descriptors below."
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    return None, f"nothing here fits. There is {', '.join(known[:_NAMED])}{more}."
+    return None, f"nothing here fits. There is {name_some(known, _NAMED)}."
 
 
 def _word_end(node: Node) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from netlimit.errors import NetlimitError
 from netlimit.rules import Rule
+from netlimit.several import say_more
 
 
 class Conflict(NetlimitError):
@@ -141,7 +142,7 @@ class ManyErrors(NetlimitError):
     def __init__(self, errors: Sequence[tuple[int, NetlimitError]]) -> None:
         self.errors = sorted(errors, key=lambda pair: pair[0])
         index, first = self.errors[0]
-        more = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        more = say_more(self.errors)
         super().__init__(f"None of the rules was kept. Rule {index + 1} of the batch: {first}{more}")
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from netlimit.custody import made_file, opened
 from netlimit.errors import StoreError
+from netlimit.several import say_more
 from netlimit.store.limits import LimitDocument
 
 _LONGEST = 200
@@ -35,7 +36,7 @@ def keep_former(backup: Path, documents: Sequence[LimitDocument], now: datetime)
             _fill(folder.name, above, documents)
             os.fsync(above)
     except OSError as error:
-        first, more = documents[0].domain, f" and {len(documents) - 1} more" if len(documents) > 1 else ""
+        first, more = documents[0].domain, say_more(documents)
         raise StoreError(
             f"The backup would take the place of the limits of {first!r}{more}, which are written to {folder} first, "
             f"and that cannot be done: {error.strerror}. Copy the backup to where there is room, and you may write, "

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, Connection, MetaData, String, Table
 
 from netlimit.errors import StoreError
+from netlimit.several import name_some
 
 versions = Table("alembic_version", MetaData(), Column("version_num", String(32), nullable=False, primary_key=True))
 """What Alembic keeps in a database; where it is, all tables are."""
@@ -162,20 +163,16 @@ def find_exposure(connection: Connection, home: str) -> Exposure | None:
     makers = [role for role, may_make in found if may_make]
     if makers:
         return Exposure(
-            f"In the schema {home} others ({_list(makers)}) may make operators and functions, which would run with "
-            "this user's rights while tables are made or changed.",
+            f"In the schema {home} others ({name_some(makers, _MOST_NAMED)}) may make operators and functions, which "
+            "would run with this user's rights while tables are made or changed.",
             f"Have the schema's owner or a superuser run `REVOKE CREATE ON SCHEMA {home} FROM PUBLIC` (and from each "
             "to whom it was granted by name), or keep them out by `REVOKE CONNECT ON DATABASE … FROM PUBLIC`.",
         )
     if found:
+        owners = name_some([role for role, _ in found], _MOST_NAMED)
         return Exposure(
-            f"In the schema {home} there are operators or functions of others ({_list([role for role, _ in found])}), "
+            f"In the schema {home} there are operators or functions of others ({owners}), "
             "which could run with this user's rights while tables are made or changed.",
             f"Look at them in psql (`\\df+ {home}.*`, `\\do+ {home}.*`), and drop them or move them to another schema.",
         )
     return None
-
-
-def _list(roles: Sequence[str]) -> str:
-    more = len(roles) - _MOST_NAMED
-    return ", ".join(roles[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -18,6 +18,7 @@ from netlimit.judgement import Change, find_harm
 from netlimit.lockout import Havens
 from netlimit.origins import join
 from netlimit.records import Actor
+from netlimit.several import say_more
 from netlimit.store import audit, history, hosts, limits, windows
 from netlimit.store.backup import Label, copy_rows
 from netlimit.store.clock import lock, make_stamp
@@ -110,7 +111,7 @@ def _refuse_forced(backup: Connection, now: datetime) -> None:
     wanted = select(*RULE_COLUMNS).where(rules.c.forced_by.is_not(None))
     forced = [rule for rule in map(from_row, backup.execute(wanted)) if rule.in_force(now)]
     if forced:
-        first, more = forced[0], f" and {len(forced) - 1} more" if len(forced) > 1 else ""
+        first, more = forced[0], say_more(forced)
         raise InUse(
             f"The backup holds '{first}'{more} that {first.forced_by} has forced, and that would hit who is safe; use "
             "--force if they shall come back into force."

@@ -163,7 +163,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         HostReport(nat=(("-A PREROUTING -j REDIRECT", "-A PREROUTING -j DNAT --to-destination 127.0.0.1"),)),
         "redirected ports",
         Severity.WARNING,
-        "`-A PREROUTING -j REDIRECT`, and 1 more such rules",
+        "`-A PREROUTING -j REDIRECT` and 1 more such rule",
     ),
     (
         HostReport(mangle=(("-A FORWARD -j ips", "-A ips -j NFQUEUE --queue-num 0"),)),
@@ -175,7 +175,7 @@ CASES: list[tuple[HostReport, str, Severity, str]] = [
         HostReport(rerouting=("-A OUTPUT -j MARK --set-xmark 0x1/0xff", "meta mark set 0x00000001")),
         "rerouted packets",
         Severity.WARNING,
-        "`-A OUTPUT -j MARK --set-xmark 0x1/0xff`, and 1 more such rules",
+        "`-A OUTPUT -j MARK --set-xmark 0x1/0xff` and 1 more such rule",
     ),
     (HostReport(labelled=("lan", "wan")), "MPLS", Severity.WARNING, "by lan, wan"),
     (HostReport(labelled=("lan",)), "MPLS", Severity.WARNING, "to `dev lo` and is for this gateway itself"),

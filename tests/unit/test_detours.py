@@ -327,7 +327,7 @@ def test_many_translations_are_one_finding() -> None:
     lines = [f"-A OUTPUT -j DNAT --to-destination 10.2.0.{last}" for last in (2, 2, 3, 4)]
     (finding,) = find_conflicts(HostReport(nat=(tuple(lines),)))
     assert finding.places == (("any", "10.2.0.2"), ("any", "10.2.0.3"), ("any", "10.2.0.4"))
-    assert "to 10.2.0.2, and 2 more such destinations" in finding.what
+    assert "to 10.2.0.2 and 2 more such destinations" in finding.what
 
 
 TOLD = {

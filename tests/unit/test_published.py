@@ -455,7 +455,7 @@ def test_each_rule_tells_what_concerns_it() -> None:
     other = "-A PREROUTING -p udp -j DNAT --to-destination 10.1.0.3"
     led = publish(LED, other)
     assert led.finding.severity is Severity.WARNING
-    assert "and 1 more such rules" in led.finding.what
+    assert "and 1 more such rule" in led.finding.what
     assert judge(led, BLOCK | PORT) == {1: judge(publish(LED), BLOCK | PORT)[1]}
     (note,) = judge(led, BLOCK | {"protocol": "udp", "ports": [9]}).values()
     assert "udp to 10.1.0.3" in note.text
