@@ -10,7 +10,6 @@ import heapq
 import logging
 import math
 import resource
-import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from netlimit.kernel.base import TURN_SECONDS, Door, Kernel, observe, read_entri
 from netlimit.limits import Fragment, purpose_sets
 from netlimit.malformed import Malformed
 from netlimit.mishaps import Mishaps
+from netlimit.namesakes import make_reporter
 from netlimit.numbers import find_mark_bits, find_translated
 from netlimit.origins import Origin
 from netlimit.outage import Outage
@@ -174,6 +174,8 @@ class Setup:
     servers: Mapping[str, str] = field(default_factory=dict)
     doors: tuple[Door, ...] = ()
     keepers: frozenset[int] = frozenset({0})
+    place: str = ""
+    """Where it runs, as `kernel.place` tells it."""
     spared: Spared | None = None
     """Whom no request may have blocked: blocks that the limiter has made of them are not enforced."""
 
@@ -281,7 +283,7 @@ class Controller:
         """Serve until `stopped`. Errors of store and kernel are logged, reported and tried again, ever more slowly.
 
         Only who runs reports by a word of its own: one pass, of a command or of the guard, is no other controller."""
-        self._status, self._patience = replace(self._status, reporter=secrets.token_hex(8)), BLIND_SECONDS
+        self._status, self._patience = replace(self._status, reporter=make_reporter(self._setup.place)), BLIND_SECONDS
         retry = _FIRST_RETRY
         while not stopped():
             began = time.monotonic()

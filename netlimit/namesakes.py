@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 import time
 from collections import deque
 
@@ -12,7 +14,24 @@ WITHIN = 120.0
 """Seconds."""
 PREFIX = "Another controller reports by the name"
 
+_SIGN = 8
+"""Letters that all of one place begin with."""
+
 log = logging.getLogger(__name__)
+
+
+def make_reporter(place: str) -> str:
+    """Another word for each run of a controller, by which its reports are told from those of others."""
+    return _sign(place) + secrets.token_hex(_SIGN - len(_sign(place)) // 2)
+
+
+def reports_from(place: str, reporter: str) -> bool:
+    """Whether it is the word of a controller that ran in this place; never where it is not known which place it is."""
+    return bool(place) and reporter.startswith(_sign(place))
+
+
+def _sign(place: str) -> str:
+    return hashlib.sha256(place.encode()).hexdigest()[:_SIGN] if place else ""
 
 
 class Namesakes:
@@ -38,8 +57,8 @@ class Namesakes:
         if len(self._seen) < MANY or time.monotonic() - self._seen[0] > WITHIN:
             return None
         return (
-            f"{PREFIX} {self._host} to this database: limits are in force on both, but "
-            "status, counters and repairs are now of one and now of the other, and a teardown of either has both keep "
-            "their hands off: what the other holds is repaired no more. Give each gateway a name of its own "
+            f"{PREFIX} {self._host} to this database: limits are in force on both, but status, counters and repairs "
+            "are now of one and now of the other, and a teardown of either has both keep their hands off: what the "
+            "other holds is repaired no more, and goes when its controller starts. Give each gateway a name of its own "
             "(NETLIMIT_HOST)."
         )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from netlimit.cli.errors import CommandError, complain
 from netlimit.errors import KernelError
+from netlimit.kernel.place import find_place
 from netlimit.liveness import SILENCE, is_recent
+from netlimit.namesakes import reports_from
 from netlimit.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,6 +48,26 @@ def refuse_stranger(command: str, settings: Settings, kernel: Kernel, store: Sto
                 raise CommandError(helps)
             complain(CommandError(f"{helps} Going on all the same."))
             return
+        time.sleep(_LOOK_SECONDS)
+
+
+def refuse_namesake(settings: Settings, store: Store) -> None:
+    """Raise CommandError where a controller that does not run here reports by this name while it is looked: a teardown
+    is kept by name, and would take its limits, too."""
+    host, place, seen = settings.host, find_place(), None
+    while True:
+        report = next((each for each in store.hosts() if each.host == host), None)
+        if report is None or report.reporter is None or reports_from(place, report.reporter):
+            return
+        if not is_recent(report.silence, timedelta(seconds=REPORT_SECONDS)):
+            return
+        seen = seen or report.seen_at
+        if report.seen_at != seen:
+            raise CommandError(
+                f"A controller on another gateway reports by the name {host} to this database: a teardown by that name "
+                "would pause it as well, and take its limits out of the kernel when it starts again. To take out those "
+                f"of this gateway alone, give it a name of its own: `NETLIMIT_HOST={host}-2 netlimit {TEARDOWN}`, say."
+            )
         time.sleep(_LOOK_SECONDS)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from netlimit import namesakes
 from netlimit.cli.actor import local_actor
-from netlimit.cli.controllers import TEARDOWN, refuse_stranger
+from netlimit.cli.controllers import TEARDOWN, refuse_namesake, refuse_stranger
 from netlimit.cli.disks import Hanging, try_disk
 from netlimit.cli.errors import CommandError, complain
 from netlimit.cli.logs import log_to_stderr
@@ -227,6 +227,7 @@ def _pause(settings: Settings, kernel: Kernel) -> tuple[Mapping[str, SavedRoot] 
     try:
         with _open_briefly(settings) as store:
             refuse_stranger(TEARDOWN, settings, kernel, store)
+            refuse_namesake(settings, store)
             _warn_of_former_name(settings)
             store.pause(settings.host, True, local_actor(settings))
             fault = pause_copy(settings) if kernel.controlled() else renew_copy(settings, store, kernel)

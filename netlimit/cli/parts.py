@@ -208,6 +208,7 @@ def make_controller(
     """The controller of this host; with `replica` it goes on while the database is gone, and `reopen` opens that anew.
     `api_user` is whom the API runs as."""
     from netlimit.controller import Controller, Setup
+    from netlimit.kernel.place import find_place
     from netlimit.l7.redis import hosts
     from netlimit.safety import name_servers
     from netlimit.store import engine, read_held
@@ -222,6 +223,7 @@ def make_controller(
         servers=name_servers(engine.name_hosts(settings.database_url), hosts.name_hosts(settings.counters_url)),
         doors=(_find_door(settings.listen),) if settings.is_open else (),
         keepers=find_keepers(api_user),
+        place=find_place(),
         spared=Spared(settings.host, settings.trusted_proxies, Contacts()),
     )
     held = partial(read_held, settings.state, settings.host)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,24 @@ def served(shared: Netlimit) -> Netlimit:
     for rule in shared.ask("rule", "list")["items"]:
         shared.do("rule", "remove", str(rule["id"]), "--no-wait")
     return shared
+
+
+@pytest.fixture
+def make_clone(root: None) -> Iterator[Callable[[Netlimit, Path], Netlimit]]:
+    """Makes gateways that go by the name and the database of another, in namespaces and directories of their own."""
+    made: list[Netlimit] = []
+
+    def make(gateway: Netlimit, directory: Path) -> Netlimit:
+        name = directory.name
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        own = {"NETLIMIT_STATE_DIRECTORY": str(directory / "controller"), "LOG": str(directory / "log")}
+        made.append(replace(gateway, environment={**gateway.environment, **own}, namespace=name, started=[]))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end_all()
+        subprocess.run(["ip", "netns", "del", each.namespace], check=True)
 
 
 @pytest.fixture

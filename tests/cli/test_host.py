@@ -428,6 +428,27 @@ def test_a_teardown_tells_of_another_gateway_of_its_name(gateway: Netlimit) -> N
     assert gateway.do("teardown") == f"There was nothing to remove.\n{note}\n"
 
 
+def test_a_teardown_is_refused_where_it_would_take_the_limits_of_another_gateway_of_its_name(
+    gateway: Netlimit, make_directory: Callable[[], Path], make_clone: Callable[[Netlimit, Path], Netlimit]
+) -> None:
+    server = gateway.serve()
+    gateway.do("rule", "add", "10.1.0.0/16", "--rate", "200 packets/s", "--per", "host", "--wait", "60")
+    held, clone = snapshot(gateway), make_clone(gateway, make_directory())
+    assert clone.run("apply").stdout.endswith("1 rule in force here.\n")
+    said = " ".join(clone.refuse("teardown").split())
+    assert "A controller on another gateway reports by the name gw1 to this database" in said
+    assert "`NETLIMIT_HOST=gw1-2 netlimit teardown`" in said
+    assert not gateway.ask("status")["hosts"][0]["paused"]
+
+    alone = clone.run("teardown", NETLIMIT_HOST="gw1-2")
+    assert (alone.returncode, "holds nothing of netlimit's" in alone.stdout) == (0, True), alone
+    server.end()
+    server = gateway.serve()
+    assert snapshot(gateway) == held
+    server.end()
+    assert clone.run("teardown").stdout == "There was nothing to remove.\n", "the other reports no more"
+
+
 def test_a_teardown_without_a_copy_has_nothing_to_tell_it(gateway: Netlimit) -> None:
     gateway.do("db", "upgrade")
     state_of(gateway).write_text("It is no directory.")
