@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
-from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
+from netlimit.l7.methods import HEAD, find_heads, take_for_get
+from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
 from netlimit.l7.targets import find_meanings
 
 _Way = tuple[tuple[str, Extractor], ...]
@@ -22,8 +23,9 @@ class Extraction:
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
     A descriptor of which a value is missing is left out; a path that may mean several things, since there are `..` in
-    it or it begins with the root path, has descriptors of each. Raises LimitError if there is no such domain, or if its
-    rules have keys that nothing extracts; rules that come later are heeded as far as that goes, and the rest is logged.
+    it or it begins with the root path, has descriptors of each, and so has HEAD, which may mean GET. Raises LimitError
+    if there is no such domain, or if its rules have keys that nothing extracts; rules that come later are heeded as far
+    as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -47,6 +49,9 @@ class Extraction:
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
         if ".." in scope["path"] or scope.get("root_path"):
             descriptors += self._find_others(values, scope)
+        if values.get(METHOD_KEY) == HEAD:
+            descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
+        if scope.get("root_path"):
             below = {(~each.besides, _list_keys(each)): each for each in descriptors if each.besides < 0}
             if below:
                 return [each for each in descriptors if not self._yields(rules, each, below)]

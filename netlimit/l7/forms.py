@@ -7,7 +7,8 @@ import re
 
 from netlimit.addresses import read_network
 from netlimit.l7.identity import BLOCK, EXTRACTORS, PLAIN, find_block, plain_client, read_address
-from netlimit.l7.rules import CLIENT_KEY, PATH_KEY
+from netlimit.l7.methods import read_method
+from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY
 from netlimit.l7.targets import plain_host, read_paths
 from netlimit.l7.values import QUOTED
 
@@ -29,10 +30,9 @@ def find_misfit(key: str, value: str) -> str | None:
     sentence; None where something can."""
     if key == CLIENT_KEY:
         return _find_misfit_of_client(value)
-    if key == "method" and value != value.upper():
-        return (
-            f"Each method is compared as it is sent, and that is in capitals, {value.upper()[:QUOTED]!r}; write that."
-        )
+    if key == METHOD_KEY:
+        plain = read_method(value)
+        return None if plain == value else f"Each method is compared in capitals, {plain[:QUOTED]!r}; write that."
     if key not in PLAIN or not value:
         return None
     plain = _find_plain(key, value)

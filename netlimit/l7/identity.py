@@ -15,6 +15,7 @@ from typing import Any
 
 from netlimit.addresses import read_network
 from netlimit.errors import LimitError
+from netlimit.l7.methods import plain_method, read_method
 from netlimit.l7.targets import plain_host, plain_path, resolve
 
 Scope = Mapping[str, Any]
@@ -271,9 +272,9 @@ def host(scope: Scope) -> str | None:
 
 
 def method(scope: Scope) -> str | None:
-    """The method; a websocket has none."""
+    """The method in capitals; a websocket has none."""
     name: str | None = scope.get("method")
-    return name
+    return None if name is None else read_method(name)
 
 
 EXTRACTORS: Mapping[str, Extractor] = {
@@ -286,5 +287,10 @@ EXTRACTORS: Mapping[str, Extractor] = {
 }
 """What a rule's descriptors can be made of, by the key that they bear there."""
 
-PLAIN: Mapping[str, Callable[[bytes], str]] = {"path": plain_path, "host": plain_host, "remote_address": plain_client}
+PLAIN: Mapping[str, Callable[[bytes], str]] = {
+    "path": plain_path,
+    "host": plain_host,
+    "method": plain_method,
+    "remote_address": plain_client,
+}
 """How values are read, by key, that are compared in a form of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -25,6 +25,10 @@ CLIENT_KEY = "remote_address"
 """The key of an entry that tells whom a request comes from, as Envoy has it."""
 PATH_KEY = "path"
 """The key of an entry that tells what a request is for."""
+METHOD_KEY = "method"
+"""The key of an entry that tells what is to be done with it."""
+_AS_GET = 2**16
+"""By so much the number of a reading is greater in which HEAD is taken for GET. No path has as many meanings."""
 
 
 class Entry(NamedTuple):
@@ -44,7 +48,8 @@ class Descriptor(NamedTuple):
     """The limit that the asker wants instead of the rule's."""
     besides: int = 0
     """Of which reading of the path it is, where that may mean several things: 0 is the first. Of the path below the
-    root path it is ~0, ~1 and so on: that is another name of the same. One without a path is of every reading."""
+    root path it is ~0, ~1 and so on: that is another name of the same. One without a path is of every reading, and so
+    is one without a method, where HEAD has a reading as GET (`read_besides_as_get`)."""
 
 
 class Mode(StrEnum):
@@ -333,7 +338,7 @@ def _find_brought(domain: str, limit: Limit, keys: str) -> Rule:
 
 def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> Sequence[Match | None]:
     """Of what the descriptors of a request find, that which counts: not the rules that others take the place of, and
-    each counter once, however many readings of the path find it."""
+    each counter once, however many readings of the path or the method find it."""
     for match in matches:
         if match is not None and match.rule.replaces:
             matches = _leave_out_replaced(descriptors, matches)
@@ -346,13 +351,13 @@ def choose_counting(descriptors: Sequence[Descriptor], matches: Sequence[Match |
 
 def _leave_out_replaced(descriptors: Sequence[Descriptor], matches: Sequence[Match | None]) -> list[Match | None]:
     """The matches without those that are replaced in every reading that finds them: who writes a path so that it may
-    mean two things would else have a limit of the one replaced by what he finds with the other."""
-    meanings = {each.besides for each in descriptors}
+    mean two things, or HEAD, would else have a limit of the one replaced by what he finds with the other."""
+    meanings = _list_meanings(descriptors)
     found = [
         (match, meaning)
         for each, match in zip(descriptors, matches, strict=True)
         if match is not None
-        for meaning in ((each.besides,) if _tells_path(each) else meanings)
+        for meaning in _find_meanings(each, meanings)
     ]
     names: dict[int, set[str | None]] = {meaning: set() for meaning in meanings}
     for match, meaning in found:
@@ -380,9 +385,38 @@ def _leave_out_repeated(descriptors: Sequence[Descriptor], matches: Sequence[Mat
     return once
 
 
-def _tells_path(descriptor: Descriptor) -> bool:
-    return any(entry.key == PATH_KEY for entry in descriptor.entries)
+def read_besides_as_get(besides: int) -> int:
+    """The number of the same reading of a path where HEAD is taken for GET."""
+    return besides - _AS_GET if besides < 0 else besides + _AS_GET
+
+
+def _list_meanings(descriptors: Sequence[Descriptor]) -> set[int]:
+    """All that a request may mean: what its path does, and each of that with both methods where it has two."""
+    told = {each.besides for each in descriptors}
+    paths = set(map(_find_meaning_of_path, told))
+    return paths if paths == told else paths | set(map(read_besides_as_get, paths))
+
+
+def _find_meanings(descriptor: Descriptor, meanings: Collection[int]) -> Collection[int]:
+    """Those of which a descriptor is, by what it tells."""
+    if len(meanings) == 1:
+        return meanings
+    keys, besides = {entry.key for entry in descriptor.entries}, descriptor.besides
+    if PATH_KEY in keys:
+        meanings = [each for each in meanings if _find_meaning_of_path(each) == _find_meaning_of_path(besides)]
+    if METHOD_KEY in keys:
+        meanings = [each for each in meanings if _takes_for_get(each) == _takes_for_get(besides)]
+    return meanings
 
 
 def _find_reading(meaning: int) -> int:
     return ~meaning if meaning < 0 else meaning
+
+
+def _takes_for_get(meaning: int) -> bool:
+    return _find_reading(meaning) >= _AS_GET
+
+
+def _find_meaning_of_path(meaning: int) -> int:
+    reading = _find_reading(meaning) % _AS_GET
+    return ~reading if meaning < 0 else reading

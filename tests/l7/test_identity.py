@@ -195,5 +195,6 @@ class TestUser:
 def test_path_and_method() -> None:
     scope = make_scope()
     assert (EXTRACTORS["path"](scope), EXTRACTORS["method"](scope)) == ("/a", "GET")
+    assert EXTRACTORS["method"]({**scope, "method": "m-Search"}) == "M-SEARCH"
     del scope["method"]
     assert EXTRACTORS["method"](scope) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netlimit.l7.document import parse_document
+from netlimit.l7.explain import parse_descriptor
+from netlimit.l7.methods import find_heads, take_for_get
 from netlimit.l7.rules import Descriptor, Entry, Match, RuleSet, make_pattern
 
 TREE = """\
@@ -225,6 +227,46 @@ descriptors:
     ]
     found = [match.rule.name for match in rules.find_counting("d", descriptors) if match is not None]
     assert found == [name if name == "all" else f"path=/{name}" for name in counting.split()]
+
+
+@pytest.mark.parametrize(
+    ("told", "counting"),
+    [
+        ("path=/a method=GET", "get"),
+        ("path=/a method=HEAD", "/a head get"),
+        ("path=/c method=HEAD", "/c head get"),
+        ("all=x method=HEAD", "all head get"),
+        ("path=/d method=HEAD", "/d get"),
+        ("all=x path=/d method=POST", "/d"),
+        ("all=x path=/b,method=HEAD", "all /b,get"),
+        ("all=x path=/e,method=HEAD", "/e,method /e,method"),
+    ],
+)
+def test_rules_replace_others_within_what_a_method_means(told: str, counting: str) -> None:
+    """What is there for GET alone takes no limit from HEAD, and what a path has takes those of both."""
+    text = """\
+domain: d
+descriptors:
+- {key: all, rate_limit: {unit: second, requests_per_unit: 5, name: general}}
+- {key: path, value: /a, rate_limit: {unit: second, requests_per_unit: 5, name: general}}
+- {key: path, value: /c, rate_limit: {unit: second, requests_per_unit: 9}}
+- {key: path, value: /d, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}, {name: heads}]}}
+- {key: method, value: GET, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}]}}
+- {key: method, value: HEAD, rate_limit: {unit: second, requests_per_unit: 9, name: heads}}
+- key: path
+  value: /b
+  descriptors:
+  - {key: method, value: GET, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}]}}
+- key: path
+  value: /e
+  descriptors:
+  - {key: method, rate_limit: {unit: second, requests_per_unit: 9, replaces: [{name: general}]}}
+"""
+    rules = RuleSet({"d": parse_document(text).root})
+    descriptors = [Descriptor(parse_descriptor(each)) for each in told.split()]
+    descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
+    found = [match.rule.name for match in rules.find_counting("d", descriptors) if match is not None]
+    assert [name.replace("path=", "").replace("method=", "").lower() for name in found] == counting.split()
 
 
 def test_metrics_tell_of_the_values_that_are_asked_for() -> None:

@@ -252,6 +252,46 @@ descriptors:
 
         run(main())
 
+    @pytest.mark.parametrize("sent", ["HEAD", "head", "Get"])
+    @pytest.mark.parametrize(
+        ("path", "root"),
+        [("/export", ""), ("/x/../export", ""), ("/api/export", "/api"), ("/api/x/../export", "/api")],
+    )
+    def test_a_head_has_the_limits_of_get(self, path: str, root: str, sent: str) -> None:
+        """Applications run for it what they have for GET; and make capitals of methods, some of them."""
+        text = """
+domain: api
+descriptors:
+  - key: method
+    value: GET
+    descriptors:
+      - {key: path, value: /export, rate_limit: {unit: minute, requests_per_unit: 1}}
+"""
+        rules = RuleSet({"api": parse_document(text).root})
+
+        async def main() -> None:
+            app = limited(limits=lambda: rules, domain="api")
+            wanted = {"path": path, "root_path": root}
+            assert await ask_all(app, {**wanted, "method": sent}, wanted, {**wanted, "method": sent}) == [200, 429, 429]
+            others = {**wanted, "method": "POST"}, {**wanted, "path": f"{root}/", "method": sent}
+            assert await ask_all(app, *others) == [200, 200]
+
+        run(main())
+
+    def test_a_head_counts_once_where_any_method_does(self) -> None:
+        text = """
+domain: api
+descriptors:
+  - {key: method, value: "*", share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 2}}
+"""
+        rules = RuleSet({"api": parse_document(text).root})
+
+        async def main() -> None:
+            app = limited(limits=lambda: rules, domain="api")
+            assert await ask_all(app, *[{"method": "HEAD"}] * 3) == [200, 200, 429]
+
+        run(main())
+
     @pytest.mark.parametrize("way", ["/users/{}/export", "/users/{}/../export"])
     def test_a_pattern_fits_however_long_the_value_is(self, way: str) -> None:
         text = """
@@ -718,6 +758,17 @@ descriptors:
   - {key: path, value: /deep, descriptors: [{key: method, rate_limit: {unit: hour, requests_per_unit: 9}}]}
 """
 
+METHODS = """
+domain: app
+descriptors:
+  - key: method
+    value: GET
+    descriptors:
+      - {key: path, rate_limit: {unit: hour, requests_per_unit: 1}}
+      - {key: path, value: "/o*", rate_limit: {unit: hour, requests_per_unit: 9}}
+      - {key: path, value: /exempt}
+"""
+
 
 @pytest.mark.parametrize("root", ["", "/api"])
 @pytest.mark.parametrize(
@@ -736,16 +787,23 @@ descriptors:
         (ANYTHING, "/files", "", 200),
         (ANYTHING, "/login", "", 429),
         (ANYTHING, "/login/../orders", "", 429),
+        (METHODS, "/orders", "", 200),
+        (METHODS, "/exempt", "", 200),
+        (METHODS, "/login", "", 429),
+        (METHODS, "/login/../orders", "", 429),
     ],
 )
-def test_exceptions_hold_below_a_root_path(root: str, text: str, path: str, customer: str, expected: int) -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_exceptions_hold_below_a_root_path(
+    root: str, text: str, path: str, customer: str, expected: int, method: str
+) -> None:
     """Rules are written for the paths that routes have; and none is an exception by one meaning of a path alone."""
     rules = RuleSet({"app": parse_document(text).root})
     extract = {"customer": header("X-Customer")} if customer else {}
 
     async def main() -> None:
         app = limited(limits=lambda: rules, extract=extract)
-        asked = {"path": path if path.startswith("/api") else root + path, "root_path": root}
+        asked = {"path": path if path.startswith("/api") else root + path, "root_path": root, "method": method}
         assert await ask_all(app, *[{**asked, "headers": {"X-Customer": customer}}] * 3) == [200, expected, expected]
 
     run(main())

@@ -17,9 +17,10 @@ from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import PLAIN, ClientAddress, Extractor, Scope, api_key, find_told, header
 from netlimit.l7.limiter import Verdict
 from netlimit.l7.listening import ClientGone, Listener, Receive
+from netlimit.l7.methods import find_heads, read_method, take_for_get
 from netlimit.l7.problems import write_problem
 from netlimit.l7.queueing import Queues
-from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import PROBLEM, Answer, Problem
 from netlimit.l7.service.exchange import AGE, LEFT
 from netlimit.l7.service.leases import write_lease
@@ -57,6 +58,7 @@ class Template(NamedTuple):
     descriptors: tuple[tuple[Part, ...], ...]
     of_paths: tuple[tuple[Part, ...], ...]
     """Those that tell a path, where any tells that of the request."""
+    tells_method: bool
     hits: int
     wait: float
     """Seconds after which a request that waits for its turn is answered, from when the question has come."""
@@ -79,7 +81,7 @@ class Authorizer:
         self._known: Mapping[str, Extractor] = {
             CLIENT_KEY: self._address,
             PATH_KEY: find_path,
-            "method": find_method,
+            METHOD_KEY: find_method,
             "host": find_host,
             "api_key": api_key(),
         }
@@ -91,7 +93,7 @@ class Authorizer:
             raise _gone()
         query = scope["query_string"]
         template = self._read_again(query) if len(query) <= SHORT else self._read_template(query)
-        domain, described, of_paths, hits, wait, deny, find_client, escalates = template
+        domain, described, of_paths, tells_method, hits, wait, deny, find_client, escalates = template
         descriptors = []
         for parts in described:
             descriptor = _make_descriptor(parts, scope)
@@ -99,6 +101,8 @@ class Authorizer:
                 descriptors.append(descriptor)
         if of_paths:
             descriptors += _find_others(of_paths, scope)
+        if tells_method:
+            descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]
         verdict = await self._queues.decide(
             domain,
             descriptors,
@@ -137,8 +141,9 @@ class Authorizer:
         client = partial(_find_told, finders) if told else self._address.find
         reads = any(part.is_path for parts in descriptors for part in parts)
         of_paths = tuple(parts for parts in descriptors if reads and any(part.key == PATH_KEY for part in parts))
+        tells_method = any(part.key == METHOD_KEY for parts in descriptors for part in parts)
         hits, wait = _read_hits(once.get("hits", "1")), _read_wait(once.get("wait"))
-        return Template(once["domain"], descriptors, of_paths, hits, wait, deny, client, not told)
+        return Template(once["domain"], descriptors, of_paths, tells_method, hits, wait, deny, client, not told)
 
     def _read_keys(self, keys: Sequence[str]) -> tuple[tuple[Part, ...], ...]:
         """The descriptors. What several of them tell is found once: a value may be long, and there may be many keys."""
@@ -270,8 +275,8 @@ def find_path(scope: Scope) -> str:
 
 
 def find_method(scope: Scope) -> str:
-    """The method of the request. Raises Problem 422."""
-    return _find_method(scope) or _complain("method", "X-Forwarded-Method")
+    """The method of the request in capitals. Raises Problem 422."""
+    return read_method(_find_method(scope) or _complain("method", "X-Forwarded-Method"))
 
 
 def find_host(scope: Scope) -> str:

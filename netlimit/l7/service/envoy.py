@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from math import ceil, isinf
 from typing import Any
@@ -14,6 +14,7 @@ from netlimit.l7.headers import Family, make_headers
 from netlimit.l7.identity import PLAIN, find_told
 from netlimit.l7.limit import UNITS, Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Status, Verdict
+from netlimit.l7.methods import find_heads, take_for_get
 from netlimit.l7.problems import write_problem
 from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
@@ -96,10 +97,21 @@ def _read_limit(descriptor: Any) -> Limit:
         raise Unanswerable(str(error)) from None
 
 
-def _make_response(verdict: Verdict, families: Collection[Family]) -> RateLimitResponse:
+def _choose_statuses(statuses: Sequence[Status], number: int, heads: Sequence[int]) -> Sequence[Status]:
+    """One for each of so many descriptors that are asked about. Behind them are those of HEAD as GET, which are told
+    where this alone limits or refuses the request."""
+    told = [*statuses[:number]]
+    for place, as_get in zip(heads, statuses[number:], strict=True):
+        own = told[place]
+        if (own.decision is None and as_get.rule is not None) or (own.allowed and not as_get.allowed):
+            told[place] = as_get
+    return told
+
+
+def _make_response(verdict: Verdict, families: Collection[Family], statuses: Iterable[Status]) -> RateLimitResponse:
     """The answer: a status for each descriptor, in order; for the client header fields, and why it is refused."""
     fields = make_headers(verdict, families)
-    response = _Response(overall_code=_Response.OK, statuses=[_make_status(status) for status in verdict.statuses])
+    response = _Response(overall_code=_Response.OK, statuses=[_make_status(status) for status in statuses])
     if not verdict.allowed:
         response.overall_code = _Response.OVER_LIMIT
         response.raw_body = write_problem(verdict)
@@ -113,8 +125,9 @@ def _make_response(verdict: Verdict, families: Collection[Family]) -> RateLimitR
 def _may_pass(descriptors: Sequence[Descriptor], statuses: Sequence[Status]) -> bool:
     """Whether the request is over none of its limits; but of quotas, not over all.
 
-    Quotas that belong together, since they are of the same model at the same backend, count as one, which is used up
-    when any of them is. One that another rule takes the place of, or that only observes, has no say.
+    Quotas that belong together, since they are of the same model at the same backend or of one descriptor (HEAD has
+    those of GET as well), count as one, which is used up when any of them is. One that another rule takes the place of,
+    or that only observes, has no say.
     """
     left: dict[object, bool] = {}
     for status, descriptor in zip(statuses, descriptors, strict=True):
@@ -163,11 +176,14 @@ async def should_rate_limit(
     """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
     CountersUnavailable."""
     domain, descriptors, hits, client = read_question(question)
-    judge = partial(_may_pass, descriptors)
-    verdict = await limiter.decide(
-        domain, descriptors, hits, charge=True, client=client, escalates=escalates, judge=judge
-    )
-    return _make_response(verdict, families)
+    asked = own = descriptors
+    if heads := find_heads(descriptors):
+        asked = [*descriptors, *[take_for_get(descriptors[place]) for place in heads]]
+        own = [*descriptors, *[descriptors[place] for place in heads]]
+    judge = partial(_may_pass, own)
+    verdict = await limiter.decide(domain, asked, hits, charge=True, client=client, escalates=escalates, judge=judge)
+    statuses = _choose_statuses(verdict.statuses, len(descriptors), heads) if heads else verdict.statuses
+    return _make_response(verdict, families, statuses)
 
 
 async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes, escalates: bool = False) -> Answer:

@@ -227,6 +227,22 @@ def test_websockets_ask_for_nothing_that_is_kept(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_head_is_not_kept_where_a_limit_of_get_rejects_it(tmp_path: Path) -> None:
+    limits = RULES + "  - key: method\n    value: GET\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(limits).root})
+        deferral = Deferral(f"sqlite://{tmp_path}/deferred.db", upstream="http://127.0.0.1:9")
+        limiter = Limiter(lambda: rules, MemoryStore())
+        app = DeferralApp(deferral, limiter, lambda: rules, "web", EXTRACTORS)
+        assert (await limiter.decide("web", [Descriptor((("method", "GET"),))], 1)).allowed
+        for method, status in (("HEAD", 429), ("get", 429), ("POST", 202)):
+            assert (await ask(app, "/v1/defer/", method=method)).status == status
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
 def test_what_another_limit_rejects_is_not_kept(tmp_path: Path) -> None:
     """One that defers concerns it, too, but has room."""
     limits = RULES + "  - key: path\n    value: /login\n    rate_limit: {unit: day, requests_per_unit: 1}\n"

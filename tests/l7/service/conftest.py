@@ -46,6 +46,24 @@ descriptors:
   - key: method
     value: POST
     rate_limit: {unit: minute, requests_per_unit: 1}
+    descriptors:
+      - key: caller
+        rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: method
+    value: GET
+    descriptors:
+      - key: caller
+        rate_limit: {unit: minute, requests_per_unit: 1}
+      - key: path
+        value: /login
+        descriptors:
+          - key: caller
+            rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: method
+    value: HEAD
+    descriptors:
+      - key: caller
+        rate_limit: {unit: minute, requests_per_unit: 2}
   - key: host
     rate_limit: {unit: minute, requests_per_unit: 1}
   - key: x-tenant

@@ -144,6 +144,30 @@ def test_as_traefik_sends_them(http: httpx.Client, client: str) -> None:
         assert [answer.status_code for answer in asked] == statuses
 
 
+@pytest.mark.parametrize(("named", "sent"), [("GET", "HEAD"), ("GET", "head"), ("POST", "post"), ("POST", "Post")])
+@pytest.mark.parametrize("key", ["method", "header:method", "method={}"])
+def test_a_method_is_one_however_it_is_written(http: httpx.Client, key: str, named: str, sent: str) -> None:
+    """And HEAD has the limits of GET: applications run one handler for both."""
+    query = f"key={key},caller={someone()}"
+    answers = [ask(http, query.format(told), X_Forwarded_Method=told, Method=told) for told in (named, sent)]
+    assert [answer.status_code for answer in answers] == [200, 403]
+
+
+def test_a_head_has_its_own_limit_as_well(http: httpx.Client) -> None:
+    query = f"key=method,caller={someone()}"
+    first = ask(http, query, X_Forwarded_Method="HEAD")
+    assert first.headers["ratelimit-policy"].count(";q=") == 2
+    assert ask(http, query, X_Forwarded_Method="GET").status_code == 403
+    refused = ask(http, f"{query}&deny=429", X_Forwarded_Method="HEAD")
+    assert (refused.status_code, refused.json()["violated-policies"]) == (429, ["method=GET,caller"])
+
+
+def test_a_head_has_the_limits_of_all_that_its_path_means(http: httpx.Client) -> None:
+    query, where = f"key=method,path,caller={someone()}", "/login/../login"
+    assert ask(http, query, X_Forwarded_Method="HEAD", X_Forwarded_Uri=where).status_code == 200
+    assert ask(http, query, X_Forwarded_Method="GET", X_Forwarded_Uri="/login").status_code == 403
+
+
 def test_a_header_of_the_client_names_whom_it_is_for(http: httpx.Client) -> None:
     tenant = someone()
     assert ask(http, "key=header:X-Tenant", X_Tenant=tenant).status_code == 200

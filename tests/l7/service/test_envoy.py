@@ -20,7 +20,7 @@ from netlimit.l7.escalation import Refusals
 from netlimit.l7.limit import parse_limit
 from netlimit.l7.limiter import Limiter
 from netlimit.l7.memory.store import MemoryStore
-from netlimit.l7.rules import LONGEST_KEY, Escalation, Mode, Node, Rule, RuleSet
+from netlimit.l7.rules import LONGEST_KEY, Entry, Escalation, Mode, Node, Rule, RuleSet
 from netlimit.l7.service.bytewise import _LEVELS, TooMany, _count_fields, parse_question
 from netlimit.l7.service.envoy import should_rate_limit
 from netlimit.l7.service.protocol.descriptor_pb2 import RateLimitDescriptor
@@ -148,6 +148,43 @@ def test_a_quota_refuses_only_when_all_are_used_up(envoy: Asker) -> None:
     envoy.ask(describe(user=who), hits=3)
     fresh = describe(quota=someone())
     assert envoy.ask(fresh, describe(user=who)).overall_code == OVER
+
+
+@pytest.mark.parametrize(("named", "sent"), [("GET", "HEAD"), ("GET", "head"), ("POST", "post")])
+def test_a_method_is_one_however_it_is_written(envoy: Asker, named: str, sent: str) -> None:
+    who = someone()
+    assert envoy.ask(describe(method=named, caller=who)).overall_code == OK
+    assert envoy.ask(describe(method=sent, caller=who)).overall_code == OVER
+
+
+def test_a_head_has_one_status_of_its_two_limits(envoy: Asker) -> None:
+    """That of GET's where this one refuses, or is the only one; so there is one for each descriptor."""
+    who, before, after = someone(), describe(place=someone()), describe(stranger=someone())
+    answers = [envoy.ask(before, describe(method="HEAD", caller=who), after) for _ in range(3)]
+    told = [[(each.code, each.current_limit.requests_per_unit) for each in answer.statuses] for answer in answers]
+    assert told[0] == [(OK, 100), (OK, 2), (OK, 0)]
+    assert told[1] == [(OK, 100), (OVER, 1), (OK, 0)]
+    assert told[2] == [(OK, 100), (OVER, 2), (OK, 0)]
+    assert [answer.overall_code for answer in answers] == [OK, OVER, OVER]
+    assert b"method=GET,caller" in answers[1].raw_body
+    (alone,) = envoy.ask(describe(method="HEAD", path="/login", caller=someone())).statuses
+    assert (alone.code, alone.current_limit.requests_per_unit) == (OK, 1)
+
+
+def test_a_quota_of_get_is_not_stretched_by_one_of_head() -> None:
+    """Both are the quota of one descriptor, and not two of which one may have room."""
+    quotas = {
+        Entry("method", method): Node(Rule("w", f"method={method}", parse_limit(limit), quota=True))
+        for method, limit in (("GET", "1/day"), ("HEAD", "9/day"))
+    }
+    rules = RuleSet({"w": Node(exact=quotas)})
+    limiter = Limiter(lambda: rules, MemoryStore())
+    question = RateLimitRequest(domain="w", descriptors=[describe(method="HEAD")]).SerializeToString()
+
+    async def ask_all() -> list[int]:
+        return [(await should_rate_limit(limiter, (), question)).overall_code for _ in range(2)]
+
+    assert asyncio.run(ask_all()) == [OK, OVER]
 
 
 def test_who_passes_by_another_quota_holds_his_place(envoy: Asker) -> None:
