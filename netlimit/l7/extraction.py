@@ -123,15 +123,17 @@ def _list_keys(descriptor: Descriptor) -> tuple[str, ...]:
 
 def _list_meanings(scope: Scope) -> Iterator[tuple[int, str]]:
     """What the path may mean besides what the whole says first, each with the number that descriptors have of it:
-    applications differ about `..`, and whether they take the root path away, which servers and mounts put before their
-    routes."""
+    applications differ about `..`, and whether they take the root path away, which servers and mounts put
+    before their routes (some from whatever begins so: of `/apilogin` they make `/login`)."""
     whole, root = scope["path"], (scope.get("root_path") or "").rstrip("/")
     told = find_meanings(whole)
     yield from [*enumerate(told)][1:]
-    if root and (whole == root or whole.startswith(f"{root}/")):
-        for reading, below in enumerate(find_meanings(whole[len(root) :])):
+    if root and whole.startswith(root):
+        rest = whole[len(root) :]
+        is_below = not rest or rest.startswith("/")
+        for reading, below in enumerate(find_meanings(rest)):
             if below not in told[reading:][:1]:
-                yield ~reading, below
+                yield (~reading if is_below else len(told) + reading), below
 
 
 def choose_address(extractors: Mapping[str, Extractor]) -> Extractor:

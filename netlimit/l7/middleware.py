@@ -31,7 +31,7 @@ from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
-from netlimit.l7.targets import resolve
+from netlimit.l7.targets import resolve, take_path
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -108,6 +108,8 @@ class RateLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
         kind, deferral = scope["type"], self._deferral
+        if kind in ("http", "websocket"):
+            scope = take_path(scope)
         if kind == "http" and deferral is not None:
             deferral.start(self._limiter, self._app)  # one that is mounted in another is not told when that starts
         if kind == "lifespan":

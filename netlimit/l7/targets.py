@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import MutableMapping
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Any
+from urllib.parse import quote
 
 _CROOKED = b"%", b"?", b"#", b"//", b"/."
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
@@ -31,11 +34,27 @@ def read_paths(target: bytes) -> tuple[str, ...]:
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
+    return find_meanings(decode(_read_origin(target).partition(b"?")[0]))
+
+
+def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A request as ASGI describes it, with its path alone in `path` and `raw_path`, for those who limit and for those
+    who serve it: servers may leave the authority of `http://host/login` there, and what is behind a `#`, of which
+    applications make different paths."""
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    if path in ("", "*") or (path.startswith("/") and b"#" not in raw):
+        return scope
+    sent = raw if decode(raw) == path else quote(path, safe="/:", errors="replace").encode()
+    origin = _read_origin(sent)
+    if not origin.startswith(b"/"):
+        origin = b"/" + origin
+    return {**scope, "path": decode(origin), "raw_path": origin}
+
+
+def _read_origin(target: bytes) -> bytes:
+    """A request target without authority and fragment."""
     authority = _AUTHORITY.match(target)
-    path = target[authority.end() :] if authority else target
-    for end in (b"#", b"?"):
-        path = path.partition(end)[0]
-    return find_meanings(decode(path))
+    return (target[authority.end() :] if authority else target).partition(b"#")[0]
 
 
 def decode(text: bytes) -> str:

@@ -667,6 +667,76 @@ class TestServer:
             assert client.get("/healthz").status_code == 200
 
 
+LOGIN = "domain: app\ndescriptors: [{key: path, value: /login, rate_limit: {unit: day, requests_per_unit: 2}}]"
+
+
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+@pytest.mark.parametrize(
+    "target", ["http://127.0.0.1/login", "HTTP://u@h:1/login?x", "/login#x", "/login?x#y", "//login"]
+)
+def test_what_a_server_leaves_before_a_path_or_behind_it_is_no_way_around_a_limit(parser: str, target: str) -> None:
+    """The application sees the path that has been limited, whatever it would make of the whole."""
+    rules = RuleSet({"app": parse_document(LOGIN).root})
+    seen: list[tuple[str, bytes]] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["path"], scope["raw_path"]))
+        await hello(scope, receive, send)
+
+    app = RateLimit(serve, limits=lambda: rules)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(app, http=parser, log_level="warning", lifespan="off", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            statuses = [ask_server(listening.getsockname(), target) for _ in range(4)]
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert statuses == [200, 200, 429, 429]
+    assert {path.replace("//", "/") for path, _ in seen} == {"/login"}
+    assert {raw.replace(b"//", b"/") for _, raw in seen} == {b"/login"}
+
+
+def ask_server(place: tuple[str, int], target: str) -> int:
+    with socket.create_connection(place, timeout=10) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "seen"),
+    [
+        ("http://h/login", None, ("/login", b"/login")),
+        ("http://h#/login", b"http://h%23/login", ("/login", b"/login")),
+        ("http://h/lo#gin?", b"http://h/lo%23gin%3F", ("/lo#gin?", b"/lo%23gin%3F")),
+        ("http://h/", b"/other", ("/", b"/")),
+        ("http:///login", b"http:///login", ("/login", b"/login")),
+        ("login", b"login", ("/login", b"/login")),
+        ("a:login", b"a:login", ("/a:login", b"/a:login")),
+        ("/a#b", None, ("/a#b", None)),
+        ("/a#b", b"/a%23b", ("/a#b", b"/a%23b")),
+        ("*", b"*", ("*", b"*")),
+        ("", b"", ("", b"")),
+    ],
+)
+def test_an_application_sees_a_path_where_its_server_tells_one(
+    path: str, raw: bytes | None, seen: tuple[str, bytes | None]
+) -> None:
+    found: list[tuple[str, bytes | None]] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        found.append((scope["path"], scope["raw_path"]))
+        await hello(scope, receive, send)
+
+    async def main() -> None:
+        assert (await ask(RateLimit(serve, limit="9/day"), path, raw_path=raw)).status == 200
+
+    run(main())
+    assert found == [seen]
+
+
 @pytest.mark.parametrize("weight", [-1, 0.5])
 def test_a_weight_that_is_none_is_an_error(weight: Any) -> None:
     """A negative one would give back what others have used."""

@@ -96,6 +96,17 @@ def test_the_middleware_compares_so_too() -> None:
     run(main())
 
 
+def test_below_a_root_path_a_path_counts_without_it_wherever_it_ends() -> None:
+    """Quart makes `/login` of `/apilogin`."""
+    rules = RuleSet({"app": parse_document(RULES).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, domain="app")
+        assert [(await ask(app, "/apilogin", root_path="/api")).status for _ in range(2)] == [200, 429]
+
+    run(main())
+
+
 def test_a_target_of_megabytes_takes_no_longer_than_it_is_long() -> None:
     """Of letters that may be a scheme: nobody else is answered meanwhile."""
     began = time.process_time()

@@ -11,6 +11,7 @@ from netlimit.l7.identity import Extractor
 from netlimit.l7.limiter import Limiter, Verdict
 from netlimit.l7.listening import Message, Receive
 from netlimit.l7.rules import RuleSet
+from netlimit.l7.targets import take_path
 
 PREFIX = "/v1/defer"
 _POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
@@ -48,7 +49,7 @@ class DeferralApp:
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "Only requests are kept."})
         elif scope["path"].startswith(f"{PREFIX}/"):
-            await self._defer(scope, receive, send)
+            await self._defer(take_path(scope), receive, send)
         elif self._deferral.is_asked(scope):
             await self._deferral.report(scope, send)
         else:

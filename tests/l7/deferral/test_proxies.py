@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ import uvicorn
 from netlimit.l7.addresses import AddressRules
 from netlimit.l7.deferral.application import DeferralApp
 from netlimit.l7.deferral.deferral import Deferral
+from netlimit.l7.deferral.sqlite import SqliteBacklog
 from netlimit.l7.document import parse_document
 from netlimit.l7.gate import Gate
 from netlimit.l7.identity import EXTRACTORS, ClientAddress
@@ -255,6 +257,28 @@ def test_what_another_limit_rejects_is_not_kept(tmp_path: Path) -> None:
         assert (await limiter.decide("web", [Descriptor((("path", "/login"),))], 1)).allowed
         assert (await ask(app, "/v1/defer/login", method="POST")).status == 429
         assert (await ask(app, "/v1/defer/other", method="POST")).status == 202
+        await deferral.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("target", ["login#x"])
+def test_what_is_kept_has_the_limits_of_all_that_its_path_means(tmp_path: Path, target: str) -> None:
+    """And is replayed as it has been limited: without a fragment."""
+    limits = RULES + "  - key: path\n    value: /login\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
+
+    async def main() -> None:
+        rules = RuleSet({"web": parse_document(limits).root})
+        backlog = SqliteBacklog(tmp_path / "deferred.db")
+        deferral = Deferral(backlog, upstream="http://127.0.0.1:9")
+        limiter = Limiter(lambda: rules, MemoryStore())
+        app = DeferralApp(deferral, limiter, lambda: rules, "web", EXTRACTORS)
+        path, raw = f"/v1/defer/{unquote(target)}", f"/v1/defer/{target}".encode()
+        assert (await ask(app, path, method="POST", raw_path=raw)).status == 202
+        claim = await backlog.claim(backlog.now())
+        assert claim is not None
+        assert claim.request.target == f"/{target.partition('#')[0]}"
+        assert (await ask(app, path, method="POST", raw_path=raw)).status == 429
         await deferral.stop()
 
     asyncio.run(main())
