@@ -31,7 +31,7 @@ from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
-from netlimit.l7.targets import resolve, take_path
+from netlimit.l7.targets import find_meanings, find_sent, take_path
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -114,7 +114,7 @@ class RateLimit:
             deferral.start(self._limiter, self._app)  # one that is mounted in another is not told when that starts
         if kind == "lifespan":
             await self._live(scope, receive, send)
-        elif kind not in ("http", "websocket") or self._is_exempt(scope["path"]):
+        elif kind not in ("http", "websocket") or self._is_exempt(scope):
             await self._app(scope, receive, send)
         elif kind == "http" and deferral is not None and deferral.is_asked(scope):
             await deferral.report(scope, send)
@@ -221,12 +221,15 @@ class RateLimit:
                 self._ending.set()
                 await self._store.aclose()
 
-    def _is_exempt(self, path: str) -> bool:
-        """Whether a path is exempt whatever it means: `/static/../login` is not."""
+    def _is_exempt(self, scope: Scope) -> bool:
+        """Whether a path is exempt whatever it means: `/static/../login` and `/static/..;/login` are not."""
+        path = scope["path"]
         if path in self._exempt:
             return True
         begins = bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings)
-        return begins and (".." not in path or resolve(path).startswith(self._exempt_beginnings))
+        if not begins or ".." not in path:
+            return begins
+        return all(each.startswith(self._exempt_beginnings) for each in find_meanings(path, find_sent(scope)))
 
     def _follow(self, limits: str | PathLike[str] | Callable[[], RuleSet]) -> Callable[[], RuleSet]:
         if callable(limits):

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
-_CROOKED = b"%", b"?", b"#", b"//", b"/."
+_CROOKED = b"%", b"?", b"#", b";", b"//", b"/."
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_PARAMETERS = re.compile(r";[^/]*")
+_PARAMETERS_SENT = re.compile(rb";[^/]*")
 
 
 def plain_path(target: bytes) -> str:
@@ -28,13 +30,13 @@ def plain_path(target: bytes) -> str:
 
 @lru_cache(maxsize=_KEPT)  # each is asked for twice, one call after the other; and others choose how long they are
 def read_paths(target: bytes) -> tuple[str, ...]:
-    """The plain path of a request target, and where there are `..` in it the path to which a server comes that does not
-    know what they mean: the request may be for either."""
+    """The plain path of a request target, and what else it may mean to servers, each once (see `find_meanings`)."""
     if target.startswith(b"/") and target.isascii() and not any(each in target for each in _CROOKED):
         return (target.decode("ascii"),)
     if target == b"*":  # of the whole server
         return ("*",)
-    return find_meanings(decode(_read_origin(target).partition(b"?")[0]))
+    path = _read_origin(target).partition(b"?")[0]
+    return tuple(dict.fromkeys(find_meanings(decode(path), path)))
 
 
 def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -49,6 +51,12 @@ def take_path(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if not origin.startswith(b"/"):
         origin = b"/" + origin
     return {**scope, "path": decode(origin), "raw_path": origin}
+
+
+def find_sent(scope: Mapping[str, Any]) -> bytes:
+    """The path of such a request as it was sent; nothing where another is served, or nobody knows."""
+    raw: bytes = scope.get("raw_path") or b""
+    return raw if b"%" in raw and decode(raw) == scope["path"] else b""
 
 
 def _read_origin(target: bytes) -> bytes:
@@ -66,13 +74,32 @@ def decode(text: bytes) -> str:
     return known.replace(b"%", rb"\x").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
 
 
-def find_meanings(path: str) -> tuple[str, ...]:
-    """The same of a path that has been decoded."""
-    plain = resolve(path)
-    if "/.." not in f"/{path}":
-        return (plain,)
-    merged = _merge(path)
-    return (plain,) if merged == plain else (plain, merged)
+def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
+    """The plain form of a path that has been decoded, and of all that it may mean besides: the request may be for any.
+
+    Where there are `..` in it, that is the path to which a server comes that does not know what they mean; where `.` or
+    `..` are at its end, the path without a `/` there, as Tomcat reads it. Where there are `;`, it is the path without
+    them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..` before, and
+    where they have been cut off of what was `sent`, before it was decoded, if that is given.
+    """
+    readings = [path]
+    if ";" in path:
+        readings.append(_PARAMETERS.sub("", path))
+        if "/.." in f"/{path}":
+            readings.append(_PARAMETERS.sub("", resolve(path)))
+        if b"%" in sent:
+            readings.append(decode(_PARAMETERS_SENT.sub(b"", sent)))
+    return tuple([meaning for each in readings for meaning in _list_dotted(each)])
+
+
+def _list_dotted(path: str) -> list[str]:
+    """What a decoded path may mean, as far as `.` and `..` go."""
+    found = [resolve(path)]
+    if "/.." in f"/{path}":
+        found.append(_merge(path))
+    if path.endswith(("/.", "/..")):
+        found.append(found[0].rstrip("/") or "/")
+    return found
 
 
 def resolve(path: str) -> str:

@@ -60,8 +60,58 @@ def test_what_servers_read_in_two_ways_is_both() -> None:
     assert read_paths(b"/files/x..y/..z") == ("/files/x..y/..z",)
     assert read_paths(b"\xff/../\x00") == ("/\x00", "/\ufffd/../\x00")
     assert read_paths(b"//a/..///././") == ("/", "/a/../")
-    assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/")
+    assert read_paths(b"/a/../b//.") == ("/b/", "/a/../b/", "/b")
+    assert read_paths(b"/login/.") == read_paths(b"/login/x/..")[::2] == ("/login/", "/login")
+    assert read_paths(b"/login/./") == ("/login/",)
     assert read_paths(b"/a/./../..") == ("/", "/a/../..")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/login;1", "/login;a=b;c", "/login;", "/login%3b1", "/login;%2f", "/login;a%2Fb?x", "/;x/login", "/;/login",
+        "/.;/login", "/.;x/;y//login", "/x/..;/login", "/x/..;a;b/login;c", "/x/%2e%2e;/login", "/x%2f..;/login",
+        "/x/..%3b/login", "/..;/login", "/login/.;x", "/login/x/..;", "/x/;a%2fb/..;/login", "http://h;x/;y/login;z",
+        "/lo%67in;%3b",
+    ],
+)  # fmt: skip
+def test_a_path_has_the_limits_that_it_has_without_its_parameters_too(target: str) -> None:
+    """As Tomcat and Jetty serve it, also behind a proxy that decodes or resolves before them."""
+    plain, *others = read_paths(target.encode())
+    assert ";" in plain
+    assert "/login" in others
+
+
+@pytest.mark.parametrize(
+    ("target", "direct", "resolved"),
+    [
+        ("/b/;/../login;x", "/login", "/b/login"),
+        ("/b/%3b/..;/login", "/b/login", "/login"),
+        ("/b/..;/../login;x", "/login", "/b/login"),
+    ],
+)
+def test_parameters_may_be_cut_off_before_or_after_all_else(target: str, direct: str, resolved: str) -> None:
+    """By Tomcat, asked directly, before it decodes; by Jetty, and behind nginx, once `..` are resolved."""
+    assert {direct, resolved} <= {*read_paths(target.encode())}
+
+
+def test_what_has_parameters_keeps_what_it_means() -> None:
+    assert read_paths(b"/a;1/b;2") == ("/a;1/b;2", "/a/b")
+    assert read_paths(b"/a;1/") == ("/a;1/", "/a/")
+    assert read_paths(b"/a/;1") == ("/a/;1", "/a/")
+    assert read_paths(b"/%E9t;1") == ("/�t;1", "/�t")
+    assert read_paths(b"/a?b;c") == ("/a",)
+    assert read_paths(b"/a/..;/b") == ("/a/..;/b", "/b", "/a/../b")
+
+
+@pytest.mark.parametrize("part", [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/"])
+def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> None:
+    """8 KiB, as much as servers take: some milliseconds, so that thousands of them keep nobody waiting."""
+    target = b"/" + part * (8192 // len(part))
+    began = time.thread_time()
+    for number in range(20):
+        assert len(read_paths(target + b"/%d" % number)) <= 12
+    assert time.thread_time() - began < 20 * 0.02
 
 
 @pytest.mark.parametrize(
@@ -92,6 +142,37 @@ def test_the_middleware_compares_so_too() -> None:
         assert (await ask(app, "/files/x")).status == 200
         assert [(await ask(app, "/files/../z")).status for _ in range(2)] == [200, 429]
         assert (await ask(app, "/static/a.css")).status == 200
+
+    run(main())
+
+
+SHARED = """
+domain: app
+descriptors:
+  - key: path
+    value: /login
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: path
+    value: /a;1
+    rate_limit: {unit: minute, requests_per_unit: 1}
+"""
+
+
+def test_the_middleware_counts_for_a_path_with_and_without_its_parameters() -> None:
+    rules = RuleSet({"app": parse_document(SHARED).root})
+
+    async def main() -> None:
+        app = limited(limits=lambda: rules, domain="app", exempt=["/static/*"])
+
+        async def ask_each(*paths: str, **others: str) -> list[int | None]:
+            return [(await ask(app, path, **others)).status for path in paths]
+
+        assert await ask_each("/a;1", "/a;1", "/a;2", "/a;3") == [200, 429, 200, 200]
+        assert await ask_each("/login;1", "/x/..;/login", "/login;2", "/;/login", "/login") == [200, 200, 429, 429, 429]
+        assert await ask_each("/login/.", "/login/x/..", "/login/") == [429, 429, 200]
+        assert await ask_each("/static/..;/login", "/static/a;1", "/static/../static/a") == [429, 200, 200]
+        assert await ask_each("/api/login;3", "/api/x/..;/login", "/apilogin", root_path="/api") == [429] * 3
+        assert await ask_each("/other;1", "/other;1", "/other") == [200] * 3
 
     run(main())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from math import ceil, isinf
 from typing import Any
@@ -16,12 +16,13 @@ from netlimit.l7.limit import UNITS, Algorithm, Limit
 from netlimit.l7.limiter import Limiter, Status, Verdict
 from netlimit.l7.methods import find_heads, take_for_get
 from netlimit.l7.problems import write_problem
-from netlimit.l7.rules import CLIENT_KEY, Descriptor, Entry
+from netlimit.l7.rules import CLIENT_KEY, PATH_KEY, Descriptor, Entry
 from netlimit.l7.service.answers import JSON, PROBLEM, Answer, Problem
 from netlimit.l7.service.bytewise import MOST_FIELDS, TooMany, parse_question
 from netlimit.l7.service.protocol.header_pb2 import HeaderValue
 from netlimit.l7.service.protocol.service_pb2 import RateLimitRequest, RateLimitResponse
 from netlimit.l7.service.protocol.unit_pb2 import RateLimitUnit
+from netlimit.l7.targets import read_paths
 
 BOUNDLESS = 2**32 - 1
 """`limit_remaining` of what is unlimited."""
@@ -34,16 +35,18 @@ _MODEL = ("backend_name", "model_name_override")
 _Response = RateLimitResponse
 _Unit = _Response.RateLimit.Unit
 _UNITS = sorted(((seconds, _Unit.Value(name.upper())) for name, seconds in UNITS.items()), reverse=True)
-_CLIENT = CLIENT_KEY.encode()
+_CLIENT, _PATH = CLIENT_KEY.encode(), PATH_KEY.encode()
+_Others = Sequence[tuple[int, Descriptor]]
+"""Descriptors of what path and method may mean besides, each with the place of the one that tells them."""
 
 
 class Unanswerable(ValueError):
     """A question that has no answer; the sentence says what is missing."""
 
 
-def read_question(data: bytes) -> tuple[str, list[Descriptor], int, tuple[str, ...]]:
-    """The domain, descriptors and hits of a RateLimitRequest, and all addresses that are told as the client's own.
-    Raises Unanswerable."""
+def read_question(data: bytes) -> tuple[str, list[Descriptor], _Others, int, tuple[str, ...]]:
+    """The domain, descriptors, those of other meanings, and hits of a RateLimitRequest, and all addresses that are told
+    as the client's own. Raises Unanswerable."""
     try:
         question = parse_question(data)
     except TooMany:
@@ -54,9 +57,11 @@ def read_question(data: bytes) -> tuple[str, list[Descriptor], int, tuple[str, .
         raise Unanswerable("The domain is empty; name the domain whose rules the request is under.")
     if not question.descriptors:
         raise Unanswerable("There are no descriptors; name at least one.")
+    descriptors = [_read_descriptor(each) for each in question.descriptors]
     return (
         _decode(question.domain),
-        [_read_descriptor(each) for each in question.descriptors],
+        descriptors,
+        _list_others(question, descriptors),
         question.hits_addend or 1,
         find_told(_decode(e.value) for each in question.descriptors for e in each.entries if e.key == _CLIENT),
     )
@@ -85,6 +90,25 @@ def _read_entry(key: str, value: bytes) -> Entry:
     return Entry(key, PLAIN.get(key, _decode)(value))
 
 
+def _list_others(question: Any, descriptors: Sequence[Descriptor]) -> _Others:
+    """What paths mean besides, and each of all that with GET where it tells HEAD."""
+    others = [*_list_paths(question, descriptors)]
+    if find_heads(descriptors):
+        told = [*enumerate(descriptors), *others]
+        others += [(told[at][0], take_for_get(told[at][1])) for at in find_heads([each for _, each in told])]
+    return others
+
+
+def _list_paths(question: Any, descriptors: Sequence[Descriptor]) -> Iterator[tuple[int, Descriptor]]:
+    for place, asked in enumerate(question.descriptors):
+        told = {at: read_paths(entry.value) for at, entry in enumerate(asked.entries) if entry.key == _PATH}
+        for reading in range(1, max(map(len, told.values()), default=0)):
+            entries = [*descriptors[place].entries]
+            for at, paths in told.items():
+                entries[at] = Entry(PATH_KEY, paths[min(reading, len(paths) - 1)])
+            yield place, descriptors[place]._replace(entries=tuple(entries), besides=reading)
+
+
 def _read_limit(descriptor: Any) -> Limit:
     """The limit that a descriptor brings with it."""
     wanted = descriptor.limit
@@ -97,21 +121,11 @@ def _read_limit(descriptor: Any) -> Limit:
         raise Unanswerable(str(error)) from None
 
 
-def _choose_statuses(statuses: Sequence[Status], number: int, heads: Sequence[int]) -> Sequence[Status]:
-    """One for each of so many descriptors that are asked about. Behind them are those of HEAD as GET, which are told
-    where this alone limits or refuses the request."""
-    told = [*statuses[:number]]
-    for place, as_get in zip(heads, statuses[number:], strict=True):
-        own = told[place]
-        if (own.decision is None and as_get.rule is not None) or (own.allowed and not as_get.allowed):
-            told[place] = as_get
-    return told
-
-
-def _make_response(verdict: Verdict, families: Collection[Family], statuses: Iterable[Status]) -> RateLimitResponse:
+def _make_response(verdict: Verdict, others: _Others, families: Collection[Family]) -> RateLimitResponse:
     """The answer: a status for each descriptor, in order; for the client header fields, and why it is refused."""
     fields = make_headers(verdict, families)
-    response = _Response(overall_code=_Response.OK, statuses=[_make_status(status) for status in statuses])
+    statuses = [_make_status(status) for status in _choose_statuses(verdict.statuses, others)]
+    response = _Response(overall_code=_Response.OK, statuses=statuses)
     if not verdict.allowed:
         response.overall_code = _Response.OVER_LIMIT
         response.raw_body = write_problem(verdict)
@@ -120,6 +134,16 @@ def _make_response(verdict: Verdict, families: Collection[Family], statuses: Ite
         [HeaderValue(key=name.decode(), value=value.decode()) for name, value in fields]
     )
     return response
+
+
+def _choose_statuses(statuses: Sequence[Status], others: _Others) -> Sequence[Status]:
+    """The status of each descriptor: that of what it means besides where only that is limited, or refuses."""
+    chosen = [*statuses[: len(statuses) - len(others)]]
+    for (place, _), status in zip(others, statuses[len(chosen) :], strict=True):
+        own = chosen[place]
+        if (own.decision is None and status.rule is not None) or (own.allowed and not status.allowed):
+            chosen[place] = status
+    return chosen
 
 
 def _may_pass(descriptors: Sequence[Descriptor], statuses: Sequence[Status]) -> bool:
@@ -175,15 +199,11 @@ async def should_rate_limit(
 ) -> RateLimitResponse:
     """Decide as Envoy asks, in a RateLimitRequest. Refused hits are counted too. Raises Unanswerable,
     CountersUnavailable."""
-    domain, descriptors, hits, client = read_question(question)
-    asked = own = descriptors
-    if heads := find_heads(descriptors):
-        asked = [*descriptors, *[take_for_get(descriptors[place]) for place in heads]]
-        own = [*descriptors, *[descriptors[place] for place in heads]]
-    judge = partial(_may_pass, own)
+    domain, descriptors, others, hits, client = read_question(question)
+    judge = partial(_may_pass, [*descriptors, *(descriptors[place] for place, _ in others)])
+    asked = [*descriptors, *(descriptor for _, descriptor in others)] if others else descriptors
     verdict = await limiter.decide(domain, asked, hits, charge=True, client=client, escalates=escalates, judge=judge)
-    statuses = _choose_statuses(verdict.statuses, len(descriptors), heads) if heads else verdict.statuses
-    return _make_response(verdict, families, statuses)
+    return _make_response(verdict, others, families)
 
 
 async def answer_json(limiter: Limiter, families: Collection[Family], body: bytes, escalates: bool = False) -> Answer:

@@ -262,7 +262,7 @@ def test_what_another_limit_rejects_is_not_kept(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("target", ["login#x"])
+@pytest.mark.parametrize("target", ["login#x", "login;1", "x/..;/login", "login;%2f"])
 def test_what_is_kept_has_the_limits_of_all_that_its_path_means(tmp_path: Path, target: str) -> None:
     """And is replayed as it has been limited: without a fragment."""
     limits = RULES + "  - key: path\n    value: /login\n    rate_limit: {unit: day, requests_per_unit: 1}\n"

@@ -72,7 +72,7 @@ def test_a_header_that_is_there_twice_is_one_list(http: httpx.Client, client: st
 @pytest.mark.parametrize(
     "uri",
     ["/login", "/login?next=/", "//login", "/%6Cogin", "/a/../login", "/./login", "http://host/login", "/login#1",
-     "/a%2F..%2Flogin", "http://[host/login"],
+     "/a%2F..%2Flogin", "http://[host/login", "/login;1", "/login%3b1", "/;x/login", "/x/..;/login", "/.;/login"],
 )  # fmt: skip
 def test_a_path_is_one_however_it_is_written(http: httpx.Client, client: str, uri: str) -> None:
     query = "key=remote_address,path"

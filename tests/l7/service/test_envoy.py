@@ -373,12 +373,45 @@ def test_what_is_no_question_is_an_error(envoy: Asker) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/login", "/login?x=1", "//login", "/%6cogin", "/./login", "/a/../login", "/login#1", "http://h/login"]
-)
+    "path",
+    ["/login", "/login?x=1", "//login", "/%6cogin", "/./login", "/a/../login", "/login#1", "http://h/login", "/login;1",
+     "/login%3b1", "/;x/login", "/x/..;/login"],
+)  # fmt: skip
 def test_a_path_is_one_however_it_is_written(envoy: Asker, path: str) -> None:
     who = someone()
     assert envoy.ask(describe(remote_address=who, path="/login")).overall_code == OK
     assert envoy.ask(describe(remote_address=who, path=path)).overall_code == OVER
+
+
+def test_of_a_path_that_means_two_things_one_status_tells(envoy: Asker) -> None:
+    """Whatever it means, Envoy has asked one question, and is told the limit of what is limited."""
+    who = someone()
+    asked = [describe(remote_address=who, path=path) for path in ("/login;1", "/files/..;/x", "/free;1")]
+    first, second = envoy.ask(*asked), envoy.ask(*asked)
+    assert [status.code for status in first.statuses] == [OK, OK, OK]
+    assert [status.current_limit.requests_per_unit for status in first.statuses] == [1, 1, 0]
+    assert [status.code for status in second.statuses] == [OVER, OVER, OK]
+    assert (first.overall_code, second.overall_code) == (OK, OVER)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_limit_that_a_path_brings_is_of_all_that_it_means(envoy: Asker, limited: bool) -> None:
+    who = someone()
+    asked = [override(describe(user=who, path=path), 1, "MINUTE") for path in ("/it", "/it;1")]
+    answers = [envoy.ask(each) for each in (reversed(asked) if limited else asked)]
+    assert [answer.overall_code for answer in answers] == [OK, OVER]
+    assert [len(answer.statuses) for answer in answers] == [1, 1]
+
+
+def test_a_quota_of_a_path_is_used_up_whatever_the_path_means() -> None:
+    node = Node(default={"path": Node(Rule("w", "path", parse_limit("1/day"), quota=True))})
+    limiter = Limiter(lambda: RuleSet({"w": node}), MemoryStore())
+
+    async def ask_all(*paths: str) -> list[int]:
+        questions = [RateLimitRequest(domain="w", descriptors=[describe(path=path)]) for path in paths]
+        return [(await should_rate_limit(limiter, (), each.SerializeToString())).overall_code for each in questions]
+
+    assert asyncio.run(ask_all("/it;1", "/it;2", "/other")) == [OK, OVER, OK]
 
 
 def test_a_pattern_fits_however_long_the_value_is(envoy: Asker) -> None:
