@@ -9,7 +9,7 @@ from netlimit.errors import LimitError
 from netlimit.l7.identity import ClientAddress, Extractor, Scope, path
 from netlimit.l7.methods import HEAD, find_heads, take_for_get
 from netlimit.l7.rules import CLIENT_KEY, METHOD_KEY, PATH_KEY, Descriptor, Entry, Node, RuleSet
-from netlimit.l7.targets import find_meanings, find_sent
+from netlimit.l7.targets import find_meanings, find_sent, is_plain
 
 _Way = tuple[tuple[str, Extractor], ...]
 """Keys, and what extracts them."""
@@ -22,10 +22,10 @@ class Extraction:
 
     Values are told whole, however long a client makes them: a pattern may go on behind its `*`. What counters keep of
     them is short.
-    A descriptor of which a value is missing is left out; a path that may mean several things, since there are `..` or
-    `;` in it, or it begins with the root path, has descriptors of each, and so has HEAD, which may mean GET. Raises
-    LimitError if there is no such domain, or if its rules have keys that nothing extracts; rules that come later are
-    heeded as far as that goes, and the rest is logged.
+    A descriptor of which a value is missing is left out; a path that may mean several things, for what is in it
+    (`find_meanings`) or since it begins with the root path, has descriptors of each, and so has HEAD, which may mean
+    GET. Raises LimitError if there is no such domain, or if its rules have keys that nothing extracts; rules that come
+    later are heeded as far as that goes, and the rest is logged.
     """
 
     def __init__(self, rules: Callable[[], RuleSet], domain: str, extractors: Mapping[str, Extractor]) -> None:
@@ -47,7 +47,7 @@ class Extraction:
                 log.error("%s", faults)
         values: dict[str, str | None] = {}
         descriptors = [*self._make_descriptors(self._ways, values, scope)]
-        if "/." in scope["path"] or ";" in scope["path"] or scope.get("root_path"):
+        if not is_plain(scope["path"]) or scope.get("root_path"):
             descriptors += self._find_others(values, scope)
         if values.get(METHOD_KEY) == HEAD:
             descriptors += [take_for_get(descriptors[place]) for place in find_heads(descriptors)]

@@ -31,7 +31,7 @@ from netlimit.l7.queueing import Queues
 from netlimit.l7.rules import Descriptor, Node, OnLimit, Rule, RuleSet
 from netlimit.l7.sources import Sources
 from netlimit.l7.store import Store
-from netlimit.l7.targets import find_meanings, find_sent, take_path
+from netlimit.l7.targets import find_meanings, find_sent, is_plain, take_path
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -227,7 +227,7 @@ class RateLimit:
         if path in self._exempt:
             return True
         begins = bool(self._exempt_beginnings) and path.startswith(self._exempt_beginnings)
-        if not begins or ".." not in path:
+        if not begins or is_plain(path):
             return begins
         return all(each.startswith(self._exempt_beginnings) for each in find_meanings(path, find_sent(scope)))
 

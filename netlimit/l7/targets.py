@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
-_CROOKED = b"%", b"?", b"#", b";", b"//", b"/."
+_CROOKED = b"%", b"?", b"#", b";", b"\\", b"\n", b"//", b"/."
 """What a path has that is not plain as it stands; or letters that are not ASCII."""
 _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT = 2
@@ -74,15 +74,26 @@ def decode(text: bytes) -> str:
     return known.replace(b"%", rb"\x").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
 
 
+def is_plain(path: str) -> bool:
+    """Whether a decoded path means one thing alone, as most do; looked at before all else, for it takes no time."""
+    return not ("/." in path or ";" in path or "\\" in path or "\n" in path)
+
+
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
     """The plain form of a path that has been decoded, and of all that it may mean besides: the request may be for any.
 
     Where there are `..` in it, that is the path to which a server comes that does not know what they mean; where `.` or
     `..` are at its end, the path without a `/` there, as Tomcat reads it. Where there are `;`, it is the path without
     them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..` before, and
-    where they have been cut off of what was `sent`, before it was decoded, if that is given.
+    where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at the end is
+    not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to who reads a
+    URL as browsers do (WHATWG URL, 4.4).
     """
     readings = [path]
+    if path.endswith("\n"):
+        readings.append(path[:-1])
+    if "\\" in path:
+        readings.append(path.replace("\\", "/").removesuffix("\n"))
     if ";" in path:
         readings.append(_PARAMETERS.sub("", path))
         if "/.." in f"/{path}":

@@ -95,6 +95,25 @@ def test_parameters_may_be_cut_off_before_or_after_all_else(target: str, direct:
     assert {direct, resolved} <= {*read_paths(target.encode())}
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["/login%0a", "/login%0A?x", "//x/../login%0a", "http://h/login%0a", "/\\login", "\\login", "/x\\..\\login",
+     "/x%5c..%5Clogin", "/x/..\\.\\login", "/x\\../login%0a"],
+)  # fmt: skip
+def test_a_path_has_the_limits_of_what_routers_of_one_language_make_of_it_too(target: str) -> None:
+    """A `$` before a newline is the end to Python's and Perl's regular expressions, and `\\` is `/` to the URL of
+    JavaScript."""
+    paths = read_paths(target.encode())
+    assert "/login" in paths
+    assert len(paths) <= 4
+
+
+def test_other_newlines_and_letters_stay() -> None:
+    assert read_paths(b"/log%0ain") == ("/log\nin",)
+    assert read_paths(b"/login%0d") == ("/login\r",)
+    assert read_paths(b"/login%0a%0a") == ("/login\n\n", "/login\n")
+
+
 def test_what_has_parameters_keeps_what_it_means() -> None:
     assert read_paths(b"/a;1/b;2") == ("/a;1/b;2", "/a/b")
     assert read_paths(b"/a;1/") == ("/a;1/", "/a/")
@@ -104,7 +123,9 @@ def test_what_has_parameters_keeps_what_it_means() -> None:
     assert read_paths(b"/a/..;/b") == ("/a/..;/b", "/b", "/a/../b")
 
 
-@pytest.mark.parametrize("part", [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/"])
+@pytest.mark.parametrize(
+    "part", [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/", b"\\", b"\\..", b"%5c;"]
+)
 def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> None:
     """8 KiB, as much as servers take: some milliseconds, so that thousands of them keep nobody waiting."""
     target = b"/" + part * (8192 // len(part))
@@ -170,7 +191,13 @@ def test_the_middleware_counts_for_a_path_with_and_without_its_parameters() -> N
         assert await ask_each("/a;1", "/a;1", "/a;2", "/a;3") == [200, 429, 200, 200]
         assert await ask_each("/login;1", "/x/..;/login", "/login;2", "/;/login", "/login") == [200, 200, 429, 429, 429]
         assert await ask_each("/login/.", "/login/x/..", "/login/") == [429, 429, 200]
-        assert await ask_each("/static/..;/login", "/static/a;1", "/static/../static/a") == [429, 200, 200]
+        assert await ask_each("/login\n", "/x\\..\\login", "/login\n\n") == [429, 429, 200]
+        assert await ask_each("/static/..;/login", "/static/a;1", "/static/../static/a", "/static/..\\login") == [
+            429,
+            200,
+            200,
+            429,
+        ]
         assert await ask_each("/api/login;3", "/api/x/..;/login", "/apilogin", root_path="/api") == [429] * 3
         assert await ask_each("/other;1", "/other;1", "/other") == [200] * 3
 
