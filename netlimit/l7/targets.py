@@ -82,12 +82,13 @@ def is_plain(path: str) -> bool:
 def find_meanings(path: str, sent: bytes = b"") -> tuple[str, ...]:
     """The plain form of a path that has been decoded, and of all that it may mean besides: the request may be for any.
 
-    Where there are `..` in it, that is the path to which a server comes that does not know what they mean; where `.` or
-    `..` are at its end, the path without a `/` there, as Tomcat reads it. Where there are `;`, it is the path without
-    them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..` before, and
-    where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at the end is
-    not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to who reads a
-    URL as browsers do (WHATWG URL, 4.4).
+    Where there are `..` in it, that is the path to which a server comes that does not know what they mean; and with
+    `//`, too, the one to which it leads where a `..` takes an empty part away (RFC 3986, 5.2.4: Jetty, browsers). Where
+    `.` or `..` are at its end, it is the path without a `/` there, as Tomcat reads it. Where there are `;`, it is the
+    path without them and what follows in each part, as Java's servers read it: also where a proxy has resolved `..`
+    before, and where they have been cut off of what was `sent`, before it was decoded, if that is given. A newline at
+    the end is not seen where routes are regular expressions that end in `$` (Starlette, PCRE), and a `\\` is a `/` to
+    who reads a URL as browsers do (WHATWG URL, 4.4).
     """
     readings = [path]
     if path.endswith("\n"):
@@ -108,6 +109,8 @@ def _list_dotted(path: str) -> list[str]:
     found = [resolve(path)]
     if "/.." in f"/{path}":
         found.append(_merge(path))
+        if "//" in path:
+            found.append(resolve(_remove_dots(path)))
     if path.endswith(("/.", "/..")):
         found.append(found[0].rstrip("/") or "/")
     return found
@@ -117,6 +120,17 @@ def resolve(path: str) -> str:
     """A decoded path without `.`, `..` and empty parts."""
     plain = posixpath.normpath(f"/{path.lstrip('/')}")
     return f"{plain}/" if plain != "/" and path.endswith(("/", "/.", "/..")) else plain
+
+
+def _remove_dots(path: str) -> str:
+    """A decoded path without `.` and `..`, each of which takes one part away, an empty one as well."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and parts:
+            parts.pop()
+        elif part not in (".", ".."):
+            parts.append(part)
+    return "/".join(parts) + "/" * path.endswith(("/.", "/.."))
 
 
 def _merge(path: str) -> str:

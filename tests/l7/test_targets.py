@@ -108,6 +108,12 @@ def test_a_path_has_the_limits_of_what_routers_of_one_language_make_of_it_too(ta
     assert len(paths) <= 4
 
 
+@pytest.mark.parametrize("target", ["/b//../login", "/b/x//../../login", "/b/x///../../../login", "/c/..//b//../login"])
+def test_an_empty_part_of_a_path_may_be_what_dots_take_away(target: str) -> None:
+    """As Jetty and the URL of JavaScript read it; others make one `/` of several before."""
+    assert "/b/login" in read_paths(target.encode())
+
+
 def test_other_newlines_and_letters_stay() -> None:
     assert read_paths(b"/log%0ain") == ("/log\nin",)
     assert read_paths(b"/login%0d") == ("/login\r",)
@@ -124,7 +130,8 @@ def test_what_has_parameters_keeps_what_it_means() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/", b"\\", b"\\..", b"%5c;"]
+    "part",
+    [b"/;", b"/..;", b"/.;%2f", b"/;/..", b"/%3b%2e%2e;", b";", b"%3b", b"/", b"\\", b"\\..", b"%5c;", b"//..", b"a/"],
 )
 def test_a_path_of_parameters_means_few_things_and_is_soon_read(part: bytes) -> None:
     """8 KiB, as much as servers take: some milliseconds, so that thousands of them keep nobody waiting."""
