@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_UNSEEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_UNSEEN = _READING | os.O_NOFOLLOW
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _OTHERS_WRITE, _OTHERS_PASS = 0o022, 0o011
 _FREE = (0o002, 0o020, 0o022)
@@ -134,6 +135,32 @@ def give_unopened(name: str, within: int, group: int, mode: int) -> None:
         os.chmod(f"/proc/self/fd/{descriptor}", mode)
     finally:
         os.close(descriptor)
+
+
+def find_bar(file: Path, user: pwd.struct_passwd) -> Path | None:
+    """What keeps a user, with all groups that he is in, from reading a file: that file, or a directory above it. None
+    where nothing does, and of what is not there. For root alone. Raises OSError where rights cannot be changed."""
+    groups = os.getgroups()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    try:
+        before = _exchange(Rights(user.pw_uid, user.pw_gid))
+        try:
+            return next((each for each in (*reversed(file.absolute().parents), file) if _is_barred(each)), None)
+        finally:
+            _exchange(before)
+    finally:
+        os.setgroups(groups)
+
+
+def _is_barred(path: Path) -> bool:
+    """Whether this thread may not read a file, or not pass a directory."""
+    try:
+        os.stat(os.path.join(path, ".")) if path.is_dir() else os.close(os.open(path, _READING))
+    except PermissionError:
+        return True
+    except OSError:  # what is wrong with it is so for everybody
+        return False
+    return False
 
 
 def open_to_all(path: str) -> None:

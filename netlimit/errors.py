@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -112,8 +113,10 @@ class Slow(StoreError):
 
 
 class SettingsError(NetlimitError):
-    """A setting that cannot be used: `setting` is its name as an environment variable."""
+    """A setting that cannot be used: `setting` is its name as an environment variable, `file` the settings file that is
+    at fault (None: the environment is)."""
 
-    def __init__(self, setting: str, sentence: str) -> None:
+    def __init__(self, setting: str, sentence: str, file: Path | None = None) -> None:
         super().__init__(sentence)
         self.setting = setting
+        self.file = file

@@ -355,16 +355,43 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
 
+class RecalledSettings(Settings):
+    """Settings as they were once, whatever the environment says now."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *others: Any, **named: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What they are made of."""
+        return (init_settings,)
+
+
+def find_file(config: Path | None = None) -> Path:
+    """The settings file that counts: the one that is named, or /etc/netlimit/netlimit.toml."""
+    return config or DEFAULT_FILE
+
+
 def load_settings(config: Path | None = None) -> Settings:
     """Read the settings. `config` must exist if it is given; else /etc/netlimit/netlimit.toml is read if it exists.
 
     Raises SettingsError for the first setting that is wrong.
     """
-    path = config or DEFAULT_FILE
+    path = find_file(config)
     try:
         return Settings(**_read_file(path, required=config is not None))
     except ValidationError as error:
         raise _in_words(error.errors()[0], path) from None
+
+
+def read_stated() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What environment and file say, each as far as it can be read: by the names of settings, values of any kind, which
+    may be wrong."""
+    names = Settings.model_fields
+    stated = {name: value for name in names if (value := os.environ.get(PREFIX + name.upper()))}
+    try:
+        return stated, _read_file(find_file(), required=False)
+    except SettingsError:
+        return stated, {}
 
 
 def _read_file(path: Path, required: bool) -> dict[str, Any]:
@@ -373,14 +400,15 @@ def _read_file(path: Path, required: bool) -> dict[str, Any]:
     except FileNotFoundError:
         if not required:
             return {}
-        raise SettingsError("--config", f"There is no settings file {path}.") from None
+        raise SettingsError("--config", f"There is no settings file {path}.", path) from None
     except OSError as error:
         raise SettingsError(
             "--config",
             f"The settings file {path} cannot be read: {error.strerror}. Run as root, or name another with --config.",
+            path,
         ) from None
     except (ValueError, RecursionError) as error:
-        raise SettingsError("--config", f"The settings file {path} is not valid TOML: {error}.") from None
+        raise SettingsError("--config", f"The settings file {path} is not valid TOML: {error}.", path) from None
 
 
 def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
@@ -388,8 +416,9 @@ def _in_words(error: ErrorDetails, path: Path) -> SettingsError:
     setting = PREFIX + field.upper()
     if error["type"] == "extra_forbidden":
         known = ", ".join(sorted(Settings.model_fields))
-        return SettingsError(field, f"There is no setting {field!r}, which {path} has; known are {known}.")
-    place = setting if os.environ.get(setting) else f"{field} in {path}"
+        return SettingsError(field, f"There is no setting {field!r}, which {path} has; known are {known}.", path)
+    is_stated = bool(os.environ.get(setting))
+    place = setting if is_stated else f"{field} in {path}"
     # What it is instead is not shown: only tokens come to this.
     sentence = str(error["ctx"]["error"]) if error["type"] == "value_error" else "it must be text."
-    return SettingsError(setting, f"The setting {place} cannot be used: {sentence}")
+    return SettingsError(setting, f"The setting {place} cannot be used: {sentence}", None if is_stated else path)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import typer
 
-from netlimit.cli.parts import read_settings
 from netlimit.cli.printing import JSON
 
 
@@ -15,6 +14,7 @@ def doctor(context: typer.Context, json: bool = JSON) -> None:
     """Look for what this host lacks, and what gets in the way. Nothing is changed.
 
     Ends with 1 if something is found that keeps rules from holding."""
-    from netlimit.cli.doctor import examine
+    from netlimit.cli.doctor import examine, look_at_settings
 
-    examine(read_settings(context), json)
+    settings, found = look_at_settings(context)
+    examine(settings, json, found)

@@ -21,6 +21,7 @@ import typer
 from netlimit.cli import descriptor_store
 from netlimit.cli.descriptor_store import API
 from netlimit.cli.errors import CommandError
+from netlimit.cli.last_settings import keep_settings
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     SILENCE,
@@ -110,6 +111,7 @@ def run_controller(settings: Settings, user: str | None = None, api_user: str = 
     if user is not None and is_root():
         _keep_network(settings, user, kernel)
     with kernel.sole(), open_store(settings, PATIENCE) as store, open_copy(settings) as replica:
+        keep_settings(settings)
         reopen = partial(reopen_copy, settings)
         running = make_controller(settings, store, kernel, replica, api_user, reopen)
         log.info("Keeping the rules of %s in its kernel.", settings.host)

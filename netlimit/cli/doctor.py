@@ -15,13 +15,15 @@ import typer
 from netlimit import copying, crowding, namesakes, skew, unforced
 from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
+from netlimit.cli.last_settings import recall
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store
 from netlimit.cli.printing import add_row, make_table, print_table, say
-from netlimit.cli.privileges import USER, find_keepers
+from netlimit.cli.privileges import USER, find_keepers, is_root
+from netlimit.cli.readers import find_unit_users, find_unread, word_unusable
 from netlimit.cli.tls import trust
 from netlimit.conflicts import Finding, Severity, find_conflicts, is_serious
-from netlimit.errors import NetlimitError, say_fault
+from netlimit.errors import NetlimitError, SettingsError, say_fault
 from netlimit.faults import ServiceReport, find_faults
 from netlimit.marks import choose
 from netlimit.memory import Demand
@@ -29,7 +31,8 @@ from netlimit.numbers import find_mark_bits
 from netlimit.plain import read_text
 from netlimit.records import DISPENSABLE, HostStatus, State
 from netlimit.safety import CLIENT, SESSION
-from netlimit.settings import Backend, Settings
+from netlimit.settings import Backend, Settings, load_settings
+from netlimit.settings import find_file as find_settings_file
 from netlimit.teardown import find_left
 from netlimit.tunnels import follow_on
 
@@ -44,11 +47,26 @@ API_SECONDS = 3.0
 MEMINFO = Path("/proc/meminfo")
 
 
-def examine(settings: Settings, json: bool) -> None:
-    """Tell it. Raises typer.Exit if something is found that keeps rules from holding."""
+def look_at_settings(context: typer.Context) -> tuple[Settings, list[Finding]]:
+    """The settings, and what is wrong with their file for those who start next: for root, who is to mend it, with one
+    that cannot be used the settings that were good last. Raises SettingsError where there are none."""
+    config: Path | None = context.find_root().params.get("config")
+    file = find_settings_file(config)
+    found = [*find_unread(file, find_unit_users())] if is_root() else []
+    try:
+        return load_settings(config), found
+    except SettingsError as fault:
+        if config is not None or fault.file is None or not is_root():
+            raise
+        return recall(fault), [*found, word_unusable(fault)]
+
+
+def examine(settings: Settings, json: bool, found_before: Iterable[Finding] = ()) -> None:
+    """Tell it, with what was found before. Raises typer.Exit if something is found that keeps rules from holding."""
     kernel = make_kernel(settings)
     facts = _tell_marks(kernel.probe(), kernel, settings)
     found = [
+        *found_before,
         *(() if settings.backend is Backend.L7 else _find_missing(facts)),  # it is not to do anything
         *find_faults(_survey_service(settings, kernel)),
         *find_conflicts(kernel.survey()),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import typer
 
 from netlimit.cli.errors import CommandError
+from netlimit.cli.last_settings import read_settings_or_last, word_recalled
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     GUARD_LOCK,
@@ -23,16 +26,17 @@ from netlimit.cli.parts import (
     make_kernel,
     open_copy,
     open_store,
-    read_settings,
     refuse_another,
 )
-from netlimit.errors import KernelError, StoreError
+from netlimit.errors import KernelError, SettingsError, StoreError
 from netlimit.kernel.lock import is_locked, locked
 from netlimit.kernel.tools import own_module
-from netlimit.settings import Backend, Settings
+from netlimit.settings import Backend, Settings, load_settings
 
 START_SECONDS = 15.0
 """How long a guard may take to begin."""
+MENDING_SECONDS = 5.0
+"""How often a guard that goes by former settings looks whether the present ones can be used."""
 _PURPOSE = "be the guard of this host"
 _LOCK_SECONDS = 1.0
 _LATE = (
@@ -50,13 +54,14 @@ def guard(
 ) -> None:
     """Undo what is not confirmed in time. It runs until SIGTERM, but does not end while a window of confirmation
     is open."""
-    settings = read_settings(context)
+    settings, fault = read_settings_or_last(context, whole=True)
     check_backend(settings)
-    run_guard(settings, once)
+    run_guard(settings, once, fault)
 
 
-def run_guard(settings: Settings, once: bool = False) -> None:
+def run_guard(settings: Settings, once: bool = False, fault: SettingsError | None = None) -> None:
     """Be the guard until SIGTERM or SIGINT (or until no window is open) and the window is closed that is open then.
+    With a `fault`, which the present settings have, these are the last good ones: then also until those can be used.
 
     A second one waits here until the first has ended.
     """
@@ -70,7 +75,14 @@ def run_guard(settings: Settings, once: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stopping.append(received))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mending = _Mending(fault)
+    if fault is not None:
+        log.error("%s", word_recalled(fault, settings))
     lock = _find_lock(settings)
+
+    def is_to_stop() -> bool:
+        return bool(stopping) or mending.is_done()
+
     while True:
         try:
             # Who looks whether there is a guard holds the lock for a moment.
@@ -86,9 +98,9 @@ def run_guard(settings: Settings, once: bool = False) -> None:
                     lambda: open_copy(settings),
                     None if once or settings.backend is Backend.FAKE else settings.failure_seconds,
                     partial(refuse_another, settings, store),
-                ).run(lambda: bool(stopping), once)
+                ).run(is_to_stop, once)
         except KernelError:
-            if stopping or once:
+            if is_to_stop() or once:
                 return
             time.sleep(1.0)
             continue
@@ -97,9 +109,27 @@ def run_guard(settings: Settings, once: bool = False) -> None:
             if not _is_window_open(settings):
                 return
         except StoreError:
-            if stopping or not once:
+            if is_to_stop() or not once:
                 raise
             time.sleep(1.0)
+
+
+class _Mending:
+    """Looks now and then whether settings that had a fault can be used again."""
+
+    def __init__(self, fault: SettingsError | None) -> None:
+        self._due = math.inf if fault is None else 0.0
+        self._is_done = False
+
+    def is_done(self) -> bool:
+        """Whether they can, as far as is known."""
+        if not self._is_done and time.monotonic() >= self._due:
+            self._due = time.monotonic() + MENDING_SECONDS
+            with suppress(SettingsError):
+                load_settings()
+                self._is_done = True
+                log.warning("The settings can be used again: ending, so that the next guard goes by them.")
+        return self._is_done
 
 
 def guard_lives(settings: Settings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from netlimit.cli.actor import local_actor
 from netlimit.cli.controllers import TEARDOWN, refuse_namesake, refuse_stranger
 from netlimit.cli.disks import Hanging, try_disk
 from netlimit.cli.errors import CommandError, complain
+from netlimit.cli.last_settings import keep_settings, read_settings_or_last, word_recalled
 from netlimit.cli.logs import log_to_stderr
 from netlimit.cli.parts import (
     make_controller,
@@ -30,7 +32,7 @@ from netlimit.cli.printing import JSON, count, say
 from netlimit.cli.roots import taking_over
 from netlimit.cli.taking import take_database
 from netlimit.cli.undo import confirming, parse_length, see_window
-from netlimit.errors import KernelError, Slow, StoreError
+from netlimit.errors import KernelError, SettingsError, Slow, StoreError
 from netlimit.records import State, Window
 from netlimit.settings import Settings
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from netlimit.kernel.base import Kernel
     from netlimit.store import Store
     from netlimit.tree import SavedRoot
+
+log = logging.getLogger(__name__)
 
 MOST_TOLD = 10
 """Of so many rules in error `apply` tells the reason."""
@@ -106,12 +110,12 @@ def apply(
     json: bool = JSON,
 ) -> None:
     """Bring the kernel to what the rules say, once. This ends the pause of a teardown."""
-    settings = read_settings(context)
-    kernel = make_kernel(settings)
     if last:
         if take_over or confirm or database:
             raise typer.BadParameter("What was applied last is only put back; leave out the other options, or --last.")
-        return apply_last(settings, kernel, json)
+        return apply_last(*read_settings_or_last(context), json)
+    settings = read_settings(context)
+    kernel = make_kernel(settings)
     if take_over and confirm:
         raise typer.BadParameter(
             "The end of a window of confirmation puts no qdisc back. Take over without --confirm; `netlimit teardown` "
@@ -148,6 +152,8 @@ def apply(
         reasons = _find_reasons(store, settings.host)
         warnings = store.warn_of_window(CHANGES) if seconds is None else []
         renew_copy(settings, store, kernel)
+        if not kernel.controlled():  # else the controller goes by its own
+            keep_settings(settings)
     summary = f"{count(enforced, 'rule')} in force here" + (f", {failed} in error." if failed else ".")
     if seen is not None:
         summary += f"\n{_word_window(*seen)}"
@@ -170,12 +176,16 @@ def _find_reasons(store: Store, host: str) -> list[str]:
     return [f"Rule {each.rule_id} is in error: {each.message}" for each in errors[:MOST_TOLD]]
 
 
-def apply_last(settings: Settings, kernel: Kernel, json: bool) -> None:
-    """Bring the kernel to what was applied last. Where a controller runs, it does that by itself. It logs, as all
-    that systemd starts does. Raises StoreError where the copy cannot be opened."""
+def apply_last(settings: Settings, fault: SettingsError | None, json: bool) -> None:
+    """Bring the kernel to what was applied last, by settings that may be the last good ones, because of a `fault`.
+    Where a controller runs, it does that by itself. It logs, as all that systemd starts does. Raises StoreError where
+    the copy cannot be opened."""
     from netlimit.store import open_replica
 
+    kernel = make_kernel(settings)
     log_to_stderr("apply", settings)
+    if fault is not None:
+        log.error("%s", word_recalled(fault, settings))
     if kernel.controlled():
         return say(json, {"steps": [], "revision": None}, "A controller runs here, and keeps the rules by itself.")
     with closing(open_replica(settings.state, settings.host)) as replica:

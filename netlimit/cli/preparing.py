@@ -15,13 +15,16 @@ from pathlib import Path
 
 import typer
 
-from netlimit.cli.errors import CommandError
-from netlimit.cli.parts import GUARD_LOCK, check_backend, make_kernel, open_copy, read_settings
+from netlimit.cli.errors import CommandError, complain
+from netlimit.cli.last_settings import FILE as LAST_SETTINGS
+from netlimit.cli.last_settings import read_settings_or_last, word_recalled
+from netlimit.cli.parts import GUARD_LOCK, check_backend, make_kernel, open_copy
 from netlimit.cli.privileges import CONTROLLER, NETWORK, Capability, become, find_user, is_root
+from netlimit.cli.readers import find_unit_users, find_unread
 from netlimit.custody import Rights, admit, give, give_unopened, made_directory, made_file, move_directory, opened
 from netlimit.errors import KernelError
 from netlimit.plain import read_text
-from netlimit.settings import FORMER_STATE, STATE, Backend, Settings
+from netlimit.settings import FORMER_STATE, STATE, Backend, Settings, find_file
 
 ASK_SECONDS = 15.0
 """How long it is asked again what this host can do, if it does not tell: a unit has to start before long."""
@@ -42,14 +45,24 @@ def prepare(
     """Prepare this host, as root, for a controller that is not root.
 
     It finds what the host can do, and makes the locks and the program that such a controller needs."""
-    settings = read_settings(context)
+    settings, fault = read_settings_or_last(context)
+    if fault is not None:
+        complain(CommandError(word_recalled(fault, settings)))
     check_backend(settings)
     if not is_root():
         raise CommandError("Only root can prepare a host for a controller that is not root: run this as root.")
     owner = find_user(user)
+    _tell_unread(context, owner)
     give_state(settings, owner)
     if settings.backend not in (Backend.FAKE, Backend.L7):
         prepare_host(owner, (*NETWORK, Capability.BPF, Capability.SYS_ADMIN) if more else NETWORK)
+
+
+def _tell_unread(context: typer.Context, user: pwd.struct_passwd) -> None:
+    """Tell who may not read the settings file, that user above all, who is about to start. It is left as it is."""
+    file = find_file(context.find_root().params.get("config"))
+    for finding in find_unread(file, {user.pw_name: user, **find_unit_users()}):
+        complain(CommandError(f"{finding.severity.upper()}: {finding}"))
 
 
 def give_state(settings: Settings, user: pwd.struct_passwd) -> None:
@@ -75,7 +88,7 @@ def _list_own() -> list[str]:
     through: its user may have filled it, and root would not be done in time."""
     from netlimit.store.replica import FILE
 
-    return [GUARD_LOCK, *(f"{FILE}{end}" for end in ("", "-journal", "-wal", "-shm"))]
+    return [GUARD_LOCK, LAST_SETTINGS, *(f"{FILE}{end}" for end in ("", "-journal", "-wal", "-shm"))]
 
 
 def _is_controlled(settings: Settings) -> bool:

@@ -542,6 +542,15 @@ def name_hosts(url: str) -> tuple[str, ...]:
     return find_servers(_parse_url(url))
 
 
+def leave_out_secrets(url: str) -> tuple[str, bool]:
+    """The URL of a database without its password, and without what else may be one; and whether that is the whole of
+    it. Raises StoreError for what is no URL of one."""
+    whole = _parse_url(url)
+    known = {name: value for name, value in whole.query.items() if name in _SHOWN}
+    rest = URL.create(whole.drivername, whole.username, None, whole.host, whole.port, whole.database, known)
+    return rest.render_as_string(hide_password=False), rest == whole
+
+
 def _parse_url(text: str) -> URL:
     try:
         url = make_url(text)

@@ -35,3 +35,11 @@ def name_hosts(text: str) -> tuple[str, ...]:
         return tuple(name for each in parts.hosts if (name := urlsplit(f"//{each}").hostname))
     except ValueError:
         return ()
+
+
+def leave_out_login(text: str) -> str:
+    """A URL that names the same servers, and nothing more of it: neither login nor ports nor options; memory where it
+    names none."""
+    names = [f"[{name}]" if ":" in name else name for name in name_hosts(text)]
+    is_login_clear = "@" not in part_url(text).rest  # else a part of it may have been taken for a host
+    return f"redis://{','.join(names)}" if names and is_login_clear else "memory://"
