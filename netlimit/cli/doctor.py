@@ -15,7 +15,7 @@ import typer
 from netlimit import copying, crowding, namesakes, skew, unforced
 from netlimit.cli.asking import PLAIN, ask
 from netlimit.cli.database import find_file
-from netlimit.cli.last_settings import recall
+from netlimit.cli.last_settings import recall_for_root
 from netlimit.cli.listeners import StrangerError, watch
 from netlimit.cli.parts import make_kernel, open_store
 from netlimit.cli.printing import add_row, make_table, print_table, say
@@ -58,7 +58,7 @@ def look_at_settings(context: typer.Context) -> tuple[Settings, list[Finding]]:
     except SettingsError as fault:
         if config is not None or fault.file is None or not is_root():
             raise
-        return recall(fault), [*found, word_unusable(fault)]
+        return recall_for_root(fault), [*found, word_unusable(fault)]
 
 
 def examine(settings: Settings, json: bool, found_before: Iterable[Finding] = ()) -> None:

@@ -310,10 +310,16 @@ def test_who_may_not_read_the_settings_is_told_with_the_remedy(root: None, direc
 def test_doctor_tells_root_what_the_next_start_will_find(installed: Installed, tmp_path: Path) -> None:
     installed.apply()
     installed.break_it(BROKEN[1])
+    other = installed.file.parent / "other.db"  # as a controller that somebody has taken over may name it
+    kept = installed.state / FILE
+    kept.write_text(kept.read_text().replace(installed.url, f"sqlite:///{other}"))
     done = installed.run("doctor", "--json", root=True)
     assert done.returncode == 1, done
     (found,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == readers.NAME]
     assert found["severity"] == "serious"
     assert "limiter_memory in" in found["what"]
+    assert not other.exists()
+    assert "no database" not in done.stdout
+    assert str(other) not in done.stdout
     with pytest.raises(SettingsError):
         load_settings(installed.file)
