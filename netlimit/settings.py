@@ -223,6 +223,16 @@ def _parse_seconds(value: object) -> float:
     return seconds
 
 
+def _parse_directory(value: object) -> Path | None:
+    path = None if value is None else Path(str(value))
+    if path is not None and not path.is_absolute():
+        raise ValueError(
+            f"{str(value)!r} is a directory from wherever a command is started, so that each would have another; write "
+            f"its path from the root, such as {STATE}."
+        )
+    return path
+
+
 def _parse_url(value: object) -> str:
     try:
         parts = urlsplit(value if isinstance(value, str) and value.isprintable() and " " not in value else "")
@@ -296,7 +306,7 @@ class Settings(BaseSettings):
     """This gateway's name."""
     set_size: Annotated[int, BeforeValidator(_parse_set_size)] = 1048576
     """The most addresses that one ipset may hold (`maxelem`)."""
-    state_directory: Path | None = None
+    state_directory: Annotated[Path | None, BeforeValidator(_parse_directory)] = None
     """Where the controller keeps its copy of what it applied last; by default STATE where netlimit is installed with
     its database in the usual place, else a directory `controller` beside the database."""
     failure_seconds: Annotated[float, BeforeValidator(_parse_seconds)] = 60.0

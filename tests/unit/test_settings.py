@@ -127,6 +127,7 @@ def test_secrets_do_not_print(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HOST", "gw 1", "no name for a gateway"),
         ("SET_SIZE", "many", "no size of a set"),
         ("SET_SIZE", "0", "no size of a set"),
+        ("STATE_DIRECTORY", "state", "write its path from the root, such as /var/lib/netlimit-controller"),
         ("URL", "gw1:8750", "no address of an API"),
         ("URL", "http://[::1", "no address of an API"),
         ("URL", "http://[::1]:99999", "no address of an API"),
